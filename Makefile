@@ -1,0 +1,73 @@
+# Floodgate. `make help` lists the targets; CONTRIBUTING.md says more.
+
+.DEFAULT_GOAL := help
+.PHONY: help demo run up down test check build soak
+
+MODULES := gateway backend shared lua embedded e2e tools
+
+TEST_MODULES := shared lua gateway backend embedded
+
+# Their tests empty Redis of its scripts, which others would take for a restart.
+FLUSHING := lua backend/reserve backend/reconcile
+
+# Everything but the race detector builds without a C compiler.
+export CGO_ENABLED := 0
+
+# Ends with a plain sentence where Go is missing or too old.
+need_go = @command -v go >/dev/null || { echo "make: Go is not installed, or not in PATH: install Go 1.26 or newer, https://go.dev/dl/" >&2; exit 1; }; \
+	v=$$(go version 2>&1 | sed -n 's/.*go version go\([0-9.]*\).*/\1/p'); \
+	[ "$$(printf '%s\n' 1.26 "$${v:-0}" | sort -V | head -n 1)" = 1.26 ] || \
+	{ echo "make: Go 1.26 or newer is needed, this is $${v:-unknown} ($$(command -v go)): https://go.dev/dl/" >&2; exit 1; }
+
+build_to = go build -trimpath -buildvcs=false -o build/
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+demo: ## a whole sale in one command, embedded, only Go needed; ends with an audit (build/demo.json)
+	$(need_go)
+	@$(build_to) ./embedded/cmd/floodgate-embedded
+	@build/floodgate-embedded demo
+
+run: ## the embedded system in the foreground on 8080/8081/9080/9081, with sample sales; Ctrl-C ends it
+	$(need_go)
+	@$(build_to) ./embedded/cmd/floodgate-embedded ./gateway/cmd/gateway ./backend/cmd/backend
+	@exec build/floodgate-embedded run
+
+up: ## the real system (Redis, RabbitMQ, MariaDB, backend, gateway) under .run/; installs servers that are missing, with apt
+	$(need_go)
+	@$(build_to) ./gateway/cmd/gateway ./backend/cmd/backend ./e2e/cmd/stack
+	@build/stack up
+
+down: ## stop what `make up` started; CLEAN=1 removes its data, too
+	$(need_go)
+	@$(build_to) ./e2e/cmd/stack
+	@build/stack down $(if $(CLEAN),-clean)
+
+build: ## the binaries, into build/
+	$(need_go)
+	$(build_to) ./gateway/cmd/gateway ./backend/cmd/backend ./embedded/cmd/floodgate-embedded ./e2e/cmd/stack
+
+check: ## the fast part of the tests: format, vet, lint, unit tests; no servers
+	$(need_go)
+	@bad=$$(gofmt -l $(MODULES)); [ -z "$$bad" ] || { echo "gofmt: not formatted (gofmt -w them):" $$bad >&2; exit 1; }
+	go vet work
+	go vet -tags servers work
+	@GOWORK=off go -C tools build -o ../build/tools/ honnef.co/go/tools/cmd/staticcheck
+	build/tools/staticcheck -tags servers work
+	@for m in $(MODULES); do echo "GOWORK=off go -C $$m build ./..."; GOWORK=off go -C $$m build ./... || exit 1; done
+	go test work
+
+test: check build ## everything CI runs, on private real servers; installs them, gcc and chromium where missing, with apt
+	build/stack install servers race browser
+	@echo 'build/stack exec: first what empties the shared Redis of its scripts, then the rest two packages at a time, then e2e by itself'
+	@CGO_ENABLED=1 build/stack exec -dir build/test-servers -- sh -ec ' \
+		go test -race -tags servers -timeout 10m -count=1 -p 1 $(FLUSHING:%=./%); \
+		go test -race -tags servers -timeout 10m -count=1 -p 2 $$(go list $(TEST_MODULES:%=./%/...) | grep -vxF $(FLUSHING:%=-e floodgate.internal/%)); \
+		go test -race -tags servers -timeout 12m -count=1 -p 1 ./e2e/...'
+
+MINUTES ?= 30
+
+soak: build ## kill random parts of the real system under load for MINUTES=30, then every failpoint; ends with the table build/faults.md
+	build/stack install servers
+	FLOODGATE_SOAK=$(MINUTES)m go test -tags servers -count=1 -timeout $$(($(MINUTES) + 30))m -v ./e2e/faults

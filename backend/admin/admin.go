@@ -1,0 +1,212 @@
+// Package admin is the operators' listener: the admin API, health, readiness, metrics and profiles.
+//
+// A change is one MySQL transaction: the change itself, the sale's next version, the intents that carry it to Redis, a row
+// of the audit log, and the answer under its Idempotency-Key. After the COMMIT it is applied to Redis at once; what fails
+// there is left to the timer, and the answer is the same: it will happen.
+//
+// Who may what: everything under /admin/ and /debug/pprof/ takes the bearer admin token. /-/healthy, /-/ready and
+// /metrics take none, for probes and Prometheus: they name no shopper and change nothing. The listener is not public.
+package admin
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"database/sql"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"floodgate.internal/backend/audit"
+	"floodgate.internal/backend/broker"
+	"floodgate.internal/backend/deadletter"
+	"floodgate.internal/backend/reserve"
+	"floodgate.internal/shared/clock"
+	"floodgate.internal/shared/problem"
+	"floodgate.internal/shared/wire"
+)
+
+// Config is what an Admin works with. All of it is needed, but for what says otherwise.
+type Config struct {
+	Token string // bearer admin token
+	DB    *sql.DB
+	Redis *reserve.Store
+	Clock *clock.Clock
+	Audit *audit.Auditor
+	// Reconcile writes one sale into Redis from MySQL and the outbox: reconcile.Reconciler.Sale.
+	Reconcile func(ctx context.Context, sale int64) error
+	// Changed is called after each change, so that the feed has it at once: catalog.Catalog.Refresh.
+	Changed func(ctx context.Context) error
+	// Queues describes the broker's queues, broker.Broker.Queues: nil without a broker.
+	Queues func(ctx context.Context) ([]broker.QueueState, error)
+	// Letters are the dead letters.
+	Letters *deadletter.Box
+	// Ready returns what keeps the process from its work; nothing means ready.
+	Ready    func(ctx context.Context) []string
+	Log      *slog.Logger
+	Gatherer prometheus.Gatherer // of /metrics
+	Register prometheus.Registerer
+}
+
+// Admin serves the listener. It is safe for concurrent use.
+type Admin struct {
+	Config
+	token    [sha256.Size]byte
+	requests *prometheus.CounterVec
+	mux      *http.ServeMux
+}
+
+// New makes an Admin. It registers its metrics.
+func New(c Config) *Admin {
+	a := &Admin{Config: c, token: sha256.Sum256([]byte(c.Token)), mux: http.NewServeMux()}
+	a.requests = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "backend_admin_requests_total", Help: "Requests to the admin listener, by route and status.",
+	}, []string{"route", "status"})
+	c.Register.MustRegister(a.requests)
+	a.routes()
+	return a
+}
+
+// Bounds of a request.
+const (
+	maxBody       = 64 << 10
+	maxHeader     = 16 << 10
+	answerTimeout = 30 * time.Second // of a request, but for rebuilds and profiles
+	longTimeout   = 2 * time.Minute  // of those
+)
+
+type methods map[string]func(*request) (*answer, error)
+
+func (a *Admin) routes() {
+	const v1 = "/admin/v1"
+	table := map[string]methods{
+		v1 + "/skus":                     {"GET": a.listSKUs, "POST": a.createSKU},
+		v1 + "/skus/{id}":                {"GET": a.getSKU, "PATCH": a.patchSKU},
+		v1 + "/skus/{id}/restock":        {"POST": a.restockSKU},
+		v1 + "/sales":                    {"GET": a.listSales, "POST": a.createSale},
+		v1 + "/sales/{id}":               {"GET": a.getSale, "PATCH": a.patchSale},
+		v1 + "/sales/{id}/restock":       {"POST": a.restockSale},
+		v1 + "/sales/{id}/pause":         {"POST": a.pauseSale},
+		v1 + "/sales/{id}/resume":        {"POST": a.resumeSale},
+		v1 + "/sales/{id}/close":         {"POST": a.closeSale},
+		v1 + "/sales/{id}/audit":         {"GET": a.auditSale},
+		v1 + "/sales/{id}/rebuild":       {"POST": a.rebuildSale},
+		v1 + "/coupons":                  {"POST": a.createCoupon},
+		v1 + "/queue":                    {"GET": a.queue},
+		v1 + "/dead-letters":             {"GET": a.listDeadLetters},
+		v1 + "/dead-letters/{id}":        {"GET": a.getDeadLetter},
+		v1 + "/dead-letters/{id}/replay": {"POST": a.replayDeadLetter},
+		v1 + "/audit-log":                {"GET": a.auditLog},
+		"/-/healthy":                     {"GET": a.healthy},
+		"/-/ready":                       {"GET": a.ready},
+	}
+	for path, m := range table {
+		a.mux.Handle(path, a.route(path, m))
+	}
+	a.mux.Handle("/", a.route("other", nil))
+	metrics := promhttp.HandlerFor(a.Gatherer, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})
+	a.mux.Handle("/metrics", a.plain("/metrics", metrics, "GET"))
+	profiles := map[string]http.HandlerFunc{
+		"/debug/pprof/": pprof.Index, "/debug/pprof/cmdline": pprof.Cmdline, "/debug/pprof/profile": pprof.Profile,
+		"/debug/pprof/symbol": pprof.Symbol, "/debug/pprof/trace": pprof.Trace,
+	}
+	for path, h := range profiles {
+		a.mux.Handle(path, a.plain("/debug/pprof/", h, "GET", "POST"))
+	}
+}
+
+// ServeHTTP implements http.Handler.
+func (a *Admin) ServeHTTP(w http.ResponseWriter, r *http.Request) { a.mux.ServeHTTP(w, r) }
+
+// Serve serves h, an Admin or what stands in front of it, on an operators' listener until ctx ends; then it gives the
+// requests under way a few seconds, and closes it. Times and sizes are bounded.
+func Serve(ctx context.Context, ln net.Listener, h http.Handler, log *slog.Logger) error {
+	s := &http.Server{
+		Handler:           h,
+		ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout:       15 * time.Second,
+		WriteTimeout:      answerTimeout + 5*time.Second,
+		IdleTimeout:       time.Minute,
+		MaxHeaderBytes:    maxHeader,
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+		BaseContext:       func(net.Listener) context.Context { return context.WithoutCancel(ctx) },
+	}
+	drained := make(chan error, 1)
+	stop := context.AfterFunc(ctx, func() {
+		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+		defer cancel()
+		err := s.Shutdown(grace)
+		if err != nil {
+			err = errors.Join(err, s.Close())
+		}
+		drained <- err
+	})
+	err := s.Serve(ln)
+	if !stop() { // ctx ended
+		err = <-drained
+	}
+	if err != nil && !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("admin listener %s: %w", ln.Addr(), err)
+	}
+	return nil
+}
+
+// authorized compares digests, in constant time whatever the lengths.
+func (a *Admin) authorized(r *http.Request) bool {
+	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	sum := sha256.Sum256([]byte(strings.TrimSpace(token)))
+	return strings.EqualFold(scheme, "Bearer") && subtle.ConstantTimeCompare(sum[:], a.token[:]) == 1 && a.Token != ""
+}
+
+func needsToken(path string) bool {
+	return strings.HasPrefix(path, "/admin/") || strings.HasPrefix(path, "/debug/")
+}
+
+func refuseStranger() *problem.Problem {
+	return problem.New(problem.Unauthenticated, "this takes the admin token: Authorization: Bearer <admin_token of the backend's configuration>")
+}
+
+func refuseMethod(method string, allowed []string) *problem.Problem {
+	return problem.New(problem.MethodNotAllowed, fmt.Sprintf("%s is not for this path, only %s", method, strings.Join(allowed, ", ")))
+}
+
+// allowed lists the methods of a route; HEAD comes with GET.
+func allowed(m methods) []string {
+	var list []string
+	for name := range m {
+		list = append(list, name)
+		if name == http.MethodGet {
+			list = append(list, http.MethodHead)
+		}
+	}
+	slices.Sort(list)
+	return list
+}
+
+func (a *Admin) healthy(*request) (*answer, error) {
+	return &answer{status: http.StatusOK, value: struct {
+		Status string    `json:"status"`
+		Now    wire.Time `json:"now"`
+	}{"healthy", wire.At(a.Clock.Now())}}, nil
+}
+
+func (a *Admin) ready(r *request) (*answer, error) {
+	reasons := a.Ready(r.Context())
+	status, word := http.StatusOK, "ready"
+	if len(reasons) > 0 {
+		status, word = http.StatusServiceUnavailable, "not ready"
+	}
+	return &answer{status: status, value: struct {
+		Status  string   `json:"status"`
+		Reasons []string `json:"reasons"`
+	}{word, reasons}}, nil
+}

@@ -1,0 +1,358 @@
+package admin
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/goleak"
+
+	"floodgate.internal/backend/catalog"
+	"floodgate.internal/backend/store"
+	"floodgate.internal/shared/clock"
+	"floodgate.internal/shared/problem"
+	"floodgate.internal/shared/wire"
+)
+
+const token = "dev-admin"
+
+// offline is an Admin whose MySQL is not there: whatever is refused by the request alone is refused all the same.
+func offline(t *testing.T) *Admin {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := ln.Addr().String()
+	if err := ln.Close(); err != nil { // nobody listens there
+		t.Fatal(err)
+	}
+	db, err := store.Open("nobody:nothing@tcp("+address+")/floodgate", 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() })
+	reg := prometheus.NewRegistry()
+	return New(Config{
+		Token: token, DB: db, Clock: new(clock.Clock), Log: slog.New(slog.NewTextHandler(t.Output(), nil)), Gatherer: reg, Register: reg,
+		Ready: func(context.Context) []string { return []string{"mysql: it does not answer"} },
+	})
+}
+
+// send sends a request with the admin token; header lines are "Name: value".
+func send(h http.Handler, method, path, body string, header ...string) *http.Response {
+	r := httptest.NewRequest(method, path, strings.NewReader(body))
+	r.Header.Set("Authorization", "Bearer "+token)
+	if body != "" {
+		r.Header.Set("Content-Type", "application/json")
+	}
+	for _, line := range header {
+		name, value, _ := strings.Cut(line, ": ")
+		r.Header.Set(name, value)
+	}
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	return w.Result()
+}
+
+func read[T any](t *testing.T, r *http.Response) T {
+	t.Helper()
+	var v T
+	b, err := io.ReadAll(r.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(b, &v); err != nil {
+		t.Fatalf("%s: %v", b, err)
+	}
+	return v
+}
+
+// refused fails the test unless the answer is this problem about this field.
+func refused(t *testing.T, r *http.Response, code problem.Code, field string) problem.Problem {
+	t.Helper()
+	p := read[problem.Problem](t, r)
+	if p.Code != code || p.Field != field || r.StatusCode != problem.Codes()[code] || p.RequestID == "" || p.RequestID != r.Header.Get("X-Request-Id") {
+		t.Errorf("got %d %+v, want %s about %q", r.StatusCode, p, code, field)
+	}
+	if got := r.Header.Get("Content-Type"); got != problem.ContentType {
+		t.Errorf("got Content-Type %q", got)
+	}
+	return p
+}
+
+const goodSale = `"title":"Mug","price":1999,"currency":"EUR","stock":100,"starts_at":"2026-07-01T10:00:00Z","ends_at":"2026-07-01T12:00:00Z"`
+
+// with is goodSale with members replaced or added.
+func with(members string) string {
+	kept := []string{}
+	for _, m := range strings.Split(goodSale, ",") {
+		if name, _, _ := strings.Cut(m, ":"); !strings.Contains(members, name+":") {
+			kept = append(kept, m)
+		}
+	}
+	return "{" + strings.Join(append(kept, members), ",") + "}"
+}
+
+func TestEveryWrongSaleIsRefusedByName(t *testing.T) {
+	a := offline(t)
+	digits := strings.Repeat("9", 400)
+	tranches := func(list ...string) string { return `"tranches":[` + strings.Join(list, ",") + `]` }
+	one := func(at string, n int) string { return fmt.Sprintf(`{"at":%q,"quantity":%d}`, at, n) }
+	for members, want := range map[string]string{
+		`"stock":0`:                   "stock",
+		`"stock":-5`:                  "stock",
+		`"stock":1000000001`:          "stock",
+		`"stock":` + digits:           "stock",
+		`"stock":1e400`:               "stock",
+		`"stock":1.5`:                 "stock",
+		`"stock":"100"`:               "stock",
+		`"stock":null`:                "stock",
+		`"price":-1`:                  "price",
+		`"price":9223372036854775808`: "price",
+		`"price":19.99`:               "price",
+		`"currency":"eur"`:            "currency",
+		`"currency":"EURO"`:           "currency",
+		`"currency":""`:               "currency",
+		`"title":""`:                  "title",
+		`"title":"   "`:               "title",
+		`"title":"a\u0000b"`:          "title",
+		`"title":"` + strings.Repeat("ä", 201) + `"`: "title",
+		`"title":7`:                               "title",
+		`"ends_at":"2026-07-01T10:00:00Z"`:        "ends_at",
+		`"ends_at":"2026-07-01T09:59:59.999Z"`:    "ends_at",
+		`"ends_at":"tomorrow"`:                    "ends_at",
+		`"starts_at":"2026-07-01"`:                "starts_at",
+		`"starts_at":"2026-07-01 10:00:00"`:       "starts_at",
+		`"starts_at":"2026-07-01T10:00:00"`:       "starts_at",
+		`"starts_at":"2026-02-30T10:00:00Z"`:      "starts_at",
+		`"starts_at":1751364000`:                  "starts_at",
+		`"ends_at":"9999-12-31T23:59:59-01:00"`:   "ends_at",
+		`"starts_at":"0001-01-01T00:00:00Z"`:      "starts_at",
+		`"per_user_limit":0`:                      "per_user_limit",
+		`"per_user_limit":101`:                    "per_user_limit",
+		`"pay_within_s":0`:                        "pay_within_s",
+		`"pay_within_s":2592001`:                  "pay_within_s",
+		`"kind":"service"`:                        "kind",
+		`"kind":"Goods"`:                          "kind",
+		`"sku_id":0`:                              "sku_id",
+		`"sku_id":-1`:                             "sku_id",
+		`"sku_id":"7"`:                            "sku_id",
+		`"Title":"Mug"`:                           "Title",
+		`"uid":"bob"`:                             "uid",
+		`"kind":"goods","kind":"goods"`:           "kind",
+		tranches():                                "tranches",
+		`"tranches":{}`:                           "tranches",
+		tranches(one("2026-07-01T10:00:00Z", 99)): "tranches",
+		tranches(one("2026-07-01T10:00:00Z", 60), one("2026-07-01T11:00:00Z", 60)):      "tranches",
+		tranches(one("2026-07-01T10:00:00Z", 50), one("2026-07-01T12:00:00+02:00", 50)): "tranches/1/at", // the same moment
+		tranches(one("2026-07-01T09:59:59Z", 100)):                                      "tranches/0/at",
+		tranches(one("2026-07-01T12:00:00Z", 100)):                                      "tranches/0/at",
+		tranches(one("2026-07-01T10:00:00Z", 100), one("2026-07-01T11:00:00Z", 0)):      "tranches/1/quantity",
+		tranches(`{"at":"2026-07-01T10:00:00Z"}`):                                       "tranches/0/quantity",
+		tranches(`{"quantity":100}`):                                                    "tranches/0/at",
+		tranches(`{"at":"2026-07-01T10:00:00Z","quantity":100,"note":"x"}`):             "tranches/0/note",
+		tranches(`null`): "tranches/0",
+	} {
+		p := refused(t, send(a, "POST", "/admin/v1/sales", with(members)), problem.BadRequest, want)
+		if !strings.HasPrefix(p.Detail, want+": ") {
+			t.Errorf("%.60s: the detail %q does not begin with the field", members, p.Detail)
+		}
+	}
+	for _, missing := range []string{"title", "price", "currency", "stock", "starts_at", "ends_at"} {
+		kept := []string{}
+		for _, m := range strings.Split(goodSale, ",") {
+			if !strings.HasPrefix(m, `"`+missing) {
+				kept = append(kept, m)
+			}
+		}
+		refused(t, send(a, "POST", "/admin/v1/sales", "{"+strings.Join(kept, ",")+"}"), problem.BadRequest, missing)
+	}
+	for _, body := range []string{"", "null", "[]", "7", "{", "{}{}", "\xff", strings.Repeat("[", 10000)} {
+		refused(t, send(a, "POST", "/admin/v1/sales", body), problem.BadRequest, "")
+	}
+}
+
+func TestWrongValuesAreShownWithTheWayOut(t *testing.T) {
+	a := offline(t)
+	for members, want := range map[string]string{
+		`"stock":0`:                        "stock: 0 does not fit: give a whole number from 1 to 1000000000",
+		`"stock":1e400`:                    "stock: 1e400 does not fit: give a whole number from 1 to 1000000000",
+		`"currency":"eur"`:                 `currency: "eur" does not fit: give three capital letters, like "EUR"`,
+		`"ends_at":"2026-07-01T09:00:00Z"`: `ends_at: "2026-07-01T09:00:00Z" is not after starts_at "2026-07-01T10:00:00.000Z": give a later time`,
+	} {
+		if p := refused(t, send(a, "POST", "/admin/v1/sales", with(members)), problem.BadRequest, strings.Split(want, ":")[0]); p.Detail != want {
+			t.Errorf("got %q, want %q", p.Detail, want)
+		}
+	}
+}
+
+func TestWrongSKUsCouponsAndQuantities(t *testing.T) {
+	a := offline(t)
+	for _, c := range []struct{ path, body, field string }{
+		{"/admin/v1/skus", `{"price":1,"currency":"EUR","stock":1}`, "title"},
+		{"/admin/v1/skus", `{"title":"x","currency":"EUR","stock":1}`, "price"},
+		{"/admin/v1/skus", `{"title":"x","price":1,"stock":1}`, "currency"},
+		{"/admin/v1/skus", `{"title":"x","price":1,"currency":"EUR"}`, "stock"},
+		{"/admin/v1/skus", `{"title":"x","price":-1,"currency":"EUR","stock":1}`, "price"},
+		{"/admin/v1/skus", `{"title":"x","price":1,"currency":"EUR","stock":0}`, "stock"},
+		{"/admin/v1/skus/1/restock", `{}`, "quantity"},
+		{"/admin/v1/skus/1/restock", `{"quantity":0}`, "quantity"},
+		{"/admin/v1/sales/1/restock", `{"quantity":-1}`, "quantity"},
+		{"/admin/v1/sales/1/restock", `{"quantity":99999999999999999999}`, "quantity"},
+		{"/admin/v1/sales/1/pause", `{"x":1}`, "x"},
+		{"/admin/v1/coupons", `{"valid_from":"2026-07-01T10:00:00Z","valid_until":"2026-07-02T10:00:00Z","total":5}`, "title"},
+		{"/admin/v1/coupons", `{"title":"x","valid_from":"2026-07-01T10:00:00Z","valid_until":"2026-07-01T10:00:00Z","total":5}`, "valid_until"},
+		{"/admin/v1/coupons", `{"title":"x","valid_from":"2026-07-01T10:00:00Z","valid_until":"2026-07-02T10:00:00Z","total":0}`, "total"},
+		{"/admin/v1/coupons", `{"title":"x","valid_from":"2026-07-01T10:00:00Z","valid_until":"2026-07-02T10:00:00Z","total":5,"guard":"luck"}`, "guard"},
+		{"/admin/v1/coupons", `{"title":"x","valid_from":"2026-07-01T10:00:00Z","valid_until":"2026-07-02T10:00:00Z","total":5,"published":"yes"}`, "published"},
+	} {
+		refused(t, send(a, "POST", c.path, c.body), problem.BadRequest, c.field)
+	}
+	for _, field := range []string{"sku_id", "kind", "currency", "tranches", "stock", "paused"} {
+		refused(t, send(a, "PATCH", "/admin/v1/sales/1", `{"`+field+`":1}`), problem.BadRequest, field)
+	}
+	refused(t, send(a, "PATCH", "/admin/v1/skus/1", `{"stock":1}`), problem.BadRequest, "stock")
+	refused(t, send(a, "POST", "/admin/v1/sales/1/pause", "", "Idempotency-Key: a b"), problem.BadRequest, "Idempotency-Key")
+	refused(t, send(a, "GET", "/admin/v1/sales?limit=0", ""), problem.BadRequest, "limit")
+	refused(t, send(a, "GET", "/admin/v1/sales?cursor=x", ""), problem.BadRequest, "cursor")
+	refused(t, send(a, "GET", "/admin/v1/sales?page=2", ""), problem.BadRequest, "page")
+}
+
+func TestTheDoor(t *testing.T) {
+	a := offline(t)
+	for _, authorization := range []string{"", "Bearer", "Bearer ", "Bearer wrong", "Basic " + token, token, "Bearer " + token + "x"} {
+		for _, path := range []string{"/admin/v1/sales", "/admin/v1/nothing", "/debug/pprof/", "/debug/pprof/heap"} {
+			r := send(a, "GET", path, "", "Authorization: "+authorization)
+			refused(t, r, problem.Unauthenticated, "")
+			if r.Header.Get("WWW-Authenticate") == "" {
+				t.Errorf("%s: no WWW-Authenticate", path)
+			}
+		}
+	}
+	for path, want := range map[string]int{"/-/healthy": 200, "/-/ready": 503, "/metrics": 200} {
+		if r := send(a, "GET", path, "", "Authorization: "); r.StatusCode != want {
+			t.Errorf("%s without a token: got %d, want %d", path, r.StatusCode, want)
+		}
+	}
+	if r := send(a, "GET", "/debug/pprof/cmdline", ""); r.StatusCode != 200 {
+		t.Errorf("pprof with the token: got %d", r.StatusCode)
+	}
+	empty := *a
+	empty.Token = ""
+	if r := httptest.NewRequest("GET", "/admin/v1/sales", nil); empty.authorized(r) {
+		t.Error("an empty token opens")
+	}
+}
+
+func TestNotReadyNamesTheReasons(t *testing.T) {
+	r := send(offline(t), "GET", "/-/ready", "")
+	got := read[struct {
+		Reasons []string `json:"reasons"`
+	}](t, r)
+	if r.StatusCode != 503 || len(got.Reasons) != 1 || r.Header.Get("Retry-After") == "" {
+		t.Errorf("got %d %+v, Retry-After %q", r.StatusCode, got, r.Header.Get("Retry-After"))
+	}
+}
+
+func TestPathsMethodsAndBodies(t *testing.T) {
+	a := offline(t)
+	for _, path := range []string{"/", "/admin", "/admin/v1", "/admin/v1/nothing", "/admin/v1/sales/1/archive", "/admin/v1/sales/1/orders.csv", "/admin/v1/timeline", "/admin/v1/dead-letters/1/nothing"} {
+		refused(t, send(a, "GET", path, ""), problem.NotFound, "")
+	}
+	for _, id := range []string{"0", "01", "-1", "x", "9223372036854775808"} {
+		refused(t, send(a, "GET", "/admin/v1/sales/"+id, ""), problem.SaleNotFound, "")
+		refused(t, send(a, "GET", "/admin/v1/skus/"+id, ""), problem.NotFound, "")
+	}
+	r := send(a, "DELETE", "/admin/v1/sales", "")
+	refused(t, r, problem.MethodNotAllowed, "")
+	if got := r.Header.Get("Allow"); got != "GET, HEAD, POST" {
+		t.Errorf("got Allow %q", got)
+	}
+	refused(t, send(a, "POST", "/metrics", ""), problem.MethodNotAllowed, "")
+	refused(t, send(a, "POST", "/admin/v1/sales", strings.Repeat(" ", maxBody+1)), problem.PayloadTooLarge, "")
+	refused(t, send(a, "POST", "/admin/v1/sales", "{}", "Content-Type: text/plain"), problem.UnsupportedMediaType, "")
+}
+
+func TestMySQLDownDoesNothingAndSaysSo(t *testing.T) {
+	r := send(offline(t), "POST", "/admin/v1/sales", "{"+goodSale+"}")
+	refused(t, r, problem.Overloaded, "")
+	if r.Header.Get("Retry-After") == "" {
+		t.Error("no Retry-After")
+	}
+}
+
+func TestWhatMayChangeWhileItSells(t *testing.T) {
+	start := time.Date(2026, 7, 1, 10, 0, 0, 0, time.UTC)
+	sale := catalog.Sale{Title: "Mug", Price: 100, Currency: "EUR", StartsAt: start, EndsAt: start.Add(time.Hour), PerUserLimit: 2, PayWithin: time.Minute,
+		Tranches: []catalog.Tranche{{At: start.Add(10 * time.Minute), Quantity: 5}, {At: start.Add(30 * time.Minute), Quantity: 5}}}
+	str := func(s string) *string { return &s }
+	num := func(n int64) *int64 { return &n }
+	at := func(d time.Duration) *string { return str(start.Add(d).Format(wire.TimeFormat)) }
+	for name, c := range map[string]struct {
+		in            salePatch
+		before, while string // the field that is refused; "" for none
+	}{
+		"title":            {salePatch{Title: str("Cup")}, "", ""},
+		"price":            {salePatch{Price: num(200)}, "", "price"},
+		"same price":       {salePatch{Price: num(100)}, "", ""},
+		"start later":      {salePatch{StartsAt: at(5 * time.Minute)}, "", "starts_at"},
+		"start too late":   {salePatch{StartsAt: at(20 * time.Minute)}, "starts_at", "starts_at"},
+		"end later":        {salePatch{EndsAt: at(2 * time.Hour)}, "", ""},
+		"end in a tranche": {salePatch{EndsAt: at(20 * time.Minute)}, "ends_at", "ends_at"},
+		"end first":        {salePatch{EndsAt: at(-time.Minute)}, "ends_at", "ends_at"},
+		"limit up":         {salePatch{PerUserLimit: num(3)}, "", ""},
+		"limit down":       {salePatch{PerUserLimit: num(1)}, "", "per_user_limit"},
+		"limit 0":          {salePatch{PerUserLimit: num(0)}, "per_user_limit", "per_user_limit"},
+		"time to pay":      {salePatch{PayWithin: num(5)}, "", ""},
+		"pay at once":      {salePatch{PayWithin: num(0)}, "pay_within_s", "pay_within_s"},
+	} {
+		for when, now := range map[string]time.Time{"before": start.Add(-time.Minute), "about to start": start.Add(-time.Second), "while it sells": start.Add(time.Minute)} {
+			want := c.before
+			if when != "before" {
+				want = c.while
+			}
+			s, got := sale, ""
+			if err := c.in.apply(&s, now); err != nil {
+				got = err.(*problem.Problem).Field //nolint:errorlint // apply makes nothing else
+			}
+			if got != want {
+				t.Errorf("%s, %s: got %q refused, want %q", name, when, got, want)
+			}
+		}
+	}
+}
+
+func TestServeDrains(t *testing.T) {
+	a := offline(t)
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- Serve(ctx, ln, a, a.Log) }()
+	r, err := http.Get("http://" + ln.Addr().String() + "/-/healthy")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Body.Close(); err != nil || r.StatusCode != 200 {
+		t.Errorf("got %d, %v", r.StatusCode, err)
+	}
+	http.DefaultClient.CloseIdleConnections()
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

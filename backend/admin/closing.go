@@ -1,0 +1,101 @@
+package admin
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+
+	"floodgate.internal/backend/store"
+	"floodgate.internal/lua"
+)
+
+// returnPage is how many sales are read at once.
+const returnPage = 100
+
+// ReturnUnsold gives the unsold units of closed sales back to their SKUs, and says how many sales it did that for. One
+// pass over the live sales (at most catalog.MaxLive): the timer calls it again and again, since orders of a closed sale may
+// still be cancelled or expire.
+//
+// A sale's turn comes only when Redis is open, knows that the sale is closed, and has nothing in its outbox: then every
+// order that will ever be is in MySQL, and what MySQL says is available stays so. MySQL is changed first; Redis follows
+// by the intent's id. Any number of processes may do this at once.
+func (a *Admin) ReturnUnsold(ctx context.Context) (n int, err error) {
+	var errs []error
+	for last := int64(0); ; {
+		ids, err := newest(ctx, a.DB, `SELECT s.id FROM sales s JOIN sale_stock k ON k.sale_id = s.id
+			WHERE s.id > ? AND s.closed_at IS NOT NULL AND s.archived_at IS NULL AND k.available > 0 ORDER BY s.id LIMIT ?`, last, returnPage)
+		if err != nil {
+			return n, errors.Join(append(errs, fmt.Errorf("closed sales with unsold units: %w", err))...)
+		}
+		for _, id := range ids {
+			switch done, err := a.returnUnsold(ctx, id); {
+			case err != nil:
+				errs = append(errs, fmt.Errorf("return the unsold units of sale %d: %w", id, err))
+			case done:
+				n++
+			}
+		}
+		if len(ids) < returnPage || ctx.Err() != nil {
+			break
+		}
+		last = ids[len(ids)-1]
+	}
+	return n, errors.Join(errs...)
+}
+
+func (a *Admin) returnUnsold(ctx context.Context, sale int64) (bool, error) {
+	// The state before the outbox: closed means that the outbox has seen its last order.
+	states, err := a.Redis.States(ctx, []int64{sale})
+	if err != nil {
+		return false, err
+	}
+	if s := states[0]; s.Gate != lua.GateOpen || !s.Closed {
+		return false, nil
+	}
+	c := a.Redis.Client()
+	queued, err := c.Do(ctx, c.B().Xlen().Key(a.Redis.OutboxKey(sale)).Build()).AsInt64()
+	if err != nil {
+		return false, fmt.Errorf("outbox of sale %d: %w", sale, err)
+	}
+	if queued > 0 {
+		return false, nil
+	}
+	var done change
+	err = store.InTx(ctx, a.DB, func(tx *sql.Tx) error {
+		done = change{}
+		before, s, err := a.lockSale(ctx, tx, sale)
+		if err != nil {
+			return err
+		}
+		if _, err := readSKU(ctx, tx, s.SKU, forUpdate); err != nil {
+			return err
+		}
+		var units int64
+		if err := tx.QueryRowContext(ctx, `SELECT available FROM sale_stock WHERE sale_id = ? FOR UPDATE`, sale).Scan(&units); err != nil {
+			return fmt.Errorf("stock of sale %d: %w", sale, err)
+		}
+		if units == 0 || s.ClosedAt == nil || s.ArchivedAt != nil {
+			return nil // another process was here
+		}
+		if _, err := tx.ExecContext(ctx, `UPDATE skus SET allotted = allotted - ?, available = available + ? WHERE id = ?`, units, units, s.SKU); err != nil {
+			return fmt.Errorf("sku %d: %w", s.SKU, err)
+		}
+		adjust, err := a.moveUnits(ctx, tx, sale, "return", -units)
+		if err != nil {
+			return err
+		}
+		after, _, err := a.readSale(ctx, tx, sale)
+		if err != nil {
+			return err
+		}
+		done = change{action: "sale.return", target: saleName(sale), before: before, after: after, intents: []intent{adjust}}
+		return a.record(ctx, tx, "timer", done)
+	})
+	if err != nil || done.action == "" {
+		return false, err
+	}
+	a.Log.Info("unsold units are back at the SKU", "sale", sale)
+	a.apply(ctx, done)
+	return true, nil
+}

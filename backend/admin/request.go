@@ -1,0 +1,336 @@
+package admin
+
+import (
+	"bytes"
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"mime"
+	"net/http"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+	"github.com/go-sql-driver/mysql"
+	"github.com/google/uuid"
+
+	"floodgate.internal/backend/store"
+	"floodgate.internal/shared/problem"
+	"floodgate.internal/shared/wire"
+)
+
+// request is one request to a route, its body read.
+type request struct {
+	*http.Request
+	id   string // X-Request-Id of the answer
+	body []byte
+}
+
+// answer is what a route answers. Value is written as JSON; what has an id and a version gives Location (with 201) and
+// ETag.
+type answer struct {
+	status int
+	value  any
+	raw    []byte // instead of value: JSON that was answered before
+}
+
+// route serves one path: method, token, body, then the method's function; every refusal is a problem.
+func (a *Admin) route(path string, m methods) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, hr *http.Request) {
+		r := &request{Request: hr, id: uuid.Must(uuid.NewV7()).String()}
+		w.Header().Set("X-Request-Id", r.id)
+		w.Header().Set("Cache-Control", "no-store")
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		status := a.serve(w, r, m)
+		a.requests.WithLabelValues(path, strconv.Itoa(status)).Inc()
+	})
+}
+
+func (a *Admin) serve(w http.ResponseWriter, r *request, m methods) (status int) {
+	defer func() {
+		if p := recover(); p != nil {
+			a.Log.Error("admin request panicked", "request_id", r.id, "method", r.Method, "path", r.URL.Path, "panic", p, "stack", string(debug.Stack()))
+			status = write(w, r, problem.New(problem.Internal, "see the backend's log under this request_id"))
+		}
+	}()
+	ans, err := a.dispatch(w, r, m)
+	if err != nil {
+		return write(w, r, a.refusal(r, err))
+	}
+	body := ans.raw
+	if body == nil {
+		if body, err = json.Marshal(ans.value); err != nil {
+			panic("BUG: an answer that does not marshal: " + err.Error())
+		}
+	}
+	var about struct {
+		ID      int64 `json:"id"`
+		Version int64 `json:"version"`
+	}
+	if err := json.Unmarshal(body, &about); err == nil && about.Version > 0 {
+		w.Header().Set("ETag", etag(about.Version))
+		if ans.status == http.StatusCreated {
+			w.Header().Set("Location", location(r.URL.Path, about.ID))
+		}
+	}
+	if ans.status == http.StatusServiceUnavailable {
+		w.Header().Set("Retry-After", strconv.Itoa(1+rand.IntN(2)))
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Content-Length", strconv.Itoa(len(body)+1))
+	w.WriteHeader(ans.status)
+	if r.Method != http.MethodHead {
+		_, _ = w.Write(append(body, '\n')) // a client that left needs no answer
+	}
+	return ans.status
+}
+
+func location(path string, id int64) string {
+	return strings.Replace(path, "/coupons", "/sales", 1) + "/" + strconv.FormatInt(id, 10)
+}
+
+func etag(version int64) string { return `"` + strconv.FormatInt(version, 10) + `"` }
+
+func (a *Admin) dispatch(w http.ResponseWriter, r *request, m methods) (*answer, error) {
+	if needsToken(r.URL.Path) && !a.authorized(r.Request) {
+		return nil, refuseStranger()
+	}
+	if m == nil {
+		return nil, problem.New(problem.NotFound, "no such path: the admin API is under /admin/v1")
+	}
+	method := r.Method
+	if method == http.MethodHead {
+		method = http.MethodGet
+	}
+	f, ok := m[method]
+	if !ok {
+		w.Header().Set("Allow", strings.Join(allowed(m), ", "))
+		return nil, refuseMethod(r.Method, allowed(m))
+	}
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	var tooLarge *http.MaxBytesError
+	switch {
+	case errors.As(err, &tooLarge):
+		return nil, problem.New(problem.PayloadTooLarge, fmt.Sprintf("the body has more than %d bytes", maxBody))
+	case err != nil:
+		return nil, problem.New(problem.BadRequest, "the body did not arrive: send it again")
+	}
+	if len(body) > 0 {
+		if t := r.Header.Get("Content-Type"); t != "" {
+			if media, _, err := mime.ParseMediaType(t); err != nil || media != "application/json" {
+				return nil, problem.New(problem.UnsupportedMediaType, fmt.Sprintf("Content-Type: %q: send application/json", t))
+			}
+		}
+	}
+	r.body = body
+	timeout := answerTimeout
+	if strings.HasSuffix(r.URL.Path, "/rebuild") {
+		timeout = longTimeout
+		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(timeout + 5*time.Second)) // not every writer has one
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), timeout)
+	defer cancel()
+	r.Request = r.WithContext(ctx)
+	return f(r)
+}
+
+// plain serves what answers by itself, behind the same door.
+func (a *Admin) plain(path string, h http.Handler, accept ...string) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, hr *http.Request) {
+		r := &request{Request: hr, id: uuid.Must(uuid.NewV7()).String()}
+		w.Header().Set("X-Request-Id", r.id)
+		w.Header().Set("Cache-Control", "no-store")
+		if needsToken(hr.URL.Path) && !a.authorized(hr) {
+			a.requests.WithLabelValues(path, strconv.Itoa(write(w, r, refuseStranger()))).Inc()
+			return
+		}
+		ok := hr.Method == http.MethodHead
+		for _, m := range accept {
+			ok = ok || m == hr.Method
+		}
+		if !ok {
+			w.Header().Set("Allow", strings.Join(append(accept, http.MethodHead), ", "))
+			a.requests.WithLabelValues(path, strconv.Itoa(write(w, r, refuseMethod(hr.Method, accept)))).Inc()
+			return
+		}
+		hr.Body = http.MaxBytesReader(w, hr.Body, maxBody)
+		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(longTimeout)) // a profile takes its time
+		h.ServeHTTP(w, hr)
+		a.requests.WithLabelValues(path, "200").Inc()
+	})
+}
+
+func write(w http.ResponseWriter, r *request, p *problem.Problem) int {
+	if p.Status == http.StatusUnauthorized {
+		w.Header().Set("WWW-Authenticate", `Bearer realm="floodgate admin"`)
+	}
+	if p.RetryAfter > 0 {
+		w.Header().Set("Retry-After", strconv.FormatInt(int64((p.RetryAfter+time.Second-1)/time.Second), 10))
+	}
+	body := p.JSON(r.id)
+	w.Header().Set("Content-Type", problem.ContentType)
+	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
+	w.WriteHeader(p.Status)
+	if r.Method != http.MethodHead {
+		_, _ = w.Write(body) // a client that left needs no answer
+	}
+	return p.Status
+}
+
+// refusal turns an error into what the operator is told.
+func (a *Admin) refusal(r *request, err error) *problem.Problem {
+	var p *problem.Problem
+	if errors.As(err, &p) {
+		return p
+	}
+	var refused *mysql.MySQLError
+	later := time.Second + time.Duration(rand.Int64N(int64(2*time.Second)))
+	switch {
+	case errors.Is(err, store.ErrUnknown):
+		p = problem.New(problem.OutcomeUnknown, "MySQL did not say whether it was done: look, or send it again with the same Idempotency-Key if it had one")
+		p.RetryAfter = later
+	case errors.As(err, &refused) && !store.Retryable(err):
+		a.Log.Error("admin request failed", "request_id", r.id, "method", r.Method, "path", r.URL.Path, "error", err)
+		return problem.New(problem.Internal, "see the backend's log under this request_id")
+	default:
+		p = problem.New(problem.Overloaded, "nothing was done: MySQL or Redis does not answer, /-/ready says which; send it again later")
+		p.RetryAfter = later
+	}
+	a.Log.Warn("admin request failed", "request_id", r.id, "method", r.Method, "path", r.URL.Path, "error", err)
+	return p
+}
+
+// pathID is the {id} of the path; a word that is no id is nothing that exists.
+func (r *request) pathID(code problem.Code, what string) (int64, error) {
+	id, ok := wire.ParseID(r.PathValue("id"))
+	if !ok {
+		return 0, problem.New(code, fmt.Sprintf("%s %q: an id is a positive integer", what, r.PathValue("id")))
+	}
+	return id, nil
+}
+
+// decode reads the body into the struct that into points to. The error names the member, its value and what it should be.
+func (r *request) decode(into any) error {
+	trimmed := bytes.TrimLeft(r.body, " \t\r\n")
+	if len(trimmed) == 0 || trimmed[0] != '{' {
+		return problem.New(problem.BadRequest, "the body must be a JSON object")
+	}
+	if err := wire.DecodeStrict(r.body, into); err != nil {
+		field, reason, ok := strings.Cut(err.Error(), ": ")
+		if !ok {
+			return problem.New(problem.BadRequest, "the body: "+err.Error())
+		}
+		name := field[strings.LastIndexByte(field, '/')+1:]
+		want, known := wanted[name]
+		switch {
+		case strings.HasSuffix(reason, "unknown member"):
+			return problem.Invalid(field, "unknown member: check the spelling, or leave it out")
+		case strings.HasSuffix(reason, "duplicate member") || !known:
+			return problem.Invalid(field, reason)
+		default:
+			return problem.Invalid(field, fmt.Sprintf("%s does not fit: give %s", member(r.body, field), want))
+		}
+	}
+	return nulls(r.body, "")
+}
+
+// nulls refuses null anywhere: it would read as if the member were absent.
+func nulls(value jsontext.Value, at string) error {
+	switch value.Kind() {
+	case 'n':
+		return problem.Invalid(at, "null is no value: leave it out")
+	case '{':
+		var m map[string]jsontext.Value
+		if err := json.Unmarshal(value, &m); err != nil {
+			return problem.New(problem.BadRequest, "the body: "+err.Error())
+		}
+		for name, v := range m {
+			if err := nulls(v, strings.TrimPrefix(at+"/"+name, "/")); err != nil {
+				return err
+			}
+		}
+	case '[':
+		var list []jsontext.Value
+		if err := json.Unmarshal(value, &list); err != nil {
+			return problem.New(problem.BadRequest, "the body: "+err.Error())
+		}
+		for i, v := range list {
+			if err := nulls(v, at+"/"+strconv.Itoa(i)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// member is the text of one value in a body, cut short.
+func member(body jsontext.Value, pointer string) string {
+	value := body
+	for _, name := range strings.Split(pointer, "/") {
+		var m map[string]jsontext.Value
+		var list []jsontext.Value
+		if json.Unmarshal(value, &m) == nil {
+			value = m[name]
+		} else if i, err := strconv.Atoi(name); err == nil && json.Unmarshal(value, &list) == nil && i < len(list) {
+			value = list[i]
+		}
+	}
+	return short(string(value))
+}
+
+func short(s string) string {
+	const most = 60
+	if len(s) > most {
+		return strings.ToValidUTF8(s[:most], "") + "..."
+	}
+	return s
+}
+
+// noBody accepts an empty body or {}.
+func (r *request) noBody() error {
+	if len(bytes.TrimSpace(r.body)) == 0 {
+		return nil
+	}
+	return r.decode(&struct{}{})
+}
+
+// page reads ?cursor= and ?limit=: entries with an id below cursor, newest first. others are parameters that the caller reads.
+func (r *request) page(most int64, others ...string) (below, limit int64, err error) {
+	q := r.URL.Query()
+	known := append([]string{"cursor", "limit"}, others...)
+	for name := range q {
+		if !slices.Contains(known, name) {
+			return 0, 0, problem.Invalid(short(name), "unknown parameter: there are "+strings.Join(known, ", "))
+		}
+	}
+	below, limit = 1<<63-1, most
+	if v := q.Get("cursor"); v != "" {
+		n, ok := wire.ParseID(v)
+		if !ok {
+			return 0, 0, problem.Invalid("cursor", short(v)+": take it from the page before, as it is")
+		}
+		below = n
+	}
+	if v := q.Get("limit"); v != "" {
+		n, ok := wire.ParseID(v)
+		if !ok || n > most {
+			return 0, 0, problem.Invalid("limit", fmt.Sprintf("%s is not from 1 to %d", short(v), most))
+		}
+		limit = n
+	}
+	return below, limit, nil
+}
+
+func affected(result sql.Result, err error) (int64, error) {
+	if err != nil {
+		return 0, err
+	}
+	return result.RowsAffected()
+}

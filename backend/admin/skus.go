@@ -1,0 +1,226 @@
+package admin
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"time"
+
+	"floodgate.internal/shared/problem"
+	"floodgate.internal/shared/wire"
+)
+
+// skuJSON is a SKU as operators see it: available + allotted + locked + sold = total. Allotted units are its sales'.
+type skuJSON struct {
+	ID        int64     `json:"id"`
+	Title     string    `json:"title"`
+	Price     int64     `json:"price"`
+	Currency  string    `json:"currency"`
+	Own       bool      `json:"own"` // made for one sale
+	Total     int64     `json:"total"`
+	Available int64     `json:"available"`
+	Allotted  int64     `json:"allotted"`
+	Locked    int64     `json:"locked"`
+	Sold      int64     `json:"sold"`
+	Version   int64     `json:"version"`
+	CreatedAt wire.Time `json:"created_at"`
+}
+
+const skuColumns = `id, title, price, currency, own, total, available, allotted, locked, sold, version, created_at`
+
+func scanSKU(row interface{ Scan(...any) error }) (skuJSON, error) {
+	var s skuJSON
+	var created time.Time
+	err := row.Scan(&s.ID, &s.Title, &s.Price, &s.Currency, &s.Own, &s.Total, &s.Available, &s.Allotted, &s.Locked, &s.Sold, &s.Version, &created)
+	s.CreatedAt = wire.At(created)
+	return s, err
+}
+
+type rower interface {
+	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
+}
+
+// readSKU reads a SKU; in a transaction, lock keeps it until the end.
+func readSKU(ctx context.Context, q rower, id int64, lock string) (skuJSON, error) {
+	s, err := scanSKU(q.QueryRowContext(ctx, `SELECT `+skuColumns+` FROM skus WHERE id = ? `+lock, id))
+	if errors.Is(err, sql.ErrNoRows) {
+		return s, problem.New(problem.NotFound, fmt.Sprintf("no SKU %d: GET /admin/v1/skus lists them", id))
+	}
+	if err != nil {
+		return s, fmt.Errorf("sku %d: %w", id, err)
+	}
+	return s, nil
+}
+
+const forUpdate = "FOR UPDATE"
+
+// maxPage bounds a list's page.
+const maxPage = 1000
+
+func (a *Admin) listSKUs(r *request) (*answer, error) {
+	below, limit, err := r.page(maxPage)
+	if err != nil {
+		return nil, err
+	}
+	rows, err := a.DB.QueryContext(r.Context(), `SELECT `+skuColumns+` FROM skus WHERE id < ? ORDER BY id DESC LIMIT ?`, below, limit+1)
+	if err != nil {
+		return nil, fmt.Errorf("skus: %w", err)
+	}
+	defer rows.Close()
+	list := []skuJSON{}
+	for rows.Next() {
+		s, err := scanSKU(rows)
+		if err != nil {
+			return nil, fmt.Errorf("skus: %w", err)
+		}
+		list = append(list, s)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, fmt.Errorf("skus: %w", err)
+	}
+	var next string
+	if int64(len(list)) > limit {
+		list = list[:limit]
+		next = strconv.FormatInt(list[limit-1].ID, 10)
+	}
+	return &answer{status: http.StatusOK, value: struct {
+		SKUs []skuJSON `json:"skus"`
+		Next string    `json:"next"`
+	}{list, next}}, nil
+}
+
+func (a *Admin) getSKU(r *request) (*answer, error) {
+	id, err := r.pathID(problem.NotFound, "SKU")
+	if err != nil {
+		return nil, err
+	}
+	s, err := readSKU(r.Context(), a.DB, id, "")
+	if err != nil {
+		return nil, err
+	}
+	return &answer{status: http.StatusOK, value: s}, nil
+}
+
+func (a *Admin) createSKU(r *request) (*answer, error) {
+	var in struct {
+		Title    *string `json:"title"`
+		Price    *int64  `json:"price"`
+		Currency *string `json:"currency"`
+		Stock    *int64  `json:"stock"`
+	}
+	var s skuJSON
+	if err := r.decode(&in); err != nil {
+		return nil, err
+	}
+	if err := first(
+		needed("title", in.Title), text("title", in.Title, 1, maxTitle, &s.Title),
+		needed("price", in.Price), between("price", in.Price, 0, maxPrice, &s.Price),
+		needed("currency", in.Currency), currency("currency", in.Currency, &s.Currency),
+		needed("stock", in.Stock), between("stock", in.Stock, 1, maxUnits, &s.Total),
+	); err != nil {
+		return nil, err
+	}
+	return a.change(r, func(ctx context.Context, tx *sql.Tx) (change, error) {
+		id, err := a.insertSKU(ctx, tx, s.Title, s.Price, s.Currency, s.Total, 0, false)
+		if err != nil {
+			return change{}, err
+		}
+		after, err := readSKU(ctx, tx, id, "")
+		return change{status: http.StatusCreated, action: "sku.create", target: skuName(id), after: after}, err
+	})
+}
+
+func skuName(id int64) string { return "sku " + strconv.FormatInt(id, 10) }
+
+func (a *Admin) insertSKU(ctx context.Context, tx *sql.Tx, title string, price int64, currency string, available, allotted int64, own bool) (int64, error) {
+	result, err := tx.ExecContext(ctx, `INSERT INTO skus (title, price, currency, own, total, available, allotted, created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)`,
+		title, price, currency, own, available+allotted, available, allotted, a.now())
+	if err != nil {
+		return 0, fmt.Errorf("insert sku: %w", err)
+	}
+	return result.LastInsertId()
+}
+
+// patchSKU changes what the SKU's next sales and carts take over; sales there are keep their own. If-Match is honoured
+// where it is given.
+func (a *Admin) patchSKU(r *request) (*answer, error) {
+	id, err := r.pathID(problem.NotFound, "SKU")
+	if err != nil {
+		return nil, err
+	}
+	var in struct {
+		Title    *string `json:"title"`
+		Price    *int64  `json:"price"`
+		Currency *string `json:"currency"`
+	}
+	if err := first(r.fixed("stock", fmt.Sprintf("POST /admin/v1/skus/%d/restock adds units", id)), r.decode(&in)); err != nil {
+		return nil, err
+	}
+	return a.change(r, func(ctx context.Context, tx *sql.Tx) (change, error) {
+		before, err := readSKU(ctx, tx, id, forUpdate)
+		if err != nil {
+			return change{}, err
+		}
+		if err := r.match(before.Version, false); err != nil {
+			return change{}, err
+		}
+		s := before
+		if err := first(text("title", in.Title, 1, maxTitle, &s.Title), between("price", in.Price, 0, maxPrice, &s.Price),
+			currency("currency", in.Currency, &s.Currency)); err != nil {
+			return change{}, err
+		}
+		if s == before {
+			return change{status: http.StatusOK, after: before, nothing: true}, nil
+		}
+		s.Version++
+		if _, err := tx.ExecContext(ctx, `UPDATE skus SET title = ?, price = ?, currency = ?, version = ? WHERE id = ?`,
+			s.Title, s.Price, s.Currency, s.Version, id); err != nil {
+			return change{}, fmt.Errorf("update sku %d: %w", id, err)
+		}
+		return change{status: http.StatusOK, action: "sku.update", target: skuName(id), before: before, after: s}, nil
+	})
+}
+
+func (r *request) quantity() (int64, error) {
+	var in struct {
+		Quantity *int64 `json:"quantity"`
+	}
+	var n int64
+	if err := r.decode(&in); err != nil {
+		return 0, err
+	}
+	return n, first(needed("quantity", in.Quantity), between("quantity", in.Quantity, 1, maxUnits, &n))
+}
+
+func tooMany(total, quantity int64) error {
+	return problem.Invalid("quantity", fmt.Sprintf("%d more than the %d there are make more than %d: give at most %d", quantity, total, maxUnits, maxUnits-total))
+}
+
+func (a *Admin) restockSKU(r *request) (*answer, error) {
+	id, err := r.pathID(problem.NotFound, "SKU")
+	if err != nil {
+		return nil, err
+	}
+	quantity, err := r.quantity()
+	if err != nil {
+		return nil, err
+	}
+	return a.change(r, func(ctx context.Context, tx *sql.Tx) (change, error) {
+		before, err := readSKU(ctx, tx, id, forUpdate)
+		if err != nil {
+			return change{}, err
+		}
+		if before.Total+quantity > maxUnits {
+			return change{}, tooMany(before.Total, quantity)
+		}
+		if _, err := tx.ExecContext(ctx, `UPDATE skus SET total = total + ?, available = available + ?, version = version + 1 WHERE id = ?`,
+			quantity, quantity, id); err != nil {
+			return change{}, fmt.Errorf("restock sku %d: %w", id, err)
+		}
+		after, err := readSKU(ctx, tx, id, "")
+		return change{status: http.StatusOK, action: "sku.restock", target: skuName(id), before: before, after: after}, err
+	})
+}

@@ -1,0 +1,278 @@
+// Package api is the internal listener: the public API as gateways call it, in the name of the user they verified, and the
+// feed of sale states that they follow. It takes signed requests only.
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/valyala/fasthttp"
+
+	"floodgate.internal/backend/catalog"
+	"floodgate.internal/backend/order"
+	"floodgate.internal/backend/reserve"
+	"floodgate.internal/shared/clock"
+	"floodgate.internal/shared/problem"
+	"floodgate.internal/shared/signing"
+)
+
+// Limits bound what one listener does at once.
+type Limits struct {
+	InFlight    int           // requests being answered; one more is OVERLOADED
+	Waiting     int           // requests that wait for news (wait_ms, the feed); one more is OVERLOADED
+	Connections int           // one more is closed
+	Queued      int64         // orders in a sale's outbox; a new order past it is OVERLOADED
+	Lag         time.Duration // catalog.Lag; the same
+}
+
+// The bounds of one request.
+const (
+	maxBody      = 64 << 10
+	maxHeader    = 16 << 10
+	readTimeout  = 10 * time.Second // of a whole request
+	writeTimeout = 10 * time.Second // of a response
+	idleTimeout  = 90 * time.Second // longer than a gateway keeps an idle connection, so that the gateway ends it
+	workTimeout  = 5 * time.Second  // of what a request asks of Redis and MySQL
+	loadTimeout  = 3 * time.Second  // of it, of waiting for a sale to be loaded into Redis
+	loadAtMost   = 30 * time.Second // of loading it
+)
+
+// Config is what a Server listens with.
+type Config struct {
+	Keys         []signing.Key
+	TestPayments bool // POST .../payment takes any order as paid
+	Limits       Limits
+	Clock        *clock.Clock
+	Log          *slog.Logger
+	Register     prometheus.Registerer
+}
+
+// Parts are what a Server answers from; but for the last two, all are needed.
+type Parts struct {
+	Catalog    *catalog.Catalog
+	Redis      *reserve.Store
+	Book       *order.Book
+	Orders     *order.Reader
+	Reconciler Reconciler
+	Confirmer  Confirmer     // nil: an order is accepted as soon as Redis has it
+	Outage     func() string // names what has been away for too long to take orders, "" for nothing; nil: nothing ever is
+}
+
+// Confirmer is outbox.Confirmer, as the API needs it.
+type Confirmer interface {
+	// Confirm returns nil once the broker has confirmed an order that Redis still holds as it was published.
+	Confirm(ctx context.Context, e reserve.Entry) error
+	// Again is Confirm for an order that was made before.
+	Again(ctx context.Context, sale int64, orderID string) error
+}
+
+// Reconciler is what the API needs of reconcile.Reconciler.
+type Reconciler interface {
+	// Sale loads a sale into Redis.
+	Sale(ctx context.Context, sale int64) error
+	// Wake says that Redis was started anew.
+	Wake()
+}
+
+// Server answers the internal listener.
+type Server struct {
+	Config
+	Parts    // set before ready
+	ready    atomic.Bool
+	verifier *signing.Verifier
+	metrics  *metrics
+	sparse   sparse
+	http     *fasthttp.Server
+	inFlight atomic.Int64
+	waiting  atomic.Int64
+	loads    loads
+	loading  sync.WaitGroup  // the loads under way
+	stopping context.Context // ends when Shutdown begins: nobody waits any longer
+	stop     context.CancelFunc
+}
+
+// New makes a server that answers everything with OVERLOADED until Begin. It registers its metrics.
+func New(c Config) *Server {
+	s := &Server{Config: c, verifier: signing.NewVerifier(c.Keys...), sparse: sparse{log: c.Log}}
+	s.stopping, s.stop = context.WithCancel(context.Background())
+	s.metrics = newMetrics(c.Register, &s.inFlight, &s.waiting)
+	s.http = &fasthttp.Server{
+		Handler:                      s.serve,
+		ErrorHandler:                 s.malformed,
+		NoDefaultServerHeader:        true,
+		NoDefaultContentType:         true,
+		Concurrency:                  c.Limits.Connections,
+		ReadBufferSize:               maxHeader,
+		MaxRequestBodySize:           maxBody,
+		ReadTimeout:                  readTimeout,
+		WriteTimeout:                 writeTimeout,
+		IdleTimeout:                  idleTimeout,
+		TCPKeepalive:                 true,
+		TCPKeepalivePeriod:           30 * time.Second,
+		DisablePreParseMultipartForm: true,
+		CloseOnShutdown:              true,
+		Logger:                       quiet{c.Log},
+	}
+	return s
+}
+
+// Begin makes the server answer from p. It must be called once at most.
+func (s *Server) Begin(p Parts) {
+	s.Parts = p
+	s.ready.Store(true)
+}
+
+// quiet drops the library's own messages but for their existence: they may hold a raw request.
+type quiet struct{ log *slog.Logger }
+
+func (q quiet) Printf(string, ...any) { q.log.Debug("api: a connection ended with an error") }
+
+// Serve answers connections of ln until Shutdown.
+func (s *Server) Serve(ln net.Listener) error {
+	if err := s.http.Serve(ln); err != nil {
+		return fmt.Errorf("internal listener %s: %w", ln.Addr(), err)
+	}
+	return nil
+}
+
+// Shutdown stops taking connections, answers whoever waits, and returns when every request in flight is answered or ctx
+// ends.
+func (s *Server) Shutdown(ctx context.Context) error {
+	s.stop()
+	defer s.loading.Wait() // they end with stopping
+	if err := s.http.ShutdownWithContext(ctx); err != nil && !errors.Is(err, net.ErrClosed) {
+		return fmt.Errorf("drain the internal listener, %d requests in flight: %w", s.inFlight.Load(), err)
+	}
+	return nil
+}
+
+// request is one request that was verified.
+type request struct {
+	*fasthttp.RequestCtx
+	id    string // X-Request-Id
+	uid   string // "" for nobody
+	route *route
+	arg   string // what stands for {id} in the path
+	query query
+}
+
+// serve verifies, finds the route, answers, and counts.
+func (s *Server) serve(ctx *fasthttp.RequestCtx) {
+	began := time.Now()
+	r := &request{RequestCtx: ctx, id: requestID(ctx), route: &unrouted}
+	ctx.Response.Header.Set("X-Request-Id", r.id)
+	result := s.guarded(r)
+	s.metrics.request(r.route, result, time.Since(began))
+}
+
+// guarded turns a panic into a 500: one bad request never takes the process down.
+func (s *Server) guarded(r *request) (result string) {
+	defer func() {
+		if v := recover(); v != nil {
+			s.metrics.panics.Inc()
+			s.Log.Error("api: panic", "panic", v, "route", r.route.name, "request_id", r.id, "stack", stack())
+			r.Response.ResetBody()
+			result = r.refuse(problem.New(problem.Internal, "the request could not be answered; nothing is known of what it did"))
+		}
+	}()
+	if !s.ready.Load() || !s.Clock.Synced() { // without the clock no signature can be judged
+		return r.refuse(overloaded("the backend is starting"))
+	}
+	uid, err := s.verifier.Verify(&r.Request, s.Clock.Now())
+	if err == nil && uid != "" && !validUID(uid) {
+		err = signing.ErrMismatch // a gateway signs for valid users only
+	}
+	if err != nil {
+		s.metrics.refusedSignature(err)
+		// A gateway that has just been started may not know the time yet by which it is to sign.
+		r.Response.Header.Set(signing.HeaderTime, strconv.FormatInt(s.Clock.NowMillis(), 10))
+		return r.refuse(problem.New(problem.Unauthenticated, "this listener takes requests signed by a gateway: "+err.Error()))
+	}
+	r.uid = uid
+	if p := r.find(); p != nil {
+		return r.refuse(p)
+	}
+	if p := s.enter(); p != nil {
+		return r.refuse(p)
+	}
+	defer s.inFlight.Add(-1)
+	return r.route.handle(s, r)
+}
+
+// enter counts a request in, unless too many are in flight.
+func (s *Server) enter() *problem.Problem {
+	if s.inFlight.Add(1) > int64(s.Limits.InFlight) {
+		s.inFlight.Add(-1)
+		return overloaded("too many requests are in flight")
+	}
+	return nil
+}
+
+// park counts a request among those that wait, which are not in flight meanwhile; done must be called.
+// false: too many wait.
+func (s *Server) park() (done func(), ok bool) {
+	if s.waiting.Add(1) > int64(s.Limits.Waiting) {
+		s.waiting.Add(-1)
+		return nil, false
+	}
+	s.inFlight.Add(-1)
+	return func() { s.waiting.Add(-1); s.inFlight.Add(1) }, true
+}
+
+// malformed answers what the HTTP parser refused.
+func (s *Server) malformed(ctx *fasthttp.RequestCtx, err error) {
+	r := &request{RequestCtx: ctx, id: uuid.NewString(), route: &unrouted}
+	ctx.Response.Header.Set("X-Request-Id", r.id)
+	var small *fasthttp.ErrSmallBuffer
+	var p *problem.Problem
+	switch {
+	case errors.Is(err, fasthttp.ErrBodyTooLarge):
+		p = problem.New(problem.PayloadTooLarge, fmt.Sprintf("at most %d bytes", maxBody))
+	case errors.As(err, &small):
+		p = problem.New(problem.BadRequest, fmt.Sprintf("the header is larger than %d bytes", maxHeader))
+		p.Status = fasthttp.StatusRequestHeaderFieldsTooLarge
+	default:
+		p = problem.New(problem.BadRequest, "this is not a request that can be understood")
+	}
+	ctx.SetConnectionClose()
+	s.metrics.request(r.route, r.refuse(p), 0)
+}
+
+// refuse makes p the answer and returns its code, for the metrics.
+func (r *request) refuse(p *problem.Problem) string {
+	p.WriteTo(r.RequestCtx, r.id)
+	return string(p.Code)
+}
+
+// retrySoon is the Retry-After of what passes by itself, with jitter upwards.
+func retrySoon() time.Duration { return time.Second + rand.N(2*time.Second) }
+
+func overloaded(detail string) *problem.Problem {
+	p := problem.New(problem.Overloaded, detail+"; nothing was done, ask again")
+	p.RetryAfter = retrySoon()
+	return p
+}
+
+func unknownOutcome(detail string) *problem.Problem {
+	p := problem.New(problem.OutcomeUnknown, detail)
+	p.RetryAfter = retrySoon()
+	return p
+}
+
+// requestID is the gateway's X-Request-Id, or a new one where there is none that is harmless.
+func requestID(ctx *fasthttp.RequestCtx) string {
+	if id := string(ctx.Request.Header.Peek("X-Request-Id")); validUID(id) { // the same alphabet
+		return id
+	}
+	return uuid.NewString()
+}

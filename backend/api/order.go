@@ -1,0 +1,334 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/rueidis"
+
+	"floodgate.internal/backend/catalog"
+	"floodgate.internal/backend/reserve"
+	"floodgate.internal/lua"
+	"floodgate.internal/shared/failpoint"
+	"floodgate.internal/shared/problem"
+	"floodgate.internal/shared/wire"
+)
+
+// refusals maps each of the script's refusals to what the shopper is told.
+var refusals = map[string]struct {
+	code   problem.Code
+	detail string
+	soon   bool // passes by itself: Retry-After
+}{
+	lua.KeyReused:      {problem.IdempotencyKeyReused, "this Idempotency-Key was accepted with another quantity; use a new key for another order", false},
+	lua.AlreadyOrdered: {problem.AlreadyOrdered, "your orders in this sale leave no room for this one within its limit for each user", false},
+	lua.SoldOut:        {problem.SoldOut, "nothing is available now", false},
+	lua.NotEnough:      {problem.InsufficientStock, "less is available than you asked for", false},
+	lua.NotStarted:     {problem.SaleNotStarted, "the sale has not started", false},
+	lua.Ended:          {problem.SaleEnded, "the sale has ended", false},
+	lua.Paused:         {problem.Overloaded, "the sale is paused; nothing was done, ask again", true},
+	lua.StaleEpoch:     {problem.Overloaded, "the sale's stock is being checked; nothing was done, ask again", true},
+}
+
+// postOrder makes an order: the one request that the whole system is for.
+func (s *Server) postOrder(r *request) string {
+	uid, p := r.user()
+	if p != nil {
+		return r.refuse(p)
+	}
+	id, p := r.saleID()
+	if p != nil {
+		return r.refuse(p)
+	}
+	key, p := r.idempotencyKey()
+	if p != nil {
+		return r.refuse(p)
+	}
+	body, p := r.jsonBody()
+	if p != nil {
+		return r.refuse(p)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), workTimeout)
+	defer cancel()
+	sale, p := s.sale(ctx, id)
+	if p != nil {
+		return r.refuse(p)
+	}
+	quantity, err := wire.ParseOrderRequest(body, sale.PerUserLimit)
+	if err != nil {
+		return r.refuse(badBody(err))
+	}
+	if p := s.pressure(id); p != nil {
+		return r.refuse(p)
+	}
+	failpoint.Hit("api.before-script")
+	orderID, err := uuid.NewV7()
+	if err != nil {
+		return r.refuse(problem.New(problem.Internal, "no order id could be made; nothing was done"))
+	}
+	req := reserve.Request{
+		Sale: id, UID: uid, Quantity: quantity, OrderID: wire.NewOrderID(orderID.String(), id), Key: key,
+		Trace: traceparent(r),
+	}
+	verdict, err := s.reserve(ctx, &req)
+	if err != nil {
+		return r.refuse(s.undecided(err, r.id, id))
+	}
+	switch verdict.Answer {
+	case lua.Reserved:
+		s.Catalog.Observe(id, verdict.Available)
+		if p := s.confirmed(ctx, r, req.Entry(verdict)); p != nil {
+			return r.refuse(p)
+		}
+		failpoint.Hit("api.before-202")
+		return r.accept(verdict.OrderID, resultAccepted)
+	case lua.Repeated:
+		if p := s.confirmedBefore(ctx, r, id, verdict.OrderID); p != nil {
+			return r.refuse(p)
+		}
+		return r.accept(verdict.OrderID, resultRepeated)
+	case lua.AlreadyOrdered:
+		if p := s.confirmedBefore(ctx, r, id, verdict.OrderID); p != nil {
+			return r.refuse(p)
+		}
+	case lua.SoldOut:
+		s.Catalog.Observe(id, 0)
+	}
+	return r.refuse(s.refusal(verdict))
+}
+
+// sale finds a sale in the catalog.
+func (s *Server) sale(ctx context.Context, id int64) (catalog.Sale, *problem.Problem) {
+	sale, err := s.Catalog.Get(ctx, id)
+	switch {
+	case err == nil:
+		return sale, nil
+	case errors.Is(err, catalog.ErrUnknown):
+		return sale, noSuchSale()
+	default:
+		s.sparse.warn("api: a sale could not be looked up", "sale", id, "error", err)
+		return sale, overloaded("the sale cannot be looked up")
+	}
+}
+
+// reserve asks Redis to decide, and once more where Redis says what to do first: with the epoch that it named, or after
+// loading the sale. The epoch that it asked with is in req then.
+func (s *Server) reserve(ctx context.Context, req *reserve.Request) (reserve.Verdict, error) {
+	corrected, loaded := false, false
+	for {
+		req.Epoch = s.Catalog.Epoch(req.Sale)
+		finished := s.loads.finished.Load()
+		began := time.Now()
+		verdict, err := s.Redis.Reserve(ctx, *req)
+		s.metrics.reserve.Observe(time.Since(began).Seconds())
+		switch {
+		case err == nil && verdict.Answer == lua.StaleEpoch && !corrected:
+			corrected = true
+			s.Catalog.SetEpoch(req.Sale, verdict.Epoch)
+			if s.Catalog.Epoch(req.Sale) != verdict.Epoch {
+				return verdict, nil // the sale has just left the catalog
+			}
+		case errors.Is(err, reserve.ErrNotLoaded) && !loaded:
+			if l := s.load(req.Sale, finished); l != nil {
+				loaded = true
+				if err := s.await(ctx, l); err != nil {
+					return verdict, err
+				}
+			}
+		case errors.Is(err, reserve.ErrGateClosed) && !loaded:
+			l, ended := s.loads.running(req.Sale, finished)
+			if l == nil && !ended {
+				return verdict, err // another process is at it
+			}
+			if l != nil {
+				loaded = true
+				if err := s.await(ctx, l); err != nil {
+					return verdict, err
+				}
+			}
+		default:
+			return verdict, err
+		}
+	}
+}
+
+// errLoad: the sale could not be brought into Redis, so nothing was reserved.
+var errLoad = errors.New("the sale could not be loaded")
+
+// load brings a sale into Redis; of those who ask at the same time one does it for all. Nil: a load has ended since finished
+// was read, so that Redis's answer is old.
+func (s *Server) load(id int64, finished uint64) *load {
+	l, mine := s.loads.begin(id, finished)
+	if mine {
+		s.loading.Go(func() {
+			ctx, cancel := context.WithTimeout(s.stopping, loadAtMost)
+			defer cancel()
+			s.loads.end(id, l, s.Reconciler.Sale(ctx, id))
+		})
+	}
+	return l
+}
+
+// await waits for a load, for a while.
+func (s *Server) await(ctx context.Context, l *load) error {
+	ctx, cancel := context.WithTimeout(ctx, loadTimeout)
+	defer cancel()
+	select {
+	case <-l.done:
+		if l.err != nil {
+			return fmt.Errorf("%w: %w", errLoad, l.err)
+		}
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("%w: it takes long: %w", errLoad, ctx.Err())
+	}
+}
+
+// loads are the sales that this process is bringing into Redis: at most as many as are live.
+type loads struct {
+	mu       sync.Mutex // guards bySale
+	bySale   map[int64]*load
+	finished atomic.Uint64 // counts the loads that ended
+}
+
+// load is one of them. err is set before done is closed.
+type load struct {
+	done chan struct{}
+	err  error
+}
+
+// begin returns the load of a sale, and whether the caller is to do it; nil if none runs and one has ended since finished
+// was read.
+func (l *loads) begin(id int64, finished uint64) (_ *load, mine bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if running := l.bySale[id]; running != nil {
+		return running, false
+	}
+	if l.finished.Load() != finished {
+		return nil, false
+	}
+	if l.bySale == nil {
+		l.bySale = map[int64]*load{}
+	}
+	n := &load{done: make(chan struct{})}
+	l.bySale[id] = n
+	return n, true
+}
+
+func (l *loads) end(id int64, ended *load, err error) {
+	ended.err = err
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.bySale, id)
+	l.finished.Add(1)
+	close(ended.done)
+}
+
+// running returns the load of a sale, nil if none runs, and whether one has ended since finished was read.
+func (l *loads) running(id int64, finished uint64) (_ *load, ended bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.bySale[id], l.finished.Load() != finished
+}
+
+// undecided is what is told when the script gave no verdict.
+func (s *Server) undecided(err error, requestID string, sale int64) *problem.Problem {
+	switch {
+	case errors.Is(err, reserve.ErrGateClosed):
+		return overloaded("the sale's stock is being checked")
+	case errors.Is(err, reserve.ErrNotLoaded):
+		return overloaded("the sale is being loaded")
+	case errors.Is(err, reserve.ErrRestarted):
+		s.Reconciler.Wake()
+		return overloaded("the sale's stock is being checked after a restart")
+	case errors.Is(err, errLoad):
+		s.sparse.warn("api: a sale could not be loaded", "sale", sale, "error", err)
+		return overloaded("the sale is being loaded")
+	case neverRan(err):
+		s.sparse.warn("api: redis does not take orders", "sale", sale, "error", err)
+		return overloaded("orders cannot be taken at the moment")
+	default:
+		s.sparse.warn("api: the outcome of an order is unknown", "sale", sale, "request_id", requestID, "error", err)
+		return maybeAccepted(sale)
+	}
+}
+
+func maybeAccepted(sale int64) *problem.Problem {
+	return unknownOutcome("your order may have been accepted: ask again with the same Idempotency-Key, or see GET /v1/orders?sale_id=" +
+		strconv.FormatInt(sale, 10))
+}
+
+// neverRan reports whether a script was certainly not run: no connection could be made, or Redis refused the call before it
+// began.
+func neverRan(err error) bool {
+	var op *net.OpError
+	if errors.As(err, &op) && op.Op == "dial" {
+		return true
+	}
+	var refused *rueidis.RedisError
+	if errors.As(err, &refused) {
+		word, _, _ := strings.Cut(refused.Error(), " ")
+		switch word {
+		case "LOADING", "BUSY", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "MISCONF", "NOREPLICAS", "NOAUTH", "NOPERM", "OOM":
+			return true // OOM is decided when a script begins, and the first thing this one writes is refused
+		}
+	}
+	return false
+}
+
+// refusal is what is told of a verdict that is no acceptance.
+func (s *Server) refusal(v reserve.Verdict) *problem.Problem {
+	row, ok := refusals[v.Answer]
+	if !ok {
+		panic("BUG: no refusal for " + v.Answer)
+	}
+	p := problem.New(row.code, row.detail)
+	if row.soon {
+		p.RetryAfter = retrySoon()
+	}
+	if v.OrderID != "" {
+		p.OrderID = v.OrderID
+	}
+	if v.Answer == lua.NotStarted {
+		starts := wire.Millis(v.StartsAt)
+		p.StartsAt = &starts
+		p.RetryAfter = max(time.Second, starts.Sub(s.Clock.Now()))
+	}
+	return p
+}
+
+// accept writes the 202.
+func (r *request) accept(orderID, result string) string {
+	url := wire.OrderPath(orderID)
+	r.Response.SetStatusCode(202)
+	r.Response.Header.Set("Location", url)
+	r.Response.Header.Set("Cache-Control", "no-store")
+	r.json(wire.Accepted{OrderID: orderID, Status: wire.Queued, StatusURL: url})
+	if failpoint.Enabled {
+		failpoint.Halfway("api.halfway-through-202", r.Conn(), []byte(r.Response.String()))
+	}
+	return result
+}
+
+// traceparent is the W3C trace context that came with the request, "" where there is none that looks like one.
+func traceparent(r *request) string {
+	b := r.Request.Header.Peek("traceparent")
+	if len(b) != 55 {
+		return ""
+	}
+	for _, c := range b {
+		if c != '-' && (c < '0' || c > '9') && (c < 'a' || c > 'f') {
+			return ""
+		}
+	}
+	return string(b)
+}

@@ -1,0 +1,253 @@
+package audit
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"floodgate.internal/backend/reserve"
+	"floodgate.internal/lua"
+	"floodgate.internal/shared/wire"
+)
+
+// The equations, as findings name them.
+const (
+	eqLoaded     = "the sale is in Redis and open"
+	eqStock      = "S + |R| = T in Redis"
+	eqTotals     = "T in Redis = T in MySQL"
+	eqBuyers     = "buyers = slots of R"
+	eqDefinition = "definition in Redis = definition in MySQL"
+	eqEpoch      = "the epoch never falls"
+	eqUnits      = "available + locked + sold = T in MySQL"
+	eqLive       = "locked + sold = |L|, |L| <= T"
+	eqLedger     = "sum of the ledger = change of the stock"
+	eqSlots      = "slots = units of L"
+	eqLimit      = "a buyer has at most the limit in L"
+	eqOnce       = "an order ends once"
+	eqSKU        = "allotted = units of the SKU's sales"
+	eqOrders     = "R = L ∪ (O \\ M)"
+	eqQueued     = "no order is queued longer than the bound"
+	eqRetired    = "a settled order leaves the outbox within the bound"
+	eqBroker     = "the broker holds nothing longer than the bound"
+	eqAll        = "available + queued + locked + sold = T"
+)
+
+func open(s reserve.State) bool { return s.Present && s.Gate == lua.GateOpen }
+
+// compare finds what does not hold, given Redis before and after one reading of MySQL, which began at now by Redis's clock.
+// What decides is chosen so that an order on its way is never a finding: an order that MySQL did not have must have been in
+// the first reading's outbox; one that was live must be in one of the two readings, or was pressed since they began (and
+// may have come and gone); one that ended without an open release must not be in the second.
+func compare(before, after reserve.Snapshot, b books, now time.Time, bound time.Duration) Result {
+	c := &comparison{before: before, after: after, b: b, now: now, bound: bound}
+	c.r = Result{SaleID: b.sale, CheckedAt: wire.At(now), Total: b.total, Findings: []Finding{}}
+	c.stockRow()
+	c.live()
+	c.ledger()
+	c.sku()
+	if b.archived {
+		c.r.Available, c.r.Locked, c.r.Sold = b.available, b.locked, b.sold
+	} else {
+		c.redis()
+	}
+	c.r.MySQL.Total, c.r.MySQL.Available, c.r.MySQL.Locked, c.r.MySQL.Sold = b.total, b.available, b.locked, b.sold
+	c.r.MySQL.Epoch, c.r.MySQL.Orders, c.r.MySQL.LedgerRows, c.r.MySQL.Intents = b.epoch, len(b.orders), len(b.ledger), b.openIntents
+	slices.SortStableFunc(c.r.Findings, func(f, g Finding) int {
+		return strings.Compare(f.Equation+"\x00"+f.OrderID+"\x00"+f.Key, g.Equation+"\x00"+g.OrderID+"\x00"+g.Key)
+	})
+	c.r.Balanced = len(c.r.Findings) == 0
+	return c.r
+}
+
+type comparison struct {
+	before, after reserve.Snapshot
+	b             books
+	now           time.Time
+	bound         time.Duration
+	r             Result
+}
+
+func (c *comparison) find(equation, orderID, key, fix, detail string, args ...any) {
+	c.r.Findings = append(c.r.Findings, Finding{Equation: equation, OrderID: orderID, Key: key, Detail: fmt.Sprintf(detail, args...), Fix: fix})
+}
+
+func (c *comparison) key(name string) string { return fmt.Sprintf("{sale:%d}:%s", c.b.sale, name) }
+func (c *comparison) row(table string) string {
+	return fmt.Sprintf("%s of sale %d", table, c.b.sale)
+}
+func (c *comparison) rebuild() string {
+	return fmt.Sprintf("backend rebuild --sale %d writes Redis anew from MySQL and the outbox", c.b.sale)
+}
+
+const byHand = "somebody changed MySQL by hand or it was restored from a backup: put the row back, or correct the stock row and write the ledger row that says so"
+
+// stockRow: the hot row adds up by itself.
+func (c *comparison) stockRow() {
+	b := c.b
+	if b.available+b.locked+b.sold != b.total || b.available < 0 || b.locked < 0 || b.sold < 0 {
+		c.find(eqUnits, "", c.row("sale_stock"), byHand, "available %d + locked %d + sold %d is not total %d", b.available, b.locked, b.sold, b.total)
+	}
+}
+
+// live: the live orders, their slots, and each buyer's limit.
+func (c *comparison) live() {
+	var locked, sold int64
+	units := map[string]int64{} // of each buyer
+	for _, o := range c.b.orders {
+		switch o.status {
+		case wire.PendingPayment:
+			locked += o.quantity
+		case wire.Paid, wire.Issued:
+			sold += o.quantity
+		}
+		if o.status.Live() {
+			c.r.MySQL.LiveOrders++
+			units[o.uid] += o.quantity
+		}
+	}
+	c.r.Locked, c.r.Sold = locked, sold
+	if locked != c.b.locked {
+		c.find(eqLive, "", c.row("sale_stock"), byHand, "locked is %d, the orders that wait for payment hold %d units", c.b.locked, locked)
+	}
+	if sold != c.b.sold {
+		c.find(eqLive, "", c.row("sale_stock"), byHand, "sold is %d, the orders that are paid or issued hold %d units", c.b.sold, sold)
+	}
+	if locked+sold > c.b.total {
+		c.find(eqLive, "", c.row("orders"), "OVERSOLD: stop the sale (backend sale pause) and see the ledger for who came last", "live orders hold %d units of %d", locked+sold, c.b.total)
+	}
+	for uid, n := range units {
+		if n > int64(c.b.limit) {
+			c.find(eqLimit, "", "orders of uid "+uid, "cancel what is too much", "%d units in live orders, the limit is %d", n, c.b.limit)
+		}
+	}
+
+	slots := map[string]int64{}
+	for _, s := range c.b.slots {
+		o, ok := c.b.orders[s.order]
+		at := fmt.Sprintf("order_slots of uid %s, slot %d", s.uid, s.slot)
+		switch {
+		case !ok:
+			c.find(eqSlots, s.order, at, byHand, "the slot is taken by an order that has no row")
+		case !o.status.Live():
+			c.find(eqSlots, s.order, at, "delete the slot: its buyer cannot order again until then", "the slot is taken by an order that is %s", o.status)
+		case o.uid != s.uid:
+			c.find(eqSlots, s.order, at, byHand, "the order is uid %s's", o.uid)
+		}
+		slots[s.order]++
+	}
+	for id, o := range c.b.orders {
+		if n := slots[id]; o.status.Live() && n != o.quantity {
+			c.find(eqSlots, id, "order_slots of uid "+o.uid, byHand, "the order is for %d units and takes %d slots: its buyer could exceed the limit", o.quantity, n)
+		}
+	}
+}
+
+// What an order's row must have in the ledger, by kind of row.
+const (
+	rowOrder = 1 << iota
+	rowIssue
+	rowPay
+	rowCancel
+	rowExpire
+)
+
+var rowKinds = map[string]int{"order": rowOrder, "issue": rowIssue, "pay": rowPay, "cancel": rowCancel, "expire": rowExpire}
+
+func rowNames(mask int) string {
+	var names []string
+	for _, name := range []string{"order", "issue", "pay", "cancel", "expire"} {
+		if mask&rowKinds[name] != 0 {
+			names = append(names, name)
+		}
+	}
+	if names == nil {
+		return "none"
+	}
+	return strings.Join(names, ", ")
+}
+
+var rowsOf = map[wire.OrderStatus]int{
+	wire.PendingPayment: rowOrder,
+	wire.Paid:           rowOrder | rowPay,
+	wire.Cancelled:      rowOrder | rowCancel,
+	wire.Expired:        rowOrder | rowExpire,
+	wire.Issued:         rowIssue,
+}
+
+// ledger: its sum is the stock, its rows join, and each order has exactly its own.
+func (c *comparison) ledger() {
+	var available, locked int64
+	rows := map[string]int{}
+	for _, e := range c.b.ledger {
+		available += e.available.by
+		locked += e.locked.by
+		at := "ledger row " + strconv.FormatInt(e.id, 10)
+		if !e.available.adds() || !e.locked.adds() {
+			c.find(eqLedger, "", at, byHand, "%s of %s: before + change is not after", e.kind, e.ref)
+		}
+		kind, ofOrder := rowKinds[e.kind]
+		if !ofOrder {
+			continue
+		}
+		rows[e.ref] |= kind
+		o, ok := c.b.orders[e.ref]
+		if !ok {
+			c.find(eqLedger, e.ref, at, byHand, "the ledger says %q of an order that has no row", e.kind)
+			continue
+		}
+		if want := changes(kind, o.quantity); want != [2]int64{e.available.by, e.locked.by} {
+			c.find(eqLedger, e.ref, at, byHand, "%q of an order of %d units changed available by %d and locked by %d", e.kind, o.quantity, e.available.by, e.locked.by)
+		}
+	}
+	for id, o := range c.b.orders {
+		got, want := rows[id], rowsOf[o.status]
+		if ends := got & (rowPay | rowCancel | rowExpire); ends&(ends-1) != 0 {
+			c.find(eqOnce, id, c.row("ledger"), byHand, "the order is %s, and the ledger says that it ended more than once: %s", o.status, rowNames(got))
+		} else if got != want {
+			c.find(eqLedger, id, c.row("ledger"), byHand, "the order is %s, which takes the ledger rows: %s; it has: %s", o.status, rowNames(want), rowNames(got))
+		}
+	}
+	if available != c.b.available || locked != c.b.locked {
+		c.find(eqLedger, "", c.row("ledger"), byHand, "its changes add up to available %d and locked %d, the stock row has %d and %d%s",
+			available, locked, c.b.available, c.b.locked, gap(c.b.ledger))
+	}
+}
+
+// changes is by how much a row of this kind changes available and locked.
+func changes(kind int, quantity int64) [2]int64 {
+	switch kind {
+	case rowOrder:
+		return [2]int64{-quantity, quantity}
+	case rowIssue:
+		return [2]int64{-quantity, 0}
+	case rowPay:
+		return [2]int64{0, -quantity}
+	default:
+		return [2]int64{quantity, -quantity}
+	}
+}
+
+// gap says where the first row is missing: each begins where the one before it ended.
+func gap(ledger []entry) string {
+	var last entry
+	for _, e := range ledger {
+		if e.available.before != last.available.after || e.locked.before != last.locked.after {
+			return fmt.Sprintf("; the first gap is before row %d (%s of %s)", e.id, e.kind, e.ref)
+		}
+		last = e
+	}
+	return "; its rows join: the last one is missing, or the stock row was changed by hand"
+}
+
+func (c *comparison) sku() {
+	k := c.b.skuUnits
+	at := "skus row " + strconv.FormatInt(c.b.sku, 10)
+	if k.available+k.allotted+k.locked+k.sold != k.total {
+		c.find(eqSKU, "", at, byHand, "available %d + allotted %d + locked %d + sold %d is not total %d", k.available, k.allotted, k.locked, k.sold, k.total)
+	}
+	if k.allotted != k.sales {
+		c.find(eqSKU, "", at, byHand, "allotted is %d, its sales have %d units", k.allotted, k.sales)
+	}
+}

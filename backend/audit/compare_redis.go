@@ -1,0 +1,194 @@
+package audit
+
+import (
+	"reflect"
+	"strconv"
+	"strings"
+
+	"floodgate.internal/backend/reserve"
+)
+
+// redis compares Redis with itself and with MySQL, and fills in where every unit is.
+func (c *comparison) redis() {
+	s, b := c.before.State, c.b
+	r := &c.r.Redis
+	r.Loaded, r.Gate, r.Epoch, r.Stock, r.Total = s.Present, s.Gate, s.Epoch, s.Stock, s.Total
+	r.Reservations, r.Outbox = len(c.before.Orders), len(c.before.Outbox)
+	for _, h := range c.before.Orders {
+		r.Reserved += int64(h.Quantity)
+	}
+	for _, err := range c.before.Bad {
+		c.find(eqOrders, "", c.key("*"), c.rebuild(), "%v", err)
+	}
+	switch {
+	case !s.Present:
+		c.find(eqLoaded, "", c.key("state"), c.rebuild(), "the sale is not in Redis")
+	case !open(s) || !open(c.after.State):
+		c.find(eqLoaded, "", c.key("state"), "wait until the reconciler is done; if it does not come to an end, see /-/ready and the log of the backend, and run backend rebuild --sale "+strconv.FormatInt(b.sale, 10),
+			"the gate is %q, then %q: the sale is being reconciled", s.Gate, c.after.State.Gate)
+	default:
+		c.state()
+		c.buyers()
+	}
+	c.orders()
+}
+
+// state: the counters, the epoch and the definition.
+func (c *comparison) state() {
+	s, b := c.before.State, c.b
+	if s.Stock+c.r.Redis.Reserved != s.Total || s.Stock < 0 {
+		c.find(eqStock, "", c.key("state"), c.rebuild(), "stock %d + reserved %d is not total %d", s.Stock, c.r.Redis.Reserved, s.Total)
+	}
+	if total := s.Total + c.unapplied(); total != b.total {
+		c.find(eqTotals, "", c.key("state"), c.rebuild(), "total %d in Redis, %d of it in changes that are under way, is not total %d in MySQL", total, c.unapplied(), b.total)
+	}
+	if s.Epoch > b.epoch || c.after.State.Epoch < b.epoch {
+		c.find(eqEpoch, "", c.key("state"), c.rebuild(), "epoch %d in Redis, then %d in MySQL, then %d in Redis", s.Epoch, b.epoch, c.after.State.Epoch)
+	}
+	if b.redefining || s.Version != c.after.State.Version {
+		return // a change is under way
+	}
+	if !reflect.DeepEqual(s.Definition, b.definition) {
+		c.find(eqDefinition, "", c.key("state"), c.rebuild(), "Redis has %+v, MySQL %+v", s.Definition, b.definition)
+	}
+}
+
+// unapplied is the units of admin changes that were not in Redis's stock at the first reading.
+func (c *comparison) unapplied() int64 {
+	var n int64
+	for _, a := range c.b.adjusts {
+		if !c.before.Applied[a.intent] {
+			n += a.units
+		}
+	}
+	return n
+}
+
+// buyers: who holds which slot is exactly what the reservations say.
+func (c *comparison) buyers() {
+	type held struct{ uid, slot string }
+	want := map[held]string{}
+	for _, h := range c.before.Orders {
+		slots := strings.Split(h.Slots, ",")
+		if len(slots) != h.Quantity {
+			c.find(eqBuyers, h.ID, c.key("orders"), c.rebuild(), "%d units and the slots %s", h.Quantity, h.Slots)
+		}
+		for _, slot := range slots {
+			want[held{h.UID, slot}] = h.ID
+		}
+	}
+	for uid, value := range c.before.Buyers {
+		for _, pair := range strings.Split(value, ",") {
+			slot, id, _ := strings.Cut(pair, "=")
+			switch want[held{uid, slot}] {
+			case id:
+				delete(want, held{uid, slot})
+			default:
+				c.find(eqBuyers, id, c.key("buyers"), c.rebuild(), "uid %s has slot %s taken by this order, which has no such reservation", uid, slot)
+			}
+		}
+	}
+	for h, id := range want {
+		c.find(eqBuyers, id, c.key("buyers"), c.rebuild(), "the reservation takes slot %s of uid %s, which is free there: the buyer could exceed the limit", h.slot, h.uid)
+	}
+}
+
+// orders: R = L ∪ (O \ M), order by order, and what is counted where.
+func (c *comparison) orders() {
+	b := c.b
+	first, second := byID(c.before.Orders), byID(c.after.Orders)
+	inOutbox, stillInOutbox := entries(c.before.Outbox), entries(c.after.Outbox)
+	readable := open(c.before.State) && open(c.after.State) // else reservations come and go
+
+	var back int64 // units of ended orders that the first reading still had reserved
+	for id, h := range first {
+		o, ok := b.orders[id]
+		switch {
+		case !ok:
+			if _, queued := inOutbox[id]; !queued && readable {
+				c.find(eqOrders, id, c.key("orders"), "its message may be a dead letter (backend dead-letters list); "+c.rebuild()+", which gives its units back: tell uid "+h.UID+" that the order is gone",
+					"uid %s holds %d units in Redis, but the order is neither in the outbox nor in MySQL", h.UID, h.Quantity)
+			}
+		case o.status.Live():
+			if (o.uid != h.UID || o.quantity != int64(h.Quantity)) && readable {
+				c.find(eqOrders, id, c.key("orders"), c.rebuild(), "Redis has %d units for uid %s, MySQL has %d units for uid %s", h.Quantity, h.UID, o.quantity, o.uid)
+			}
+		default:
+			if _, still := second[id]; !still || b.releasing[id] {
+				back += int64(h.Quantity)
+			} else if readable {
+				c.find(eqOrders, id, c.key("orders"), c.rebuild(), "the order is %s in MySQL, no release of it is under way, and it still holds %d units in Redis", o.status, h.Quantity)
+			}
+		}
+	}
+	for id, h := range second { // reserved since; not in the outbox and not in MySQL cannot be told apart yet
+		if o, ok := b.orders[id]; ok && !o.status.Live() && !b.releasing[id] && readable {
+			if _, before := first[id]; !before {
+				c.find(eqOrders, id, c.key("orders"), c.rebuild(), "the order is %s in MySQL, no release of it is under way, and it holds %d units in Redis", o.status, h.Quantity)
+			}
+		}
+	}
+
+	var since int64 // units of live orders that were reserved after the first reading
+	for id, o := range b.orders {
+		_, in1 := first[id]
+		_, in2 := second[id]
+		if b.releasing[id] {
+			c.r.MySQL.Releasing += o.quantity
+		}
+		if !o.status.Live() || in1 {
+			continue
+		}
+		if in2 || o.at >= c.now.UnixMilli() {
+			since += o.quantity
+		} else if readable {
+			c.find(eqOrders, id, c.key("orders"), c.rebuild(), "the order is %s in MySQL with %d units, which Redis does not have reserved: it could sell them again", o.status, o.quantity)
+		}
+	}
+
+	for id, e := range inOutbox {
+		if o, ok := b.orders[id]; ok {
+			c.r.Redis.Unretired++
+			if age := c.now.UnixMilli() - o.decided; age > c.bound.Milliseconds() && o.decided > 0 {
+				if _, ok := stillInOutbox[id]; ok {
+					c.find(eqRetired, id, c.key("outbox"), "it is delivered once more, found in MySQL and retired as soon as a relay and a consumer run and reach Redis: see backend queue",
+						"the order is %s in MySQL for %.1f s and its entry %s is still there; the bound is %s", o.status, float64(age)/1000, e.Entry, c.bound)
+				}
+			}
+			continue
+		}
+		c.r.Redis.Queued++
+		c.r.Queued += int64(e.Quantity)
+		if _, ok := first[id]; !ok && readable {
+			c.find(eqOrders, id, c.key("outbox"), c.rebuild(), "uid %s's order is in the outbox, but its %d units are not reserved", e.UID, e.Quantity)
+		}
+		if age := c.now.UnixMilli() - e.At; age > c.bound.Milliseconds() {
+			if _, ok := stillInOutbox[id]; ok {
+				c.find(eqQueued, id, c.key("outbox"), "see backend queue: is the broker up, does a consumer run, does MySQL answer? Nothing is lost: the order is settled as soon as they do. If it is in backend dead-letters, MySQL refuses it: the reason stands there",
+					"queued for %.1f s, the bound is %s", float64(age)/1000, c.bound)
+			}
+		}
+	}
+
+	c.r.Available = c.before.State.Stock + back - since + c.unapplied()
+	if sum := c.r.Available + c.r.Queued + c.r.Locked + c.r.Sold; sum != c.r.Total && len(c.r.Findings) == 0 {
+		c.find(eqAll, "", c.row("orders"), "audit again; if it stays, "+c.rebuild(), "%d + %d + %d + %d is %d, not %d",
+			c.r.Available, c.r.Queued, c.r.Locked, c.r.Sold, sum, c.r.Total)
+	}
+}
+
+func byID(held []reserve.Held) map[string]reserve.Held {
+	m := make(map[string]reserve.Held, len(held))
+	for _, h := range held {
+		m[h.ID] = h
+	}
+	return m
+}
+
+func entries(outbox []reserve.Entry) map[string]reserve.Entry {
+	m := make(map[string]reserve.Entry, len(outbox))
+	for _, e := range outbox {
+		m[e.ID] = e // two entries under two epochs are one order
+	}
+	return m
+}

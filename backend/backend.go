@@ -1,0 +1,88 @@
+// Package backend is everything behind the gateway: the internal API, the relay, the order consumer, the timer and the
+// operators' listener, in one program that runs any of them.
+package backend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"syscall"
+
+	"github.com/alecthomas/kong"
+
+	"floodgate.internal/backend/operate"
+	"floodgate.internal/shared/cli"
+)
+
+const description = `Floodgate's backend: decides orders in Redis, carries them to MySQL, expires what is not paid, and answers operators.
+
+Without a command it serves the roles that -roles names.`
+
+type grammar struct {
+	Serve   serveCommand    `cmd:"" default:"withargs" help:"Serve the roles of -roles (the default command)."`
+	Migrate operate.Migrate `cmd:"" help:"Bring MySQL's schema up to date."`
+	Sale    operate.Sale    `cmd:"" help:"Create, list and manage sales, through the admin API."`
+	Audit   operate.Audit   `cmd:"" help:"Prove that every unit is accounted for."`
+	Rebuild operate.Rebuild `cmd:"" help:"Write a sale into Redis anew, from MySQL and the outbox."`
+	Queue   operate.Queue   `cmd:"" help:"Show what is queued, and who holds it."`
+
+	DeadLetters operate.DeadLetters `cmd:"" help:"Show what could not be processed, and process it anew."`
+}
+
+type serveCommand struct {
+	Config string `required:"" placeholder:"FILE" help:"Configuration file; configs/backend.yaml explains every value."`
+	Roles  string `default:"api,relay,consumer,timer" help:"What this process does: some of api, relay, consumer, timer."`
+}
+
+// Run is the program: args without its name, out to stdout, logs to stderr. It returns when ctx has ended and everything
+// is drained, or with what stopped it; cli.ExitCode tells a usage error from a failure.
+func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	var g grammar
+	kc, err := cli.Parse(&g, args, stdout, stderr, kong.Name("backend"), kong.Description(description))
+	if err != nil || kc == nil {
+		return err
+	}
+	kc.BindTo(ctx, (*context.Context)(nil))
+	return kc.Run(&operate.Env{Stdout: stdout, Stderr: stderr, Config: func(path string) (operate.Config, error) {
+		c, err := LoadConfig(path)
+		if err != nil {
+			return operate.Config{}, err
+		}
+		return c.operate(stderr), nil
+	}})
+}
+
+// Run serves.
+func (c *serveCommand) Run(ctx context.Context, env *operate.Env) error {
+	roles, err := ParseRoles(c.Roles)
+	if err != nil {
+		return err
+	}
+	config, err := LoadConfig(c.Config)
+	if err != nil {
+		return err
+	}
+	return serve(ctx, config, roles, env.Stderr)
+}
+
+func serve(ctx context.Context, c Config, roles Roles, stderr io.Writer) error {
+	log := c.logger(stderr)
+	if c.Development {
+		log.Warn("development: true: for a developer's machine only", "development_secrets", c.developmentSecrets(), "test_payments", c.TestPayments())
+	}
+	return newProcess(c, roles, log).run(ctx)
+}
+
+// listen takes a port, or says what is in the way.
+func listen(ctx context.Context, field, addr string) (net.Listener, error) {
+	ln, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr)
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return nil, fmt.Errorf("%s: %s is in use by another program: stop it, or choose another port", field, addr)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", field, err)
+	}
+	return ln, nil
+}

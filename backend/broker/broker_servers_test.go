@@ -1,0 +1,521 @@
+//go:build servers
+
+package broker_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/prometheus/client_golang/prometheus"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"go.uber.org/goleak"
+
+	"floodgate.internal/backend/backendtest"
+	"floodgate.internal/backend/broker"
+	"floodgate.internal/backend/order"
+	"floodgate.internal/backend/reserve"
+	"floodgate.internal/shared/wire"
+)
+
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("net/http.(*persistConn).readLoop"), goleak.IgnoreAnyFunction("net/http.(*persistConn).writeLoop"))
+}
+
+func open(t *testing.T, url string, partitions int) *broker.Broker {
+	t.Helper()
+	return openWith(t, broker.Config{URL: url, Partitions: partitions, ManagementURL: os.Getenv("AMQP_MANAGEMENT_URL")})
+}
+
+func openWith(t *testing.T, cfg broker.Config) *broker.Broker {
+	t.Helper()
+	b, err := broker.Open(cfg, backendtest.Log(t), prometheus.NewRegistry())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := b.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return b
+}
+
+func orders(sale int64, n int) []reserve.Entry {
+	es := make([]reserve.Entry, n)
+	for i := range es {
+		id := uuid.Must(uuid.NewV7()).String()
+		es[i] = reserve.Entry{ID: wire.NewOrderID(id, sale), Sale: sale, UID: fmt.Sprintf("u%d", i), Quantity: 1, Slots: "1", Epoch: 1,
+			At: 1_700_000_000_000, Entry: fmt.Sprintf("1-%d", i)}
+	}
+	return es
+}
+
+// book is where the orders of a test are settled.
+type book struct {
+	mu      sync.Mutex // guards what follows
+	seen    []reserve.Entry
+	retired []reserve.Entry
+	largest int
+	changed chan struct{}
+}
+
+func newBook() *book { return &book{changed: make(chan struct{})} }
+
+func (b *book) settle(_ context.Context, es []reserve.Entry) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.seen = append(b.seen, es...)
+	b.largest = max(b.largest, len(es))
+	close(b.changed)
+	b.changed = make(chan struct{})
+	return nil
+}
+
+func (b *book) settled(_ context.Context, es []reserve.Entry) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.retired = append(b.retired, es...)
+	close(b.changed)
+	b.changed = make(chan struct{})
+}
+
+// until waits until f, called under the lock, is true.
+func (b *book) until(t *testing.T, what string, f func() bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	for {
+		b.mu.Lock()
+		ok, changed := f(), b.changed
+		b.mu.Unlock()
+		if ok {
+			return
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			t.Fatalf("never: %s: %d seen, %d retired", what, len(b.seen), len(b.retired))
+		}
+	}
+}
+
+func ids(es []reserve.Entry) []string {
+	out := make([]string, len(es))
+	for i, e := range es {
+		out[i] = e.ID
+	}
+	return out
+}
+
+func ofSale(es []reserve.Entry, sale int64) []string {
+	var out []string
+	for _, e := range es {
+		if e.Sale == sale {
+			out = append(out, e.ID)
+		}
+	}
+	return out
+}
+
+// consume runs Consume until the returned function is called, which waits for its end.
+func consume(t *testing.T, b *broker.Broker, batch int, settle func(context.Context, []reserve.Entry) error, settled func(context.Context, []reserve.Entry)) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- b.Consume(ctx, batch, 2*time.Millisecond, settle, settled) }()
+	var once sync.Once
+	stop = func() {
+		once.Do(func() {
+			cancel()
+			if err := <-done; err != nil {
+				t.Errorf("Consume: %v", err)
+			}
+		})
+	}
+	t.Cleanup(stop)
+	return stop
+}
+
+func publish(t *testing.T, b *broker.Broker, es []reserve.Entry) {
+	t.Helper()
+	if err := b.Publish(t.Context(), es); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func fence(t *testing.T, b *broker.Broker, sale int64) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	if err := b.Fence(ctx, sale); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// channel is the test's own view of the broker.
+func channel(t *testing.T, url string) *amqp.Channel {
+	t.Helper()
+	conn, err := amqp.Dial(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ch, err := conn.Channel()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return ch
+}
+
+// ready counts what a queue holds, when nobody consumes it.
+func ready(t *testing.T, ch *amqp.Channel, queue string) int {
+	t.Helper()
+	q, err := ch.QueueDeclarePassive(queue, true, false, false, false, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return q.Messages
+}
+
+func TestOrdersComeInOrderOnceAndInBatches(t *testing.T) {
+	b := open(t, backendtest.AMQP(t), 3)
+	var all [4][]reserve.Entry
+	var wg sync.WaitGroup
+	for sale := range all {
+		all[sale] = orders(int64(sale)+1, 700)
+		wg.Go(func() { // four callers publish at once
+			for part := range slices.Chunk(all[sale], 150) {
+				if err := b.Publish(t.Context(), part); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	bk := newBook()
+	consume(t, b, 100, bk.settle, bk.settled)
+	for sale := range all {
+		fence(t, b, int64(sale)+1)
+	}
+	bk.mu.Lock()
+	defer bk.mu.Unlock()
+	for sale := range all {
+		if got, want := ofSale(bk.seen, int64(sale)+1), ids(all[sale]); !slices.Equal(got, want) {
+			t.Errorf("sale %d: got %d orders, want these %d in order", sale+1, len(got), len(want))
+		}
+	}
+	if len(bk.retired) != 2800 || bk.largest > 100 || bk.largest < 2 {
+		t.Errorf("got %d retired, largest batch %d; want 2800, between 2 and 100", len(bk.retired), bk.largest)
+	}
+	if d := bk.seen[0]; d.UID != "u0" || d.Quantity != 1 || d.Slots != "1" || d.Epoch != 1 || d.Entry != "1-0" || d.At != 1_700_000_000_000 {
+		t.Errorf("an order changed on its way: %+v", d)
+	}
+}
+
+func TestABatchThatCannotBeSettledIsHeldAndOthersGoOn(t *testing.T) {
+	url := backendtest.AMQP(t)
+	b := open(t, url, 2)
+	bk := newBook()
+	var mu sync.Mutex // guards failed
+	failed := 0
+	settle := func(ctx context.Context, es []reserve.Entry) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if es[0].Sale == 2 && failed < 3 {
+			failed++
+			return errors.New("no MySQL")
+		}
+		return bk.settle(ctx, es)
+	}
+	held, other := orders(2, 5), orders(3, 5)
+	publish(t, b, held)
+	publish(t, b, other)
+	consume(t, b, 100, settle, bk.settled)
+	fence(t, b, 3)
+	fence(t, b, 2)
+	bk.mu.Lock()
+	defer bk.mu.Unlock()
+	if got := ofSale(bk.seen, 2); !slices.Equal(got, ids(held)) || failed != 3 {
+		t.Errorf("held orders: got %v after %d failures, want %v after 3", got, failed, ids(held))
+	}
+	if got := ofSale(bk.seen, 3); !slices.Equal(got, ids(other)) {
+		t.Errorf("the other partition: got %v, want %v", got, ids(other))
+	}
+}
+
+func TestAFenceWaitsForWhatIsBeforeIt(t *testing.T) {
+	url := backendtest.AMQP(t)
+	b := open(t, url, 2)
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	if err := b.Fence(ctx, 4); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("a fence without a consumer: got %v, want its deadline", err)
+	}
+	inSettle, release := make(chan struct{}, 1), make(chan struct{})
+	bk := newBook()
+	publish(t, b, orders(4, 3))
+	passed := make(chan error, 1)
+	go func() { passed <- b.Fence(t.Context(), 4) }()
+	ch := channel(t, url)
+	eventually(t, "two fences and three orders are queued", func() bool { return ready(t, ch, broker.QueueName(0)) >= 5 })
+	consume(t, b, 100, func(ctx context.Context, es []reserve.Entry) error {
+		if es[0].Sale == 4 {
+			inSettle <- struct{}{}
+			select {
+			case <-release:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		return bk.settle(ctx, es)
+	}, bk.settled)
+	<-inSettle
+	fence(t, b, 5) // another partition's passes meanwhile
+	select {
+	case err := <-passed:
+		t.Fatalf("the fence passed (%v) before the orders ahead of it were settled", err)
+	default:
+	}
+	close(release)
+	if err := <-passed; err != nil {
+		t.Fatal(err)
+	}
+	bk.mu.Lock()
+	defer bk.mu.Unlock()
+	if len(bk.retired) != 3 {
+		t.Errorf("when the fence passed %d orders were retired, want 3", len(bk.retired))
+	}
+}
+
+func TestStoppingEndsAHoldAndPutsTheOrdersBack(t *testing.T) {
+	url := backendtest.AMQP(t)
+	b := open(t, url, 1)
+	publish(t, b, orders(1, 10))
+	tried := make(chan struct{}, 1000)
+	stop := consume(t, b, 100, func(context.Context, []reserve.Entry) error {
+		tried <- struct{}{}
+		return errors.New("no MySQL")
+	}, func(context.Context, []reserve.Entry) { t.Error("settled was called") })
+	<-tried
+	stop()
+	bk := newBook()
+	consume(t, b, 100, bk.settle, bk.settled)
+	bk.until(t, "ten orders", func() bool { return len(bk.retired) == 10 })
+}
+
+func TestStoppingLetsASettleUnderWayFinish(t *testing.T) {
+	url := backendtest.AMQP(t)
+	b := open(t, url, 1)
+	bk := newBook()
+	in, release := make(chan struct{}), make(chan struct{})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	last := orders(1, 10)
+	go func() {
+		done <- b.Consume(ctx, 10, 5*time.Second, func(ctx context.Context, es []reserve.Entry) error {
+			if es[0].ID == last[0].ID {
+				close(in)
+				<-release
+				if err := ctx.Err(); err != nil {
+					return err
+				}
+			}
+			return bk.settle(ctx, es)
+		}, bk.settled)
+	}()
+	publish(t, b, orders(1, 10))
+	fence(t, b, 1) // RabbitMQ 3.10 may lose the first acknowledgement of a queue that is quite new, if its channel closes right after
+	publish(t, b, last)
+	<-in
+	cancel()
+	close(release)
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if len(bk.retired) != 20 {
+		t.Errorf("got %d orders settled and retired, want 20", len(bk.retired))
+	}
+	if n := ready(t, channel(t, url), broker.QueueName(0)); n != 0 {
+		t.Errorf("%d orders went back to the queue, want none", n)
+	}
+}
+
+func TestWhatIsNoOrderIsADeadLetter(t *testing.T) {
+	url := backendtest.AMQP(t)
+	b := open(t, url, 1)
+	publish(t, b, orders(1, 1))
+	ch := channel(t, url)
+	good := orders(1, 1)[0]
+	bad := []string{"", "{", `{"id":"x"}`, `[]`, `{"id":"` + good.ID + `","sale":2,"uid":"a","quantity":1}`,
+		`{"id":"` + good.ID + `","sale":1,"uid":"a b","quantity":1}`, `{"id":"` + good.ID + `","sale":1,"uid":"a","quantity":0}`}
+	for _, body := range bad {
+		if err := ch.PublishWithContext(t.Context(), broker.Exchange, "0", true, false, amqp.Publishing{Type: "order", Body: []byte(body)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	bk := newBook()
+	consume(t, b, 100, bk.settle, bk.settled)
+	dead, err := ch.Consume(broker.Dead, "", true, false, false, false, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for range bad {
+		d := <-dead
+		got = append(got, string(d.Body))
+	}
+	slices.Sort(got)
+	slices.Sort(bad)
+	if !slices.Equal(got, bad) {
+		t.Errorf("dead letters: got %q, want %q", got, bad)
+	}
+	bk.until(t, "the good order", func() bool { return len(bk.retired) == 1 })
+}
+
+func TestWhatCanNeverBeSettledIsADeadLetter(t *testing.T) {
+	url := backendtest.AMQP(t)
+	b := open(t, url, 1)
+	es := orders(1, 10)
+	publish(t, b, es)
+	ch := channel(t, url)
+	bk := newBook()
+	consume(t, b, 100, func(ctx context.Context, batch []reserve.Entry) error {
+		var good, bad []reserve.Entry
+		for _, e := range batch {
+			if e.ID == es[3].ID || e.ID == es[9].ID {
+				bad = append(bad, e)
+			} else {
+				good = append(good, e)
+			}
+		}
+		if err := bk.settle(ctx, good); err != nil || len(bad) == 0 {
+			return err
+		}
+		return fmt.Errorf("settle: %w", &order.PoisonError{Entries: bad, Err: errors.New("no row fits")})
+	}, bk.settled)
+	fence(t, b, 1)
+	dead, err := ch.Consume(broker.Dead, "", true, false, false, false, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{es[3].ID, es[9].ID} {
+		if d := <-dead; d.MessageId != want {
+			t.Errorf("dead letter %s, want %s", d.MessageId, want)
+		}
+	}
+	bk.mu.Lock()
+	defer bk.mu.Unlock()
+	if want := slices.Concat(ids(es[:3]), ids(es[4:9])); !slices.Equal(ids(bk.retired), want) {
+		t.Errorf("retired: got %v, want %v", ids(bk.retired), want)
+	}
+}
+
+func TestAMessageWithoutAQueueIsNotPublished(t *testing.T) {
+	url := backendtest.AMQP(t)
+	b := open(t, url, 1)
+	publish(t, b, orders(1, 1))
+	ch := channel(t, url)
+	for _, q := range []string{broker.QueueName(0), broker.Unrouted} {
+		if _, err := ch.QueueDelete(q, false, false, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := b.Publish(t.Context(), orders(1, 3)); !errors.Is(err, broker.ErrUnconfirmed) || !strings.Contains(err.Error(), "returned") {
+		t.Errorf("got %v, want %v, returned", err, broker.ErrUnconfirmed)
+	}
+}
+
+func TestADeletedQueueIsMadeAnewAndWhatMissedItComesBack(t *testing.T) {
+	url := backendtest.AMQP(t)
+	b := open(t, url, 2)
+	bk := newBook()
+	publish(t, b, orders(1, 1))
+	ch := channel(t, url)
+	if _, err := ch.QueueDelete(broker.QueueName(1), false, false, false); err != nil {
+		t.Fatal(err)
+	}
+	missed := orders(1, 20)
+	publish(t, b, missed)
+	if n := ready(t, ch, broker.Unrouted); n != 20 {
+		t.Fatalf("%d unrouted, want 20", n)
+	}
+	consume(t, b, 100, bk.settle, bk.settled)
+	bk.until(t, "the missed orders", func() bool { return len(bk.retired) == 20 })
+	if got := ofSale(bk.seen, 1); !slices.Equal(got, ids(missed)) {
+		t.Errorf("got %v, want %v", got, ids(missed))
+	}
+	// and while it is consumed
+	if _, err := ch.QueueDelete(broker.QueueName(1), false, false, false); err != nil {
+		t.Fatal(err)
+	}
+	publish(t, b, orders(1, 20))
+	bk.until(t, "those after the second deletion", func() bool { return len(bk.retired) == 40 })
+}
+
+func TestTwoConsumersTakeTurns(t *testing.T) {
+	url := backendtest.AMQP(t)
+	one, two := open(t, url, 1), open(t, url, 1)
+	var mu sync.Mutex // guards who and both
+	who := map[int]int{}
+	bk := newBook()
+	settle := func(n int) func(context.Context, []reserve.Entry) error {
+		return func(ctx context.Context, es []reserve.Entry) error {
+			mu.Lock()
+			who[n] += len(es)
+			mu.Unlock()
+			return bk.settle(ctx, es)
+		}
+	}
+	stop := consume(t, one, 10, settle(1), bk.settled)
+	publish(t, one, orders(1, 1))
+	fence(t, one, 1) // the first has the partition
+	consume(t, two, 10, settle(2), bk.settled)
+	first := orders(1, 200)
+	publish(t, two, first)
+	fence(t, two, 1) // sent by the one, answered by the other
+	mu.Lock()
+	if who[1] != 201 || who[2] != 0 {
+		t.Errorf("got %v, want 201 by the first", who)
+	}
+	mu.Unlock()
+	stop()
+	publish(t, one, orders(1, 50))
+	fence(t, one, 1)
+	mu.Lock()
+	defer mu.Unlock()
+	if who[1] != 201 || who[2] != 50 {
+		t.Errorf("got %v, want 50 by the second after the first stopped", who)
+	}
+}
+
+func TestQueuesTellsWhatIsThere(t *testing.T) {
+	url := backendtest.AMQP(t)
+	b := openWith(t, broker.Config{URL: url, Partitions: 2})
+	publish(t, b, orders(3, 7))
+	states, err := b.Queues(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []broker.QueueState{{broker.QueueName(0), 0, 0, -1, 0}, {broker.QueueName(1), 7, 7, -1, 0}, {broker.Unrouted, 0, 0, -1, 0}, {broker.Dead, 0, 0, -1, 0}}
+	if !slices.Equal(states, want) {
+		t.Errorf("got %+v, want %+v", states, want)
+	}
+	managed := open(t, url, 2)
+	states, err = managed.Queues(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, s := range states {
+		if s.Name != want[i].Name || s.Unacked < 0 {
+			t.Errorf("by the management API: got %+v, want %s", s, want[i].Name)
+		}
+	}
+}

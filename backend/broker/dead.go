@@ -1,0 +1,148 @@
+package broker
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+	"golang.org/x/sync/errgroup"
+
+	"floodgate.internal/backend/deadletter"
+)
+
+// deadAtOnce is how many dead letters a consumer of them holds.
+const deadAtOnce = 20
+
+// ConsumeDead hands each message of the dead-letter queue to take, as long as ctx lives, on a connection of its own. take is
+// called until it succeeds, with growing pauses; then the message is acknowledged. When ctx is cancelled, a take under
+// way may finish (within 5 s); what is not taken goes back. It returns nil after that, never on account of the broker.
+func (b *Broker) ConsumeDead(ctx context.Context, take func(context.Context, deadletter.Message) error) error {
+	for pause := newPause(); ; {
+		began := time.Now()
+		err := b.consumeDeadOnce(ctx, take)
+		if ctx.Err() != nil {
+			return nil
+		}
+		b.log.Warn("rabbitmq: connection for dead letters", "error", err)
+		if time.Since(began) > time.Minute {
+			pause.reset()
+		}
+		pause.wait(ctx)
+	}
+}
+
+func (b *Broker) consumeDeadOnce(ctx context.Context, take func(context.Context, deadletter.Message) error) error {
+	conn, err := b.dial(ctx, "dead letters")
+	b.m.connects.WithLabelValues("dead", result(err)).Inc()
+	if err != nil {
+		return err
+	}
+	var watch errgroup.Group // ends with the connection
+	blockings := conn.NotifyBlocked(make(chan amqp.Blocking, 1))
+	watch.Go(func() error {
+		for range blockings { // nothing is published here; it is drained all the same
+		}
+		return nil
+	})
+	defer func() {
+		hangUp(conn)
+		_ = watch.Wait() // always nil
+	}()
+	// What waits for the broker's answer does not look at a context.
+	unwatch := context.AfterFunc(ctx, func() { hangUp(conn) })
+	defer unwatch()
+	if err := b.topology(conn); err != nil {
+		return err
+	}
+	ch, err := conn.Channel()
+	if err != nil {
+		return fmt.Errorf("open a channel: %w", err)
+	}
+	if err := ch.Qos(deadAtOnce, 0, false); err != nil {
+		return fmt.Errorf("prefetch of %s: %w", Dead, err)
+	}
+	gone := make(chan struct{})
+	closed := ch.NotifyClose(make(chan *amqp.Error, 1))
+	watch.Go(func() error { <-closed; close(gone); return nil })
+	deliveries, err := ch.Consume(Dead, "", false, false, false, false, nil)
+	if err != nil {
+		return fmt.Errorf("consume %s: %w", Dead, err)
+	}
+	if !unwatch() {
+		return ctx.Err()
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case d, ok := <-deliveries:
+			if !ok {
+				return fmt.Errorf("%s: %w", Dead, errGone)
+			}
+			if err := b.takeDead(ctx, d, gone, take); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// takeDead holds one message until it is taken.
+func (b *Broker) takeDead(ctx context.Context, d amqp.Delivery, gone <-chan struct{}, take func(context.Context, deadletter.Message) error) error {
+	m := corpse(d)
+	for pause, warned := newPause(), false; ; {
+		tctx, cancel := lasting(ctx)
+		err := take(tctx, m)
+		cancel()
+		if err == nil {
+			break
+		}
+		if !warned {
+			warned = true
+			b.log.Warn("a dead letter is held: it cannot be taken now", "error", err)
+		}
+		pause.wait(ctx, gone)
+		select {
+		case <-gone:
+			return fmt.Errorf("%s: %w while a dead letter was held: %w", Dead, errGone, err)
+		default:
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+	}
+	if err := d.Ack(false); err != nil {
+		return fmt.Errorf("%s: acknowledge: %w", Dead, err)
+	}
+	return nil
+}
+
+// corpse is a dead message, with what RabbitMQ says of how it died.
+func corpse(d amqp.Delivery) deadletter.Message {
+	m := deadletter.Message{Queue: Dead, Payload: d.Body, Deliveries: 1}
+	how := ""
+	if deaths, ok := d.Headers["x-death"].([]any); ok && len(deaths) > 0 {
+		if last, ok := deaths[0].(amqp.Table); ok {
+			if queue, ok := last["queue"].(string); ok {
+				m.Queue = queue
+			}
+			how, _ = last["reason"].(string)
+		}
+	}
+	e, err := decode(d)
+	if err == nil {
+		m.Entry = &e
+	}
+	switch {
+	case how == "delivery_limit":
+		m.Deliveries = DeliveryLimit + 1
+		m.Reason = fmt.Sprintf("delivered %d times and never settled: whoever tried it ended", m.Deliveries)
+	case err != nil:
+		m.Reason = err.Error()
+	case how == "rejected":
+		m.Reason = "MySQL takes no row for it"
+	default:
+		m.Reason = "it was put there: " + how
+	}
+	return m
+}

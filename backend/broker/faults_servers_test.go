@@ -1,0 +1,307 @@
+//go:build servers
+
+package broker_test
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"net/url"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"floodgate.internal/backend/backendtest"
+	"floodgate.internal/backend/broker"
+	"floodgate.internal/backend/reserve"
+)
+
+// proxy is a TCP proxy in front of the real broker, which can cut connections, and drop or add frames on their way to us.
+type proxy struct {
+	t      *testing.T
+	target string
+	l      net.Listener
+	wg     sync.WaitGroup
+
+	mu      sync.Mutex // guards what follows
+	drop    func(class, method uint16) bool
+	conns   map[*link]bool
+	refuse  bool          // new connections
+	changed chan struct{} // closed, and made anew, when a frame was dropped
+	dropped int
+}
+
+// link is one proxied connection.
+type link struct {
+	client, server net.Conn
+	write          sync.Mutex // to client: a frame at a time
+}
+
+func newProxy(t *testing.T, target string) (w *proxy, through string) {
+	t.Helper()
+	u, err := url.Parse(target)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w = &proxy{t: t, target: u.Host, l: l, conns: map[*link]bool{}, changed: make(chan struct{})}
+	w.wg.Go(w.serve)
+	t.Cleanup(func() {
+		_ = l.Close()
+		w.cut()
+		w.wg.Wait()
+	})
+	u.Host = l.Addr().String()
+	return w, u.String()
+}
+
+func (w *proxy) serve() {
+	for {
+		c, err := w.l.Accept()
+		if err != nil {
+			return
+		}
+		w.mu.Lock()
+		refuse := w.refuse
+		w.mu.Unlock()
+		if refuse {
+			_ = c.Close()
+			continue
+		}
+		s, err := net.Dial("tcp", w.target)
+		if err != nil {
+			_ = c.Close()
+			continue
+		}
+		l := &link{client: c, server: s}
+		w.mu.Lock()
+		w.conns[l] = true
+		w.mu.Unlock()
+		w.wg.Go(func() { _, _ = io.Copy(s, c); w.end(l) })
+		w.wg.Go(func() { w.toClient(l); w.end(l) })
+	}
+}
+
+func (w *proxy) end(l *link) {
+	_, _ = l.client.Close(), l.server.Close()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.conns, l)
+}
+
+// toClient passes frames: type, channel, size, payload, end mark.
+func (w *proxy) toClient(l *link) {
+	for {
+		head := make([]byte, 7)
+		if _, err := io.ReadFull(l.server, head); err != nil {
+			return
+		}
+		frame := append(head, make([]byte, binary.BigEndian.Uint32(head[3:])+1)...)
+		if _, err := io.ReadFull(l.server, frame[7:]); err != nil {
+			return
+		}
+		if head[0] == 1 && w.drops(binary.BigEndian.Uint16(frame[7:]), binary.BigEndian.Uint16(frame[9:])) {
+			continue
+		}
+		l.write.Lock()
+		_, err := l.client.Write(frame)
+		l.write.Unlock()
+		if err != nil {
+			return
+		}
+	}
+}
+
+func (w *proxy) drops(class, method uint16) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.drop == nil || !w.drop(class, method) {
+		return false
+	}
+	w.dropped++
+	close(w.changed)
+	w.changed = make(chan struct{})
+	return true
+}
+
+// confirms are dropped, or pass.
+func (w *proxy) confirms(pass bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.drop = func(class, method uint16) bool { return !pass && class == 60 && method == 80 }
+}
+
+// untilDropped waits until more than n frames were.
+func (w *proxy) untilDropped(n int) {
+	w.t.Helper()
+	for {
+		w.mu.Lock()
+		dropped, changed := w.dropped, w.changed
+		w.mu.Unlock()
+		if dropped > n {
+			return
+		}
+		select {
+		case <-changed:
+		case <-time.After(30 * time.Second):
+			w.t.Fatal("no frame was dropped")
+		}
+	}
+}
+
+// cut closes every connection.
+func (w *proxy) cut() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for l := range w.conns {
+		_, _ = l.client.Close(), l.server.Close()
+	}
+}
+
+func (w *proxy) accept(yes bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.refuse = !yes
+}
+
+// inject sends a method frame without arguments, or with one short string, on channel 0 of every connection.
+func (w *proxy) inject(class, method uint16, args ...byte) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	payload := append(binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint16(nil, class), method), args...)
+	frame := append(binary.BigEndian.AppendUint32([]byte{1, 0, 0}, uint32(len(payload))), append(payload, 0xCE)...)
+	for l := range w.conns {
+		l.write.Lock()
+		_, err := l.client.Write(frame)
+		l.write.Unlock()
+		if err != nil {
+			w.t.Error(err)
+		}
+	}
+}
+
+// eventually waits until f is true.
+func eventually(t *testing.T, what string, f func() bool) {
+	t.Helper()
+	for end := time.Now().Add(30 * time.Second); !f(); {
+		if time.Now().After(end) {
+			t.Fatalf("never: %s", what)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+func TestALostConfirmIsNotPublished(t *testing.T) {
+	w, url := newProxy(t, backendtest.AMQP(t))
+	b := openWith(t, broker.Config{URL: url, Partitions: 1, ConfirmTimeout: 200 * time.Millisecond})
+	publish(t, b, orders(1, 1))
+	w.confirms(false)
+	if err := b.Publish(t.Context(), orders(1, 5)); !errors.Is(err, broker.ErrUnconfirmed) || !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v, want %v at its time-out", err, broker.ErrUnconfirmed)
+	}
+	w.confirms(true)
+	publish(t, b, orders(1, 5)) // the later ones are not taken for the earlier ones
+}
+
+func TestABlockedBrokerFailsAtOnce(t *testing.T) {
+	w, url := newProxy(t, backendtest.AMQP(t))
+	b := openWith(t, broker.Config{URL: url, Partitions: 1, ConfirmTimeout: time.Hour})
+	publish(t, b, orders(1, 1))
+	w.confirms(false)
+	waiting := make(chan error, 1)
+	go func() { waiting <- b.Publish(t.Context(), orders(1, 1)) }()
+	w.untilDropped(0)
+	w.inject(10, 60, append([]byte{3}, "low"...)...) // connection.blocked
+	if err := <-waiting; !errors.Is(err, broker.ErrBlocked) {
+		t.Errorf("one that waited for its confirm: got %v, want %v", err, broker.ErrBlocked)
+	}
+	if err := b.Publish(t.Context(), orders(1, 1)); !errors.Is(err, broker.ErrBlocked) {
+		t.Errorf("one that came later: got %v, want %v", err, broker.ErrBlocked)
+	}
+	if err := b.Healthy(); !errors.Is(err, broker.ErrBlocked) {
+		t.Errorf("healthy: got %v, want %v", err, broker.ErrBlocked)
+	}
+	w.confirms(true)
+	w.inject(10, 61) // connection.unblocked
+	eventually(t, "healthy", func() bool { return b.Healthy() == nil })
+	publish(t, b, orders(1, 1))
+}
+
+func TestWithoutAConnectionPublishingFailsAtOnce(t *testing.T) {
+	w, url := newProxy(t, backendtest.AMQP(t))
+	b := openWith(t, broker.Config{URL: url, Partitions: 1, ConfirmTimeout: time.Hour})
+	publish(t, b, orders(1, 1))
+	w.confirms(false)
+	waiting := make(chan error, 1)
+	go func() { waiting <- b.Publish(t.Context(), orders(1, 3)) }()
+	w.untilDropped(0)
+	w.accept(false)
+	w.cut()
+	if err := <-waiting; !errors.Is(err, broker.ErrUnconfirmed) {
+		t.Errorf("one that waited for its confirm: got %v, want %v", err, broker.ErrUnconfirmed)
+	}
+	eventually(t, "it is known to be down", func() bool { return errors.Is(b.Healthy(), broker.ErrDown) })
+	if err := b.Publish(t.Context(), orders(1, 1)); !errors.Is(err, broker.ErrDown) {
+		t.Errorf("one that came later: got %v, want %v", err, broker.ErrDown)
+	}
+	w.confirms(true)
+	w.accept(true)
+	eventually(t, "healthy", func() bool { return b.Healthy() == nil })
+	publish(t, b, orders(1, 1))
+}
+
+func TestALostConnectionLosesNoOrder(t *testing.T) {
+	target := backendtest.AMQP(t)
+	w, url := newProxy(t, target)
+	direct, b := open(t, target, 2), openWith(t, broker.Config{URL: url, Partitions: 2})
+	bk := newBook()
+	blocked := make(chan struct{}, 1)
+	proceed := make(chan struct{})
+	consume(t, b, 50, func(ctx context.Context, es []reserve.Entry) error {
+		if es[0].Sale == 2 {
+			select {
+			case blocked <- struct{}{}:
+			default:
+			}
+			<-proceed
+		}
+		return bk.settle(ctx, es)
+	}, bk.settled)
+	first := orders(2, 300)
+	publish(t, direct, first)
+	<-blocked // a batch is in hand, more is prefetched
+	passed := make(chan error, 1)
+	go func() { passed <- b.Fence(t.Context(), 2) }() // over the connections that are cut
+	w.cut()
+	close(proceed)
+	for range 5 {
+		publish(t, direct, orders(1, 200))
+		w.cut()
+	}
+	if err := <-passed; err != nil {
+		t.Fatal(err)
+	}
+	fence(t, direct, 1)
+	fence(t, direct, 2)
+	bk.mu.Lock()
+	defer bk.mu.Unlock()
+	seen := map[string]int{}
+	for _, e := range bk.retired {
+		seen[e.ID]++
+	}
+	if len(seen) != 1300 {
+		t.Errorf("%d different orders were settled, want 1300", len(seen))
+	}
+	if got := slices.Compact(ofSale(bk.seen, 2)); len(got) < 300 || !slices.Equal(got[len(got)-250:], ids(first[50:])) {
+		t.Errorf("the order of a partition changed over the cuts: %d", len(got))
+	}
+	for _, q := range []int{0, 1} {
+		eventually(t, "nothing is left in "+broker.QueueName(q), func() bool { return ready(t, channel(t, target), broker.QueueName(q)) == 0 })
+	}
+}

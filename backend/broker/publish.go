@@ -1,0 +1,380 @@
+package broker
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"floodgate.internal/backend/reserve"
+	"floodgate.internal/shared/failpoint"
+)
+
+// publisher is one life of the publishing connection.
+type publisher struct {
+	conn    *amqp.Connection
+	orders  *amqp.Channel // in confirm mode
+	fences  *amqp.Channel // fences, their answers, and the direct reply-to of our own fences
+	done    chan struct{} // closed when the connection or a channel is gone
+	drained chan struct{} // closed when every goroutine of this life is gone
+	err     error         // why; set before done is closed
+	passed  chan struct{} // received from by watch, which thereby says that what came before is recorded
+	seq     atomic.Uint64 // of publishings
+
+	mu       sync.Mutex        // guards what follows
+	returned map[string]string // correlation id -> why; only of publishings whose Publish still waits
+	blocked  chan struct{}     // closed while the broker blocks us
+	reason   string            // why it does
+	since    time.Time         // when it began to
+}
+
+// keepPublisher connects, for ever.
+func (b *Broker) keepPublisher(ctx context.Context) {
+	defer close(b.ended)
+	for pause := newPause(); ctx.Err() == nil; {
+		p, err := b.openPublisher(ctx)
+		b.m.connects.WithLabelValues("publish", result(err)).Inc()
+		if err != nil {
+			b.setPublisher(nil, err)
+			b.log.Warn("rabbitmq: publishing connection", "error", err)
+			pause.wait(ctx)
+			continue
+		}
+		pause.reset()
+		b.setPublisher(p, nil)
+		b.log.Info("rabbitmq: publishing connection is open")
+		select {
+		case <-p.done:
+			b.log.Warn("rabbitmq: publishing connection was lost", "error", p.err)
+		case <-ctx.Done():
+			hangUp(p.conn)
+			<-p.done
+		}
+		b.setPublisher(nil, p.err)
+		<-p.drained
+	}
+	b.setPublisher(nil, context.Canceled)
+}
+
+func result(err error) string {
+	if err != nil {
+		return "error"
+	}
+	return "ok"
+}
+
+func (b *Broker) setPublisher(p *publisher, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if p == nil && b.out != nil {
+		b.lost = time.Now()
+	}
+	b.out, b.outErr = p, err
+	if p == nil && err == nil {
+		b.outErr = ErrDown
+	}
+	close(b.changed)
+	b.changed = make(chan struct{})
+}
+
+// publisher returns the open connection. It waits only for the first attempt to connect.
+func (b *Broker) publisher(ctx context.Context) (*publisher, error) {
+	for {
+		b.mu.Lock()
+		p, err, changed := b.out, b.outErr, b.changed
+		b.mu.Unlock()
+		if p != nil {
+			return p, nil
+		}
+		if err != nil {
+			return nil, down(err)
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, down(ctx.Err())
+		}
+	}
+}
+
+func (b *Broker) openPublisher(ctx context.Context) (p *publisher, err error) {
+	conn, err := b.dial(ctx, "publish")
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			hangUp(conn)
+		}
+	}()
+	if err := b.topology(conn); err != nil {
+		return nil, err
+	}
+	p = &publisher{conn: conn, done: make(chan struct{}), drained: make(chan struct{}), passed: make(chan struct{}), returned: map[string]string{}, blocked: make(chan struct{})}
+	if p.orders, err = conn.Channel(); err != nil {
+		return nil, fmt.Errorf("open a channel: %w", err)
+	}
+	if err := p.orders.Confirm(false); err != nil {
+		return nil, fmt.Errorf("confirm mode: %w", err)
+	}
+	if p.fences, err = conn.Channel(); err != nil {
+		return nil, fmt.Errorf("open a channel: %w", err)
+	}
+	replies, err := p.fences.Consume("amq.rabbitmq.reply-to", "", true, false, false, false, nil)
+	if err != nil {
+		return nil, fmt.Errorf("consume replies: %w", err)
+	}
+	// All are unbuffered and read by one goroutine: when the library has handed over a return, and then tells of the
+	// confirm that follows it, a receive from passed comes after the return was recorded.
+	returns := p.orders.NotifyReturn(make(chan amqp.Return))
+	blockings := conn.NotifyBlocked(make(chan amqp.Blocking))
+	closed := []chan *amqp.Error{
+		conn.NotifyClose(make(chan *amqp.Error, 1)),
+		p.orders.NotifyClose(make(chan *amqp.Error, 1)),
+		p.fences.NotifyClose(make(chan *amqp.Error, 1)),
+	}
+	go b.watch(p, returns, blockings, replies, closed)
+	return p, nil
+}
+
+// watch drains every notification of a connection until it is gone.
+func (b *Broker) watch(p *publisher, returns chan amqp.Return, blockings chan amqp.Blocking, replies <-chan amqp.Delivery, closed []chan *amqp.Error) {
+	defer close(p.drained)
+	gone := make(chan *amqp.Error, len(closed))
+	for _, c := range closed {
+		go func() { gone <- <-c }() // ends at the latest with the connection
+	}
+	for {
+		select {
+		case r, ok := <-returns:
+			if !ok {
+				returns = nil
+				continue
+			}
+			p.mu.Lock()
+			if _, waits := p.returned[r.CorrelationId]; waits {
+				p.returned[r.CorrelationId] = r.ReplyText
+			}
+			p.mu.Unlock()
+		case bl, ok := <-blockings:
+			if !ok {
+				blockings = nil
+				continue
+			}
+			p.setBlocked(bl)
+			b.log.Warn("rabbitmq: publishers blocked", "blocked", bl.Active, "reason", bl.Reason)
+		case d, ok := <-replies:
+			if !ok {
+				replies = nil
+				continue
+			}
+			b.fences.passed(d.CorrelationId)
+		case p.passed <- struct{}{}:
+		case err := <-gone:
+			if err != nil {
+				p.err = err
+			} else {
+				p.err = amqp.ErrClosed
+			}
+			close(p.done)
+			hung := make(chan struct{})
+			go func() { hangUp(p.conn); close(hung) }() // also where only a channel is gone; it closes what is drained here
+			drain(returns, blockings, replies)
+			<-hung
+			for range len(closed) - 1 {
+				<-gone
+			}
+			return
+		}
+	}
+}
+
+// drain reads what the library still sends while it shuts down, until it has closed the channels.
+func drain(returns chan amqp.Return, blockings chan amqp.Blocking, replies <-chan amqp.Delivery) {
+	for returns != nil || blockings != nil || replies != nil {
+		select {
+		case _, ok := <-returns:
+			if !ok {
+				returns = nil
+			}
+		case _, ok := <-blockings:
+			if !ok {
+				blockings = nil
+			}
+		case _, ok := <-replies:
+			if !ok {
+				replies = nil
+			}
+		}
+	}
+}
+
+func (p *publisher) setBlocked(bl amqp.Blocking) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	select {
+	case <-p.blocked:
+		if !bl.Active {
+			p.blocked, p.reason = make(chan struct{}), ""
+		}
+	default:
+		if bl.Active {
+			p.reason, p.since = bl.Reason, time.Now()
+			close(p.blocked)
+		}
+	}
+}
+
+// blockedNow also tells why.
+func (p *publisher) blockedNow() (string, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	select {
+	case <-p.blocked:
+		return p.reason, true
+	default:
+		return "", false
+	}
+}
+
+// blockedFor is for how long the broker has been blocking us; 0 when it does not.
+func (p *publisher) blockedFor() time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	select {
+	case <-p.blocked:
+		return time.Since(p.since)
+	default:
+		return 0
+	}
+}
+
+func (p *publisher) blockedChan() chan struct{} {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.blocked
+}
+
+// window is how many messages one Publish has unconfirmed at most.
+const window = 1000
+
+// Publish sends the orders to their partitions. Nil: each of them is confirmed and was not returned. An error: some may
+// be in the broker all the same. It takes at most the confirm time-out for each 1,000 orders, and fails at once while there
+// is no connection or the broker blocks publishers.
+func (b *Broker) Publish(ctx context.Context, entries []reserve.Entry) error {
+	for len(entries) > 0 {
+		n := min(len(entries), window)
+		if err := b.publish(ctx, entries[:n]); err != nil {
+			b.m.failed.Add(float64(len(entries)))
+			return fmt.Errorf("publish %d orders: %w", len(entries), err)
+		}
+		b.m.published.Add(float64(n))
+		entries = entries[n:]
+	}
+	return nil
+}
+
+func (b *Broker) publish(ctx context.Context, entries []reserve.Entry) error {
+	ctx, cancel := context.WithTimeout(ctx, b.cfg.ConfirmTimeout)
+	defer cancel()
+	p, err := b.publisher(ctx)
+	if err != nil {
+		return err
+	}
+	blocked := p.blockedChan()
+	ids := make([]string, 0, len(entries))
+	defer func() { p.forget(ids) }()
+	confirms := make([]*amqp.DeferredConfirmation, 0, len(entries))
+	for _, e := range entries {
+		select {
+		case <-blocked:
+			return ErrBlocked
+		default:
+		}
+		msg, err := encode(e, p.seq.Add(1))
+		if err != nil {
+			return err
+		}
+		ids = append(ids, msg.CorrelationId)
+		p.expect(msg.CorrelationId)
+		c, err := p.orders.PublishWithDeferredConfirmWithContext(ctx, Exchange, strconv.Itoa(b.Partition(e.Sale)), true, false, msg)
+		if err != nil {
+			return fmt.Errorf("%w: %w", ErrUnconfirmed, err)
+		}
+		confirms = append(confirms, c)
+	}
+	failpoint.Hit("relay.before-confirm")
+	for _, c := range confirms {
+		select {
+		case <-c.Done():
+			if !c.Acked() {
+				return fmt.Errorf("%w: negative confirm, or the connection was lost", ErrUnconfirmed)
+			}
+		case <-blocked:
+			return ErrBlocked
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %w", ErrUnconfirmed, ctx.Err())
+		}
+	}
+	select {
+	case <-p.passed:
+	case <-p.done:
+		return fmt.Errorf("%w: %w", ErrUnconfirmed, p.err)
+	}
+	return p.returnOf(ids)
+}
+
+func (p *publisher) expect(id string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.returned[id] = ""
+}
+
+func (p *publisher) forget(ids []string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, id := range ids {
+		delete(p.returned, id)
+	}
+}
+
+func (p *publisher) returnOf(ids []string) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, id := range ids {
+		if why := p.returned[id]; why != "" {
+			return fmt.Errorf("%w: returned: %s", ErrUnconfirmed, why)
+		}
+	}
+	return nil
+}
+
+// pause is a wait that grows from 100 ms to 3 s, with jitter, until it is reset.
+type pause struct{ next time.Duration }
+
+func newPause() *pause { return &pause{} }
+
+func (p *pause) reset() { p.next = 0 }
+
+// wait ends early with ctx, or with a channel that is closed.
+func (p *pause) wait(ctx context.Context, or ...<-chan struct{}) {
+	if p.next == 0 {
+		p.next = 100 * time.Millisecond
+	}
+	var early <-chan struct{}
+	if len(or) > 0 {
+		early = or[0]
+	}
+	t := time.NewTimer(jitter(p.next))
+	defer t.Stop()
+	p.next = min(2*p.next, 3*time.Second)
+	select {
+	case <-ctx.Done():
+	case <-early:
+	case <-t.C:
+	}
+}

@@ -1,0 +1,439 @@
+package catalog
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+
+	"floodgate.internal/backend/reserve"
+	"floodgate.internal/lua"
+	"floodgate.internal/shared/clock"
+)
+
+// How often MySQL and Redis are asked, and the clock is set.
+const (
+	definitionsEvery = 500 * time.Millisecond
+	statesEvery      = 100 * time.Millisecond
+	clockEvery       = time.Second
+	readTimeout      = 3 * time.Second
+)
+
+var (
+	// ErrUnknown: there is no such sale, or it is archived.
+	ErrUnknown = errors.New("no such sale")
+	// ErrEmpty: the catalog has not been read yet.
+	ErrEmpty = errors.New("the sales have not been read from mysql yet")
+)
+
+// Catalog keeps every live sale in memory. It is safe for concurrent use.
+type Catalog struct {
+	db      *sql.DB
+	redis   *reserve.Store
+	clk     *clock.Clock
+	log     *slog.Logger
+	metrics metrics
+
+	live    atomic.Pointer[view] // nil before the first read
+	slot    chan struct{}        // of one: who holds it may read MySQL and install what was read
+	changed chan struct{}        // of one: wakes Run to publish; never closed
+	unknown absent
+	feed    feed
+	begun   time.Time    // New
+	heard   atomic.Int64 // when MySQL last gave the sales, in nanoseconds after begun
+}
+
+// view is one reading of the sales; it is never changed.
+type view struct {
+	byID map[int64]*item
+	ids  []int64 // ascending
+}
+
+// item is a sale and what is known of its stock, which outlives the view.
+type item struct {
+	Sale
+	stock *stock
+}
+
+// stock is what Redis said of a sale's stock.
+type stock struct {
+	epoch     atomic.Int64
+	known     atomic.Bool   // left and queued were read, or observed
+	left      atomic.Int64  // units nobody holds, unreleased tranches included
+	queued    atomic.Int64  // orders in the outbox; 0 before it was read
+	oldest    atomic.Int64  // when the oldest of them was made, in milliseconds; 0: there is none
+	eighth    atomic.Int64  // the same of the headOf-th oldest; 0: there are fewer
+	counted   atomic.Bool   // the three were read
+	sightings atomic.Uint64 // counts observations of "nothing left"
+}
+
+type metrics struct {
+	sales    prometheus.Gauge
+	failures *prometheus.CounterVec
+	lookups  prometheus.Counter
+}
+
+func newMetrics(reg prometheus.Registerer) metrics {
+	m := metrics{
+		sales: prometheus.NewGauge(prometheus.GaugeOpts{Name: "backend_catalog_sales", Help: "Live sales in memory."}),
+		failures: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "backend_catalog_failures_total",
+			Help: "Readings of the sales that failed, by where they were read."}, []string{"source"}),
+		lookups: prometheus.NewCounter(prometheus.CounterOpts{Name: "backend_catalog_lookups_total",
+			Help: "Sale ids that were not in memory and were looked up in MySQL."}),
+	}
+	reg.MustRegister(m.sales, m.failures, m.lookups)
+	return m
+}
+
+// New makes a catalog; it knows nothing before Run or Refresh.
+func New(db *sql.DB, redis *reserve.Store, clk *clock.Clock, log *slog.Logger, reg prometheus.Registerer) *Catalog {
+	return &Catalog{db: db, redis: redis, clk: clk, log: log, metrics: newMetrics(reg),
+		slot: make(chan struct{}, 1), changed: make(chan struct{}, 1), feed: newFeed(), begun: time.Now()}
+}
+
+// Run keeps the catalog up to date until ctx ends: definitions from MySQL, stock and the clock from Redis. What cannot be
+// read stays as it was, and is read again at the next turn.
+func (c *Catalog) Run(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error {
+		report := c.reporter("mysql")
+		tick := time.NewTicker(definitionsEvery)
+		defer tick.Stop()
+		for {
+			report(ctx, c.readDefinitions(ctx))
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-tick.C:
+			}
+		}
+	})
+	group.Go(func() error {
+		report := c.reporter("redis")
+		tick := time.NewTicker(statesEvery)
+		defer tick.Stop()
+		boundary := time.NewTimer(0) // when time alone changes what the public is told
+		defer boundary.Stop()
+		var set time.Time
+		for {
+			var err error
+			if time.Since(set) >= clockEvery {
+				if err = c.setClock(ctx); err == nil {
+					set = time.Now()
+				}
+			}
+			report(ctx, errors.Join(err, c.readStates(ctx)))
+			for again := true; again; {
+				boundary.Reset(c.publish())
+				select {
+				case <-ctx.Done():
+					return nil
+				case <-tick.C:
+					again = false
+				case <-boundary.C:
+				case <-c.changed:
+				}
+			}
+		}
+	})
+	return group.Wait()
+}
+
+// reporter logs when readings begin to fail and when they succeed again, and counts failures.
+func (c *Catalog) reporter(source string) func(context.Context, error) {
+	failures := c.metrics.failures.WithLabelValues(source)
+	failing := false
+	return func(ctx context.Context, err error) {
+		switch {
+		case ctx.Err() != nil:
+		case err != nil:
+			failures.Inc()
+			if !failing {
+				c.log.Warn("catalog: the sales stay as they were last read", "source", source, "error", err)
+			}
+			failing = true
+		case failing:
+			c.log.Info("catalog: the sales are read again", "source", source)
+			failing = false
+		}
+	}
+}
+
+func (c *Catalog) setClock(ctx context.Context) error {
+	asked := time.Now()
+	now, err := c.redis.Now(ctx)
+	if err == nil {
+		c.clk.Set(now, asked)
+	}
+	return err
+}
+
+// Refresh reads everything now, after a change.
+func (c *Catalog) Refresh(ctx context.Context) error {
+	err := c.readDefinitions(ctx)
+	err = errors.Join(err, c.readStates(ctx))
+	c.publish()
+	return err
+}
+
+// take waits for the slot.
+func (c *Catalog) take(ctx context.Context) error {
+	select {
+	case c.slot <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("wait for another reading of the sales: %w", ctx.Err())
+	}
+}
+
+func (c *Catalog) give() { <-c.slot }
+
+func (c *Catalog) readDefinitions(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	if err := c.take(ctx); err != nil {
+		return err
+	}
+	defer c.give()
+	sales, err := Read(ctx, c.db)
+	if err != nil {
+		return err
+	}
+	c.heard.Store(int64(time.Since(c.begun)))
+	if len(sales) >= MaxLive {
+		c.log.Error("catalog: no more sales can be live; archive ended ones", "live", len(sales))
+	}
+	c.install(sales)
+	return nil
+}
+
+// install makes sales, by ascending id, the live ones. The caller holds the slot.
+func (c *Catalog) install(sales []Sale) {
+	old := c.live.Load()
+	same := old != nil && len(old.ids) == len(sales)
+	v := &view{byID: make(map[int64]*item, len(sales)), ids: make([]int64, 0, len(sales))}
+	for i := range sales {
+		s := &item{Sale: sales[i]}
+		if before := old.item(s.ID); before != nil {
+			same = same && before.equal(&s.Sale)
+			s.stock = before.stock
+		} else {
+			same = false
+			s.stock = &stock{}
+		}
+		v.byID[s.ID] = s
+		v.ids = append(v.ids, s.ID)
+	}
+	if same {
+		return
+	}
+	c.live.Store(v)
+	c.metrics.sales.Set(float64(len(v.ids)))
+	c.wake()
+}
+
+func (v *view) item(id int64) *item {
+	if v == nil {
+		return nil
+	}
+	return v.byID[id]
+}
+
+func (c *Catalog) wake() {
+	select {
+	case c.changed <- struct{}{}:
+	default:
+	}
+}
+
+// readStates reads what is left of the sales that still sell.
+func (c *Catalog) readStates(ctx context.Context) error {
+	v := c.live.Load()
+	if v == nil {
+		return nil
+	}
+	now := c.clk.Now()
+	var ids []int64
+	var seen []uint64
+	for _, id := range v.ids {
+		if s := v.byID[id]; !s.ended(now) {
+			ids = append(ids, id)
+			seen = append(seen, s.stock.sightings.Load())
+		}
+	}
+	var states []reserve.State
+	if len(ids) > 0 {
+		var err error
+		if states, err = c.redis.States(ctx, ids); err != nil {
+			return err
+		}
+	}
+	if err := c.readQueued(ctx, v); err != nil {
+		return err
+	}
+	for i, st := range states {
+		s := v.byID[ids[i]].stock
+		if st.Epoch > 0 {
+			s.epoch.Store(st.Epoch)
+		}
+		// Behind a closed gate the stock is what it was, or nothing yet. And what was observed while this was being
+		// read is newer than it.
+		if st.Present && st.Gate != lua.GateShut && s.sightings.Load() == seen[i] {
+			s.left.Store(st.Stock)
+			s.known.Store(true)
+		}
+	}
+	return nil
+}
+
+// Get returns a live sale. One that is not in memory is looked up in MySQL once; what is not there either, or archived,
+// is ErrUnknown, and remembered as that for some seconds. Any other error: MySQL could not be asked.
+func (c *Catalog) Get(ctx context.Context, id int64) (Sale, error) {
+	if s := c.live.Load().item(id); s != nil {
+		return s.Sale, nil
+	}
+	if c.unknown.has(id) {
+		return Sale{}, ErrUnknown
+	}
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	// One lookup at a time, for all ids: a rain of random ids is no load on MySQL, and of those who ask for the same
+	// id at once the first one asks for all.
+	if err := c.take(ctx); err != nil {
+		return Sale{}, err
+	}
+	defer c.give()
+	v := c.live.Load()
+	if s := v.item(id); s != nil {
+		return s.Sale, nil
+	}
+	if c.unknown.has(id) {
+		return Sale{}, ErrUnknown
+	}
+	c.metrics.lookups.Inc()
+	found, err := Read(ctx, c.db, id)
+	if err != nil {
+		return Sale{}, fmt.Errorf("look up sale %d: %w", id, err)
+	}
+	if len(found) == 0 || found[0].ArchivedAt != nil {
+		c.unknown.add(id)
+		return Sale{}, ErrUnknown
+	}
+	if v != nil && len(v.ids) < MaxLive {
+		c.install(v.with(found[0]))
+	}
+	return found[0], nil
+}
+
+// with is the sales of v and one more, by ascending id.
+func (v *view) with(s Sale) []Sale {
+	sales := make([]Sale, 0, len(v.ids)+1)
+	placed := false
+	for _, id := range v.ids {
+		if !placed && id > s.ID {
+			sales, placed = append(sales, s), true
+		}
+		sales = append(sales, v.byID[id].Sale)
+	}
+	if !placed {
+		sales = append(sales, s)
+	}
+	return sales
+}
+
+// Live returns the ids of the live sales, ascending. The slice must not be changed.
+func (c *Catalog) Live() []int64 {
+	if v := c.live.Load(); v != nil {
+		return v.ids
+	}
+	return nil
+}
+
+// Ready is ErrEmpty until the sales were read from MySQL once.
+func (c *Catalog) Ready() error {
+	if c.live.Load() == nil {
+		return ErrEmpty
+	}
+	return nil
+}
+
+// Epoch is the sale's epoch as Redis last said it; 0 when it is not known.
+func (c *Catalog) Epoch(id int64) int64 {
+	if s := c.live.Load().item(id); s != nil {
+		return s.stock.epoch.Load()
+	}
+	return 0
+}
+
+// SetEpoch notes the epoch that Redis answered.
+func (c *Catalog) SetEpoch(id, epoch int64) {
+	if s := c.live.Load().item(id); s != nil {
+		s.stock.epoch.Store(epoch)
+	}
+}
+
+// Observe tells what a decision saw of the sale's stock: that nothing is left is published at once. That something is
+// left again is found by the next reading, since answers may come in another order than they were decided.
+func (c *Catalog) Observe(id, available int64) {
+	if available > 0 {
+		return
+	}
+	s := c.live.Load().item(id)
+	if s == nil {
+		return
+	}
+	s.stock.sightings.Add(1)
+	unreleased := s.unreleased(c.clk.Now())
+	if s.stock.known.Load() && s.stock.left.Load() <= unreleased {
+		return
+	}
+	s.stock.left.Store(unreleased)
+	s.stock.known.Store(true)
+	c.wake()
+}
+
+// absent remembers ids that are in nobody's catalog, for absentFor to twice that. It is bounded: when a generation is
+// full it is laid aside early, and the one before is forgotten, so that some ids are looked up again sooner.
+type absent struct {
+	mu         sync.Mutex // guards all
+	young, old map[int64]struct{}
+	since      time.Time // when young was begun
+}
+
+const (
+	absentFor = 5 * time.Second
+	absentMax = 32768 // ids in a generation
+)
+
+func (a *absent) has(id int64) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.age()
+	_, young := a.young[id]
+	_, old := a.old[id]
+	return young || old
+}
+
+func (a *absent) add(id int64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.age()
+	a.young[id] = struct{}{}
+}
+
+func (a *absent) age() {
+	now := time.Now()
+	switch passed := now.Sub(a.since); {
+	case a.young == nil || passed >= 2*absentFor:
+		a.old, a.young, a.since = nil, map[int64]struct{}{}, now
+	case passed >= absentFor || len(a.young) >= absentMax:
+		a.old, a.young, a.since = a.young, map[int64]struct{}{}, now
+	}
+}

@@ -1,0 +1,174 @@
+//go:build servers
+
+package catalog_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"floodgate.internal/backend/backendtest"
+	"floodgate.internal/backend/catalog"
+	"floodgate.internal/backend/reserve"
+	"floodgate.internal/shared/clock"
+	"floodgate.internal/shared/wire"
+)
+
+func TestReadIsWhatMySQLHas(t *testing.T) {
+	db := backendtest.MySQL(t)
+	start := time.Now().UTC().Truncate(time.Millisecond)
+	tranches := []backendtest.Tranche{{At: start, Quantity: 4}, {At: start.Add(time.Minute), Quantity: 5}, {At: start.Add(2 * time.Minute), Quantity: 1}}
+	first := backendtest.Sale(t, db, backendtest.SaleOptions{Limit: 2, PayWithin: 90 * time.Second, StartsAt: start, EndsAt: start.Add(time.Hour), Tranches: tranches})
+	archived := backendtest.Sale(t, db, backendtest.SaleOptions{})
+	second := backendtest.Sale(t, db, backendtest.SaleOptions{Kind: wire.Coupon})
+	if _, err := db.Exec(`UPDATE sales SET archived_at = ?, closed_at = ? WHERE id = ?`, start, start, archived); err != nil {
+		t.Fatal(err)
+	}
+	live, err := catalog.Read(t.Context(), db)
+	if err != nil || len(live) != 2 || live[0].ID != first || live[1].ID != second || live[1].Kind != wire.Coupon {
+		t.Fatalf("got %+v, %v; want sales %d and %d", live, err, first, second)
+	}
+	want := catalog.Sale{ID: first, SKU: live[0].SKU, Kind: wire.Goods, Title: "test sale", Price: 100, Currency: "EUR", StartsAt: start,
+		EndsAt: start.Add(time.Hour), PerUserLimit: 2, PayWithin: 90 * time.Second, Version: 1,
+		Tranches: []catalog.Tranche{{At: start, Quantity: 4}, {At: start.Add(time.Minute), Quantity: 5}, {At: start.Add(2 * time.Minute), Quantity: 1}}}
+	if diff := cmp.Diff(want, live[0]); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	tx, err := db.BeginTx(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback()
+	named, err := catalog.Read(t.Context(), tx, archived, 999999, first)
+	if err != nil || len(named) != 2 || named[1].ID != archived || named[1].ArchivedAt == nil || named[1].ClosedAt == nil || len(named[0].Tranches) != 3 {
+		t.Errorf("by id: got %+v, %v", named, err)
+	}
+}
+
+func TestRunFollowsMySQLAndRedis(t *testing.T) {
+	db, redis := backendtest.MySQL(t), backendtest.Redis(t)
+	clk := &clock.Clock{}
+	c := catalog.New(db, redis, clk, backendtest.Log(t), prometheus.NewRegistry())
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- c.Run(ctx) }()
+	defer func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}()
+	var instance string
+	var version uint64
+	// next follows the feed until it says this of the sale.
+	next := func(what string, sale int64, ok func(wire.Sale) bool) {
+		t.Helper()
+		for ctx.Err() == nil {
+			f := c.Feed(ctx, instance, version, time.Second)
+			instance, version = f.Instance, f.Version
+			for _, s := range f.Sales {
+				if s.ID == sale && ok(s) {
+					return
+				}
+			}
+		}
+		t.Fatalf("the feed never said: %s", what)
+	}
+	is := func(state wire.SaleState) func(wire.Sale) bool {
+		return func(s wire.Sale) bool { return s.State == state }
+	}
+	sale := backendtest.Sale(t, db, backendtest.SaleOptions{Stock: 1})
+	next("open", sale, is(wire.Open))
+	if !clk.Synced() {
+		t.Error("the clock was not set")
+	}
+	backendtest.Load(t, db, redis, sale)
+	r := reserve.Request{Sale: sale, UID: "u", Quantity: 1, OrderID: wire.NewOrderID("0190163d-8694-739b-aea5-966c26f8ad91", sale), Epoch: 1}
+	if v, err := redis.Reserve(ctx, r); err != nil || v.OrderID == "" {
+		t.Fatalf("got %+v, %v", v, err)
+	}
+	next("sold out", sale, is(wire.SoldOut))
+	if got := c.Queued(sale); got != 1 {
+		t.Errorf("got %d queued, want 1", got)
+	}
+	if got := c.Epoch(sale); got != 1 {
+		t.Errorf("got epoch %d, want 1", got)
+	}
+	if _, err := redis.Release(ctx, sale, r.OrderID); err != nil {
+		t.Fatal(err)
+	}
+	next("open again", sale, is(wire.Open))
+	if _, err := db.Exec(`UPDATE sales SET paused = TRUE, version = 2 WHERE id = ?`, sale); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Refresh(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if s, _ := c.Public(sale); s.State != wire.Paused {
+		t.Errorf("after a refresh: got %s, want paused", s.State)
+	}
+	// A gate that is closed says nothing of the stock.
+	if _, err := db.Exec(`UPDATE sales SET paused = FALSE, version = 3 WHERE id = ?`, sale); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := redis.Shut(ctx, sale, 99); err != nil {
+		t.Fatal(err)
+	}
+	next("open while it is reconciled", sale, is(wire.Open))
+	if _, err := db.Exec(`UPDATE sales SET archived_at = ? WHERE id = ?`, time.Now().UTC(), sale); err != nil {
+		t.Fatal(err)
+	}
+	for gone := false; !gone; {
+		f := c.Feed(ctx, instance, version, time.Second)
+		version = f.Version
+		gone = len(f.Removed) == 1 && f.Removed[0] == sale
+		if ctx.Err() != nil {
+			t.Fatal("the feed never said that the sale is gone")
+		}
+	}
+	if _, err := c.Get(ctx, sale); !errors.Is(err, catalog.ErrUnknown) {
+		t.Errorf("an archived sale: got %v", err)
+	}
+}
+
+func TestUnknownIDsAskMySQLOnce(t *testing.T) {
+	db := backendtest.MySQL(t)
+	reg := prometheus.NewRegistry()
+	c := catalog.New(db, backendtest.Redis(t), &clock.Clock{}, backendtest.Log(t), reg)
+	if err := c.Refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	got := make(chan error)
+	for range 50 {
+		go func() { _, err := c.Get(t.Context(), 12345); got <- err }()
+	}
+	for range 50 {
+		if err := <-got; !errors.Is(err, catalog.ErrUnknown) {
+			t.Errorf("got %v", err)
+		}
+	}
+	lookups, err := testutil.GatherAndCount(reg, "backend_catalog_lookups_total")
+	if err != nil || lookups != 1 {
+		t.Fatalf("got %d, %v", lookups, err)
+	}
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() == "backend_catalog_lookups_total" && f.Metric[0].GetCounter().GetValue() != 1 {
+			t.Errorf("got %v lookups in MySQL, want 1", f.Metric[0].GetCounter().GetValue())
+		}
+	}
+	// A sale that was made a moment ago by another process is found, and is live from then on.
+	sale := backendtest.Sale(t, db, backendtest.SaleOptions{})
+	if s, err := c.Get(t.Context(), sale); err != nil || s.ID != sale || len(c.Live()) != 1 {
+		t.Errorf("got %+v, %v, live %v", s, err, c.Live())
+	}
+}

@@ -1,0 +1,397 @@
+package backend
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"net"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+	"github.com/rabbitmq/amqp091-go"
+
+	"floodgate.internal/backend/broker"
+	"floodgate.internal/backend/operate"
+	"floodgate.internal/backend/reserve"
+	"floodgate.internal/shared/cli"
+	"floodgate.internal/shared/conf"
+	"floodgate.internal/shared/signing"
+)
+
+// Config is the backend's configuration file; configs/backend.yaml explains each value.
+type Config struct {
+	Development bool          `yaml:"development"`
+	Listen      Listen        `yaml:"listen"`
+	AdminToken  conf.Secret   `yaml:"admin_token"`
+	SigningKeys []SigningKey  `yaml:"signing_keys"`
+	Redis       Redis         `yaml:"redis"`
+	MySQL       MySQL         `yaml:"mysql"`
+	Queue       Queue         `yaml:"queue"`
+	Accept      Accept        `yaml:"accept"`
+	Orders      Orders        `yaml:"orders"`
+	Outbox      Outbox        `yaml:"outbox"`
+	API         API           `yaml:"api"`
+	Payments    Payments      `yaml:"payments"`
+	Drain       time.Duration `yaml:"drain"`
+	Log         Log           `yaml:"log"`
+}
+
+// Listen is where the process listens.
+type Listen struct {
+	Internal string `yaml:"internal"`
+	Admin    string `yaml:"admin"`
+}
+
+// SigningKey is one secret that a gateway may sign with.
+type SigningKey struct {
+	ID     string      `yaml:"id"`
+	Secret conf.Secret `yaml:"secret"`
+}
+
+// Redis says where Redis is.
+type Redis struct {
+	Addrs    []string    `yaml:"addrs"`
+	Username string      `yaml:"username"`
+	Password conf.Secret `yaml:"password"`
+	Prefix   string      `yaml:"prefix"`
+}
+
+// MySQL says where MySQL is.
+type MySQL struct {
+	DSN     conf.Secret `yaml:"dsn"`
+	MaxOpen int         `yaml:"max_open"`
+}
+
+// The queue drivers.
+const (
+	RabbitMQ    = "rabbitmq"
+	RedisStream = "redis-stream"
+)
+
+// Queue says what carries orders from the outbox to the consumers.
+type Queue struct {
+	Driver     string      `yaml:"driver"`
+	URL        conf.Secret `yaml:"url"`
+	Management conf.Secret `yaml:"management_url"`
+	Partitions int         `yaml:"partitions"`
+}
+
+// What an accepted order has waited for.
+const (
+	AfterFsync   = "fsync"
+	AfterConfirm = "confirm"
+)
+
+// Accept says when an order is accepted.
+type Accept struct {
+	After         string        `yaml:"after"`
+	ConfirmWithin time.Duration `yaml:"confirm_within"`
+}
+
+// Orders says how orders are settled.
+type Orders struct {
+	Batch       int           `yaml:"batch"`
+	BatchWait   time.Duration `yaml:"batch_wait"`
+	QueuedBound time.Duration `yaml:"queued_bound"`
+	MaxQueued   int64         `yaml:"max_queued"`
+	MaxLag      time.Duration `yaml:"max_lag"`
+	MaxOutage   time.Duration `yaml:"max_outage"`
+}
+
+// Outbox says how the outbox is read.
+type Outbox struct {
+	ClaimIdle time.Duration `yaml:"claim_idle"`
+}
+
+// API bounds the internal listener.
+type API struct {
+	MaxInFlight    int `yaml:"max_in_flight"`
+	MaxWaiting     int `yaml:"max_waiting"`
+	MaxConnections int `yaml:"max_connections"`
+}
+
+// Payments says who takes payments.
+type Payments struct {
+	TestProvider *bool `yaml:"test_provider"` // nil: as development
+}
+
+// Log says what is logged.
+type Log struct {
+	Level string `yaml:"level"`
+}
+
+// DefaultConfig is what holds where the file says nothing.
+func DefaultConfig() Config {
+	return Config{
+		Listen: Listen{Internal: "127.0.0.1:9080", Admin: "127.0.0.1:9081"},
+		Redis:  Redis{Addrs: []string{"127.0.0.1:6379"}, Prefix: "fg:"},
+		MySQL:  MySQL{MaxOpen: 16},
+		Queue:  Queue{Driver: RabbitMQ, Partitions: 4},
+		Accept: Accept{After: AfterFsync, ConfirmWithin: 2 * time.Second},
+		Orders: Orders{Batch: 200, BatchWait: 2 * time.Millisecond, QueuedBound: 30 * time.Second, MaxQueued: 100_000,
+			MaxLag: 20 * time.Second, MaxOutage: 10 * time.Second},
+		Outbox: Outbox{ClaimIdle: 10 * time.Second},
+		API:    API{MaxInFlight: 1024, MaxWaiting: 65536, MaxConnections: 65536},
+		Drain:  20 * time.Second,
+		Log:    Log{Level: "info"},
+	}
+}
+
+// LoadConfig reads and validates the file. Its errors are usage errors (exit code 2).
+func LoadConfig(path string) (Config, error) {
+	c := DefaultConfig()
+	if _, err := conf.Load(path, &c); errors.Is(err, fs.ErrNotExist) {
+		return c, cli.Usage("-config %s: there is no such file; configs/backend.yaml is one to begin with", path)
+	} else if err != nil {
+		return c, cli.Usage("-config: %w", err) // it names the file
+	}
+	if err := c.Validate(); err != nil {
+		return c, cli.Usage("-config %s: %w", path, err)
+	}
+	return c, nil
+}
+
+// TestPayments reports whether the built-in test provider takes payments.
+func (c Config) TestPayments() bool {
+	if c.Payments.TestProvider != nil {
+		return *c.Payments.TestProvider
+	}
+	return c.Development
+}
+
+// operate is what the operator's commands need.
+func (c Config) operate(stderr io.Writer) operate.Config {
+	o := operate.Config{Admin: c.Listen.Admin, Token: c.AdminToken.Reveal(), MySQL: c.MySQL.DSN.Reveal(), Redis: c.Redis.config(),
+		QueuedBound: c.Orders.QueuedBound, Log: c.logger(stderr)}
+	if c.Queue.Driver == RabbitMQ {
+		b := c.Queue.config()
+		o.Broker = &b
+	}
+	return o
+}
+
+func (r Redis) config() reserve.Config {
+	return reserve.Config{Addrs: r.Addrs, Username: r.Username, Password: r.Password.Reveal(), Prefix: r.Prefix}
+}
+
+func (q Queue) config() broker.Config {
+	return broker.Config{URL: q.URL.Reveal(), ManagementURL: q.Management.Reveal(), Partitions: q.Partitions}
+}
+
+// logger writes what is at least as important as log.level. The configuration is valid.
+func (c Config) logger(w io.Writer) *slog.Logger {
+	level, err := c.Log.level()
+	if err != nil {
+		panic("BUG: a configuration that was not validated: " + err.Error())
+	}
+	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: level}))
+}
+
+// Keys are the signing keys.
+func (c Config) Keys() []signing.Key {
+	keys := make([]signing.Key, len(c.SigningKeys))
+	for i, k := range c.SigningKeys {
+		keys[i] = signing.Key{ID: k.ID, Secret: k.Secret.Reveal()}
+	}
+	return keys
+}
+
+// Validate returns everything that is wrong, each with its field, its value and its bound.
+func (c Config) Validate() error {
+	var errs []error
+	wrong := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	between := func(name string, v, low, high int64) {
+		if v < low || v > high {
+			wrong("%s: %d must be between %d and %d", name, v, low, high)
+		}
+	}
+	span := func(name string, v time.Duration, low, high time.Duration) {
+		if v < low || v > high {
+			wrong("%s: %v must be between %v and %v", name, v, low, high)
+		}
+	}
+	for _, l := range c.listeners() {
+		if _, _, err := net.SplitHostPort(l.addr); err != nil {
+			wrong("%s: %q must be host:port, like 127.0.0.1:9080", l.name, l.addr)
+		}
+	}
+	if c.Listen.Internal == c.Listen.Admin && !strings.HasSuffix(c.Listen.Admin, ":0") {
+		wrong("listen.admin: %q must differ from listen.internal", c.Listen.Admin)
+	}
+	if n := len(c.AdminToken.Reveal()); c.AdminToken == "" {
+		wrong("admin_token: it is empty; it must be a secret of at least 16 bytes")
+	} else if n < 16 && !c.AdminToken.Development() {
+		wrong("admin_token: %d bytes must be at least 16", n)
+	}
+	if len(c.SigningKeys) == 0 {
+		wrong("signing_keys: there is none; gateways sign with one of them")
+	}
+	seen := map[string]bool{}
+	for i, k := range c.SigningKeys {
+		name := fmt.Sprintf("signing_keys[%d]", i)
+		if k.ID == "" || len(k.ID) > 64 {
+			wrong("%s.id: %q must be 1 to 64 bytes", name, k.ID)
+		} else if seen[k.ID] {
+			wrong("%s.id: %q is there twice", name, k.ID)
+		}
+		seen[k.ID] = true
+		if n := len(k.Secret.Reveal()); n < signing.MinSecret {
+			wrong("%s.secret: %d bytes must be at least %d", name, n, signing.MinSecret)
+		}
+	}
+	if len(c.Redis.Addrs) == 0 {
+		wrong("redis.addrs: it is empty; name one server, or several nodes of a cluster")
+	}
+	for i, a := range c.Redis.Addrs {
+		if _, _, err := net.SplitHostPort(a); err != nil {
+			wrong("redis.addrs[%d]: %q must be host:port", i, a)
+		}
+	}
+	if strings.ContainsAny(c.Redis.Prefix, "{} \t\r\n") {
+		wrong("redis.prefix: %q must hold no braces and no spaces", c.Redis.Prefix)
+	}
+	c.validateMySQL(wrong)
+	c.validateQueue(wrong)
+	c.validateAccept(wrong)
+	between("mysql.max_open", int64(c.MySQL.MaxOpen), 1, 1000)
+	between("queue.partitions", int64(c.Queue.Partitions), 1, 256)
+	between("orders.batch", int64(c.Orders.Batch), 1, 1000)
+	span("orders.batch_wait", c.Orders.BatchWait, 0, time.Second)
+	span("orders.queued_bound", c.Orders.QueuedBound, time.Second, time.Hour)
+	between("orders.max_queued", c.Orders.MaxQueued, 1, 100_000_000)
+	span("orders.max_lag", c.Orders.MaxLag, time.Second, time.Hour)
+	span("orders.max_outage", c.Orders.MaxOutage, 5*time.Second, time.Hour)                    // a look at MySQL that fails may take 3.5 s
+	span("accept.confirm_within", c.Accept.ConfirmWithin, 100*time.Millisecond, 4*time.Second) // a request has 5 s in all
+	span("outbox.claim_idle", c.Outbox.ClaimIdle, time.Second, time.Hour)
+	between("api.max_in_flight", int64(c.API.MaxInFlight), 1, 1_000_000)
+	between("api.max_waiting", int64(c.API.MaxWaiting), 1, 1_000_000)
+	between("api.max_connections", int64(c.API.MaxConnections), 1, 1_000_000)
+	span("drain", c.Drain, time.Second, 10*time.Minute)
+	if _, err := c.Log.level(); err != nil {
+		errs = append(errs, err)
+	}
+	c.validateDevelopment(wrong)
+	return errors.Join(errs...)
+}
+
+func (c Config) validateMySQL(wrong func(string, ...any)) {
+	d, err := mysql.ParseDSN(c.MySQL.DSN.Reveal())
+	switch {
+	case c.MySQL.DSN == "":
+		wrong("mysql.dsn: it is empty; the form is user:password@tcp(host:3306)/database")
+	case err != nil: // the driver's message may quote the password
+		wrong("mysql.dsn: it cannot be read; the form is user:password@tcp(host:3306)/database")
+	case d.DBName == "":
+		wrong("mysql.dsn: it names no database; the form is user:password@tcp(host:3306)/database")
+	}
+}
+
+func (c Config) validateQueue(wrong func(string, ...any)) {
+	switch c.Queue.Driver {
+	case RedisStream:
+	case RabbitMQ:
+		if u := c.Queue.Management.Reveal(); u != "" && !strings.HasPrefix(u, "http://") && !strings.HasPrefix(u, "https://") {
+			wrong("queue.management_url: it must be like http://user:password@host:15672, or be left out")
+		}
+		if _, err := amqp091.ParseURI(c.Queue.URL.Reveal()); err != nil {
+			wrong("queue.url: it must be like amqp://user:password@host:5672/vhost (only queue.driver: %s goes without)", RedisStream)
+		}
+	default:
+		wrong("queue.driver: %q must be %s or %s", c.Queue.Driver, RabbitMQ, RedisStream)
+	}
+}
+
+func (c Config) validateAccept(wrong func(string, ...any)) {
+	switch c.Accept.After {
+	case AfterFsync:
+	case AfterConfirm:
+		if c.Queue.Driver != RabbitMQ {
+			wrong("accept.after: %s takes a broker that confirms: queue.driver: %s must be %s", AfterConfirm, c.Queue.Driver, RabbitMQ)
+		}
+	default:
+		wrong("accept.after: %q must be %s or %s", c.Accept.After, AfterFsync, AfterConfirm)
+	}
+}
+
+// validateDevelopment keeps development secrets, and what else is only for development, off the network.
+func (c Config) validateDevelopment(wrong func(string, ...any)) {
+	if !c.Development {
+		for _, name := range c.developmentSecrets() {
+			wrong("%s: it is a development secret; set a secret of your own (or, on a developer's machine, development: true)", name)
+		}
+		if c.TestPayments() {
+			wrong("payments.test_provider: true must be false, or left out, without development: true: it takes any order as paid")
+		}
+		return
+	}
+	for _, l := range c.listeners() {
+		if !conf.Loopback(l.addr) {
+			wrong("%s: %q must be on loopback with development: true", l.name, l.addr)
+		}
+	}
+}
+
+func (c Config) developmentSecrets() (fields []string) {
+	if c.AdminToken.Development() {
+		fields = append(fields, "admin_token")
+	}
+	for i, k := range c.SigningKeys {
+		if k.Secret.Development() {
+			fields = append(fields, fmt.Sprintf("signing_keys[%d].secret", i))
+		}
+	}
+	return fields
+}
+
+type listener struct{ name, addr string }
+
+func (c Config) listeners() []listener {
+	return []listener{{"listen.internal", c.Listen.Internal}, {"listen.admin", c.Listen.Admin}}
+}
+
+func (l Log) level() (slog.Level, error) {
+	levels := map[string]slog.Level{"debug": slog.LevelDebug, "info": slog.LevelInfo, "warn": slog.LevelWarn, "error": slog.LevelError}
+	level, ok := levels[l.Level]
+	if !ok {
+		return level, fmt.Errorf("log.level: %q must be debug, info, warn or error", l.Level)
+	}
+	return level, nil
+}
+
+// Roles are the parts of a backend that one process runs.
+type Roles struct{ API, Relay, Consumer, Timer bool }
+
+var roleNames = []string{"api", "relay", "consumer", "timer"}
+
+// ParseRoles reads a list like "api,timer".
+func ParseRoles(list string) (Roles, error) {
+	var r Roles
+	fields := strings.Split(list, ",")
+	for _, name := range fields {
+		name = strings.TrimSpace(name)
+		switch name {
+		case "api":
+			r.API = true
+		case "relay":
+			r.Relay = true
+		case "consumer":
+			r.Consumer = true
+		case "timer":
+			r.Timer = true
+		default:
+			return r, cli.Usage("-roles %q: %q is no role; give some of %s, separated by commas, or leave -roles out for all",
+				list, name, strings.Join(roleNames, ", "))
+		}
+	}
+	return r, nil
+}
+
+// String lists the roles.
+func (r Roles) String() string {
+	on := []bool{r.API, r.Relay, r.Consumer, r.Timer}
+	return strings.Join(slices.DeleteFunc(slices.Clone(roleNames), func(name string) bool { return !on[slices.Index(roleNames, name)] }), ",")
+}

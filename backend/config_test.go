@@ -1,0 +1,220 @@
+package backend
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"floodgate.internal/shared/cli"
+	"floodgate.internal/shared/conf"
+)
+
+func setSample(t *testing.T) {
+	t.Setenv("FLOODGATE_ADMIN_TOKEN", "an-admin-token-of-some-length")
+	t.Setenv("FLOODGATE_SIGNING_KEY", "a-signing-key-of-at-least-32-bytes")
+	t.Setenv("REDIS_PASSWORD", "")
+	t.Setenv("MYSQL_DSN", "fg:secret@tcp(127.0.0.1:3306)/floodgate")
+	t.Setenv("AMQP_URL", "amqp://fg:secret@127.0.0.1:5672/")
+}
+
+// The sample loads, and what it shows is what holds where a file says nothing.
+func TestSampleLoadsAndShowsTheDefaults(t *testing.T) {
+	setSample(t)
+	got, err := LoadConfig("../configs/backend.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.AdminToken.Reveal() != "an-admin-token-of-some-length" || got.TestPayments() {
+		t.Errorf("got admin token %q, test payments %v", got.AdminToken.Reveal(), got.TestPayments())
+	}
+	want := DefaultConfig()
+	want.AdminToken, want.SigningKeys, want.MySQL.DSN, want.Queue.URL = got.AdminToken, got.SigningKeys, got.MySQL.DSN, got.Queue.URL
+	want.Payments.TestProvider = got.Payments.TestProvider
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("the sample differs from the defaults (-default +sample):\n%s", diff)
+	}
+}
+
+func valid() Config {
+	c := DefaultConfig()
+	c.AdminToken = "an-admin-token-of-some-length"
+	c.SigningKeys = []SigningKey{{"gw-1", "a-signing-key-of-at-least-32-bytes"}}
+	c.MySQL.DSN = "fg:hunter2@tcp(127.0.0.1:3306)/floodgate"
+	c.Queue.URL = "amqp://fg:hunter2@127.0.0.1:5672/"
+	return c
+}
+
+func TestValidateNamesFieldValueAndBound(t *testing.T) {
+	yes := true
+	for want, change := range map[string]func(*Config){
+		"orders.batch: 0 must be between 1 and 1000":                           func(c *Config) { c.Orders.Batch = 0 },
+		"orders.batch: 1001 must be between 1 and 1000":                        func(c *Config) { c.Orders.Batch = 1001 },
+		"orders.batch_wait: -1ns must be between 0s and 1s":                    func(c *Config) { c.Orders.BatchWait = -1 },
+		"orders.queued_bound: 0s must be between 1s and 1h":                    func(c *Config) { c.Orders.QueuedBound = 0 },
+		"orders.max_queued: 0 must be":                                         func(c *Config) { c.Orders.MaxQueued = 0 },
+		"orders.max_lag: 500ms must be between 1s and 1h":                      func(c *Config) { c.Orders.MaxLag = 500 * time.Millisecond },
+		"orders.max_outage: 1s must be between 5s and 1h":                      func(c *Config) { c.Orders.MaxOutage = time.Second },
+		`accept.after: "publish" must be fsync or confirm`:                     func(c *Config) { c.Accept.After = "publish" },
+		"accept.after: confirm takes a broker that confirms":                   func(c *Config) { c.Accept.After, c.Queue.Driver = AfterConfirm, RedisStream },
+		"accept.confirm_within: 5s must be between 100ms and 4s":               func(c *Config) { c.Accept.ConfirmWithin = 5 * time.Second },
+		"outbox.claim_idle: 0s must be":                                        func(c *Config) { c.Outbox.ClaimIdle = 0 },
+		"mysql.max_open: 0 must be":                                            func(c *Config) { c.MySQL.MaxOpen = 0 },
+		"queue.partitions: 0 must be":                                          func(c *Config) { c.Queue.Partitions = 0 },
+		`queue.driver: "kafka" must be rabbitmq or redis-stream`:               func(c *Config) { c.Queue.Driver = "kafka" },
+		"queue.url: it must be like amqp://":                                   func(c *Config) { c.Queue.URL = "" },
+		"queue.management_url: it must be like http://":                        func(c *Config) { c.Queue.Management = "127.0.0.1:15672" },
+		"mysql.dsn: it is empty":                                               func(c *Config) { c.MySQL.DSN = "" },
+		"mysql.dsn: it names no database":                                      func(c *Config) { c.MySQL.DSN = "fg:hunter2@tcp(127.0.0.1:3306)/" },
+		"mysql.dsn: it cannot be read":                                         func(c *Config) { c.MySQL.DSN = "fg:hunter2@nowhere" },
+		"redis.addrs: it is empty":                                             func(c *Config) { c.Redis.Addrs = nil },
+		`redis.addrs[0]: "localhost" must be host:port`:                        func(c *Config) { c.Redis.Addrs = []string{"localhost"} },
+		`redis.prefix: "{x}" must hold no braces`:                              func(c *Config) { c.Redis.Prefix = "{x}" },
+		"admin_token: it is empty":                                             func(c *Config) { c.AdminToken = "" },
+		"admin_token: 5 bytes must be at least 16":                             func(c *Config) { c.AdminToken = "short" },
+		"signing_keys: there is none":                                          func(c *Config) { c.SigningKeys = nil },
+		"signing_keys[0].secret: 5 bytes must be at least 32":                  func(c *Config) { c.SigningKeys[0].Secret = "short" },
+		`signing_keys[1].id: "gw-1" is there twice`:                            func(c *Config) { c.SigningKeys = append(c.SigningKeys, c.SigningKeys[0]) },
+		`listen.internal: "9080" must be host:port`:                            func(c *Config) { c.Listen.Internal = "9080" },
+		"listen.admin: \"127.0.0.1:9080\" must differ":                         func(c *Config) { c.Listen.Admin = c.Listen.Internal },
+		"api.max_in_flight: 0 must be":                                         func(c *Config) { c.API.MaxInFlight = 0 },
+		"api.max_waiting: 0 must be":                                           func(c *Config) { c.API.MaxWaiting = 0 },
+		"api.max_connections: 0 must be":                                       func(c *Config) { c.API.MaxConnections = 0 },
+		"drain: -1ns must be":                                                  func(c *Config) { c.Drain = -1 },
+		`log.level: "loud" must be debug, info, warn, error`:                   func(c *Config) { c.Log.Level = "loud" },
+		"payments.test_provider: true must be false":                           func(c *Config) { c.Payments.TestProvider = &yes },
+		"admin_token: it is a development secret":                              func(c *Config) { c.AdminToken = "dev-admin" },
+		"signing_keys[0].secret: it is a development secret":                   func(c *Config) { c.SigningKeys[0].Secret = "dev-signing-key-of-at-least-32-bytes" },
+		`listen.internal: "0.0.0.0:9080" must be on loopback with development`: func(c *Config) { c.Development = true; c.Listen.Internal = "0.0.0.0:9080" },
+		`listen.admin: ":9081" must be on loopback with development`:           func(c *Config) { c.Development = true; c.Listen.Admin = ":9081" },
+	} {
+		c := valid()
+		change(&c)
+		err := c.Validate()
+		if err == nil || !strings.Contains(strings.ReplaceAll(err.Error(), "debug, info, warn or error", "debug, info, warn, error"), want) {
+			t.Errorf("got %v, want %q", err, want)
+		}
+		if err != nil && strings.Contains(err.Error(), "hunter2") {
+			t.Errorf("the error shows a password: %v", err)
+		}
+	}
+}
+
+func TestValidateAccepts(t *testing.T) {
+	for name, change := range map[string]func(*Config){
+		"as it is": func(*Config) {},
+		"redis-stream without a url": func(c *Config) {
+			c.Queue.Driver, c.Queue.URL = RedisStream, ""
+		},
+		"development secrets on loopback": func(c *Config) {
+			c.Development, c.AdminToken, c.SigningKeys[0].Secret = true, "dev-admin", "dev-signing-key-of-at-least-32-bytes"
+		},
+		"any ports": func(c *Config) { c.Listen = Listen{"127.0.0.1:0", "127.0.0.1:0"} },
+	} {
+		c := valid()
+		change(&c)
+		if err := c.Validate(); err != nil {
+			t.Errorf("%s: got %v", name, err)
+		}
+	}
+	development := valid()
+	development.Development = true
+	if !development.TestPayments() || valid().TestPayments() {
+		t.Errorf("test payments: got %v in development, %v elsewhere", development.TestPayments(), valid().TestPayments())
+	}
+	no := false
+	if development.Payments.TestProvider = &no; development.TestPayments() {
+		t.Error("test payments are on though they are turned off")
+	}
+}
+
+func TestAllThatIsWrongIsReportedAtOnce(t *testing.T) {
+	c := valid()
+	c.Orders.Batch, c.Log.Level = 0, "loud"
+	err := c.Validate()
+	for _, want := range []string{"orders.batch", "log.level"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want it to name %s", err, want)
+		}
+	}
+}
+
+func writeConfig(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "backend.yaml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestUsageErrors(t *testing.T) {
+	setSample(t)
+	sample := "../configs/backend.yaml"
+	for _, c := range []struct {
+		args []string
+		want []string
+	}{
+		{nil, []string{"--config"}},
+		{[]string{"-config", "/nowhere/backend.yaml"}, []string{"-config", "/nowhere/backend.yaml", "no such file", "configs/backend.yaml"}},
+		{[]string{"-config", sample, "-roles", "api,worker"}, []string{"-roles", `"worker"`, "api, relay, consumer, timer"}},
+		{[]string{"-config", sample, "-roles", ""}, []string{"-roles", `""`, "api, relay, consumer, timer"}},
+		{[]string{"-config", sample, "-roles", "api,,timer"}, []string{"-roles", `""`}},
+		{[]string{"-config", sample, "-bogus"}, []string{"bogus"}},
+		{[]string{"-config", writeConfig(t, "orders:\n  batsch: 3\n")}, []string{"line 2", "batsch"}},
+		{[]string{"-config", writeConfig(t, "orders:\n  batch: 0\n")}, []string{"orders.batch: 0 must be between 1 and 1000", "mysql.dsn"}},
+		{[]string{"-config", writeConfig(t, "admin_token: ${NOT_SET_ANYWHERE}\n")}, []string{"line 1", "NOT_SET_ANYWHERE"}},
+		{[]string{"-config", writeConfig(t, "drain: soon\n")}, []string{"line 1"}},
+		{[]string{"migrate"}, []string{"--config"}},
+	} {
+		err := Run(t.Context(), c.args, &strings.Builder{}, &strings.Builder{})
+		if code := cli.ExitCode(err); code != 2 {
+			t.Errorf("%q: got exit code %d (%v), want 2", c.args, code, err)
+			continue
+		}
+		for _, want := range c.want {
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("%q: got %v, want it to say %q", c.args, err, want)
+			}
+		}
+	}
+}
+
+func TestHelpNamesTheCommands(t *testing.T) {
+	var out strings.Builder
+	if err := Run(t.Context(), []string{"-help"}, &out, &out); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"serve", "migrate", "sale", "audit", "rebuild", "queue"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("got %s, want it to name %s", out.String(), want)
+		}
+	}
+}
+
+func TestParseRoles(t *testing.T) {
+	for list, want := range map[string]Roles{
+		"api,relay,consumer,timer": {true, true, true, true}, "timer": {Timer: true}, "relay, api": {API: true, Relay: true}, "api,api": {API: true},
+	} {
+		got, err := ParseRoles(list)
+		if err != nil || got != want {
+			t.Errorf("%q: got %+v, %v; want %+v", list, got, err, want)
+		}
+	}
+	if got := (Roles{API: true, Timer: true}).String(); got != "api,timer" {
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestSecretsAreNotPrinted(t *testing.T) {
+	c := valid()
+	var _ conf.Secret = c.MySQL.DSN
+	for _, secret := range []string{c.AdminToken.String(), c.SigningKeys[0].Secret.String(), c.MySQL.DSN.String(), c.Queue.URL.String()} {
+		if secret != "********" {
+			t.Errorf("got %q, want it masked", secret)
+		}
+	}
+}

@@ -1,0 +1,86 @@
+package backend
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"floodgate.internal/backend/order"
+	"floodgate.internal/backend/outbox"
+	"floodgate.internal/backend/reserve"
+)
+
+// consumer settles orders until ctx ends, and then finishes what it has begun.
+func (p *process) consumer(name string) func(context.Context) error {
+	c := p.config
+	if p.broker != nil {
+		return func(ctx context.Context) error {
+			return p.broker.Consume(ctx, c.Orders.Batch, c.Orders.BatchWait, p.book.Settle, func(ctx context.Context, batch []reserve.Entry) {
+				if err := p.book.Retire(ctx, batch); err != nil { // they are published again, MySQL knows them, and they are retired then
+					p.log.Warn("settled orders stay in the outbox for now", "orders", len(batch), "error", err)
+				}
+			})
+		}
+	}
+	reader := outbox.NewReader(p.redis, p.catalog.Live, name, c.Outbox.ClaimIdle, p.log, p.reg)
+	reader.Bury = p.letters.Take
+	return func(ctx context.Context) error {
+		return reader.Run(ctx, func(ctx context.Context, batch []reserve.Entry) error {
+			ctx, cancel := grace(ctx, settleGrace)
+			defer cancel()
+			var kept order.PoisonError
+			for part := range slices.Chunk(batch, c.Orders.Batch) {
+				var poison *order.PoisonError
+				if err := p.settle(ctx, part); errors.As(err, &poison) {
+					kept.Entries, kept.Err = append(kept.Entries, poison.Entries...), poison.Err
+				} else if err != nil {
+					return err
+				}
+			}
+			if len(kept.Entries) > 0 {
+				return &kept
+			}
+			return nil
+		})
+	}
+}
+
+// settle brings entries that come straight from the outbox to their end, and retires them. Those for which MySQL takes no
+// row at all become dead letters, stay in the outbox, which holds their units, and are named in an order.PoisonError.
+func (p *process) settle(ctx context.Context, batch []reserve.Entry) error {
+	err := p.book.Settle(ctx, batch)
+	var poison *order.PoisonError
+	if err != nil && !errors.As(err, &poison) {
+		return err
+	}
+	if poison == nil {
+		return p.book.Retire(ctx, batch)
+	}
+	if err := p.letters.Poison(ctx, outbox.Queue, poison); err != nil {
+		return err
+	}
+	good := slices.DeleteFunc(slices.Clone(batch), func(e reserve.Entry) bool {
+		return slices.ContainsFunc(poison.Entries, func(bad reserve.Entry) bool { return bad.ID == e.ID })
+	})
+	if err := p.book.Retire(ctx, good); err != nil {
+		return err
+	}
+	return poison
+}
+
+// settleGrace is how long a batch that is being settled may go on when the process ends.
+const settleGrace = 5 * time.Second
+
+// grace is a context that ends a while after its parent.
+func grace(parent context.Context, after time.Duration) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(parent))
+	stop := context.AfterFunc(parent, func() {
+		select {
+		case <-ctx.Done():
+		case <-time.After(after):
+			cancel()
+		}
+	})
+	return ctx, func() { stop(); cancel() }
+}

@@ -1,0 +1,193 @@
+// Package deadletter is where messages end that no consumer can process: each is kept for operators in the MySQL table
+// dead_letters, with its payload and the reason; a readable order gets its terminal row besides, and gives its units back
+// once. It is the same with both queue drivers.
+//
+// Everything is keyed by what it is about, the letter by its queue and payload, the order by its id, so a message that dies
+// again, or is taken twice, changes nothing.
+package deadletter
+
+import (
+	"context"
+	"crypto/sha256"
+	"database/sql"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/go-json-experiment/json"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"floodgate.internal/backend/order"
+	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/store"
+	"floodgate.internal/shared/clock"
+	"floodgate.internal/shared/wire"
+)
+
+// Undeliverable is the reason of an order that was rejected because no consumer could process it.
+const Undeliverable = "undeliverable"
+
+// Bounds of what is kept.
+const (
+	maxPayload = 64 << 10 // bytes of one payload
+	maxReason  = 1000     // characters
+	maxQueue   = 64       // characters
+	keep       = 100_000  // letters, about: the oldest go first
+)
+
+// Message is something that could not be processed.
+type Message struct {
+	Queue      string // where it died
+	Reason     string
+	Payload    []byte
+	Deliveries int64          // at least; before it died
+	Entry      *reserve.Entry // the order that the payload is; nil: it is none
+}
+
+// Orders is what order.Book does for a dead letter.
+type Orders interface {
+	Reject(ctx context.Context, e reserve.Entry, reason string) error
+	Settle(ctx context.Context, batch []reserve.Entry) error
+	Retire(ctx context.Context, batch []reserve.Entry) error
+}
+
+// Box keeps the dead letters. It is safe for concurrent use, by any number of processes.
+type Box struct {
+	db     *sql.DB
+	orders Orders
+	clk    *clock.Clock
+	log    *slog.Logger
+	taken  *prometheus.CounterVec
+}
+
+// NewBox makes a Box.
+func NewBox(db *sql.DB, orders Orders, clk *clock.Clock, log *slog.Logger, reg prometheus.Registerer) *Box {
+	b := &Box{db: db, orders: orders, clk: clk, log: log, taken: prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "backend_dead_letters_total", Help: "Messages that became dead letters, by what was done: ended (its order has a row now), " +
+			"kept (MySQL takes no row for its order, which stays in the outbox), unreadable."}, []string{"result"})}
+	reg.MustRegister(b.taken)
+	return b
+}
+
+// Take keeps a message, and ends the order that it is, unless MySQL has decided it already; then the order's outbox entry
+// is retired. An order for which MySQL takes no row at all stays in its outbox, which holds its units until MySQL takes it.
+// Nil: the message may be forgotten where it came from. An error: call again.
+func (b *Box) Take(ctx context.Context, m Message) error {
+	id, err := b.record(ctx, m)
+	if err != nil {
+		return err
+	}
+	result := "unreadable"
+	if m.Entry != nil {
+		var poison *order.PoisonError
+		switch err := b.orders.Reject(ctx, *m.Entry, Undeliverable); {
+		case errors.As(err, &poison):
+			result = "kept"
+		case err != nil:
+			return fmt.Errorf("dead letter %d: %w", id, err)
+		default:
+			result = "ended"
+			if err := b.retire(ctx, *m.Entry); err != nil {
+				return fmt.Errorf("dead letter %d: %w", id, err)
+			}
+		}
+	}
+	b.taken.WithLabelValues(result).Inc()
+	b.log.Error("a message is a dead letter", "letter", id, "queue", m.Queue, "reason", m.Reason, "result", result)
+	return nil
+}
+
+// retire takes the outbox entry of an order that has a row out. What came from outside may name none.
+func (b *Box) retire(ctx context.Context, e reserve.Entry) error {
+	ms, n, ok := strings.Cut(e.Entry, "-")
+	_, err1 := strconv.ParseUint(ms, 10, 64)
+	_, err2 := strconv.ParseUint(n, 10, 64)
+	if !ok || err1 != nil || err2 != nil {
+		return nil
+	}
+	return b.orders.Retire(ctx, []reserve.Entry{e})
+}
+
+// Poison takes the entries of an order.PoisonError that a consumer of the outbox met.
+func (b *Box) Poison(ctx context.Context, queue string, poison *order.PoisonError) error {
+	for _, e := range poison.Entries {
+		if err := b.Take(ctx, Message{Queue: queue, Reason: poison.Err.Error(), Payload: Encode(e), Deliveries: 1, Entry: &e}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Encode is an entry as payload.
+func Encode(e reserve.Entry) []byte {
+	p, err := json.Marshal(e)
+	if err != nil {
+		panic("BUG: an entry that does not marshal: " + err.Error())
+	}
+	return p
+}
+
+// record writes the letter, or that it died once more.
+func (b *Box) record(ctx context.Context, m Message) (id int64, err error) {
+	sum := sha256.New()
+	fmt.Fprintf(sum, "%s\n", m.Queue)
+	sum.Write(m.Payload)
+	digest := hex.EncodeToString(sum.Sum(nil))
+	var orderID string
+	var sale int64
+	if m.Entry != nil {
+		if _, ok := wire.SaleOfOrder(m.Entry.ID); ok {
+			orderID, sale = m.Entry.ID, m.Entry.Sale
+		}
+	}
+	now, reason := b.now(), clip(m.Reason, maxReason)
+	err = store.InTx(ctx, b.db, func(tx *sql.Tx) error {
+		n, err := changed(tx.ExecContext(ctx, `UPDATE dead_letters SET times = times + 1, last_at = ?, reason = ?, deliveries = ? WHERE digest = ?`,
+			now, reason, m.Deliveries, digest))
+		if err != nil {
+			return err
+		}
+		if n == 0 {
+			if _, err := tx.ExecContext(ctx, `INSERT INTO dead_letters (digest, queue, reason, payload, size, readable, order_id, sale_id, deliveries, first_at, last_at)
+				VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`, digest, clip(m.Queue, maxQueue), reason, m.Payload[:min(len(m.Payload), maxPayload)], len(m.Payload),
+				m.Entry != nil, orderID, sale, m.Deliveries, now, now); err != nil {
+				return err
+			}
+		}
+		if err := tx.QueryRowContext(ctx, `SELECT id FROM dead_letters WHERE digest = ?`, digest).Scan(&id); err != nil {
+			return err
+		}
+		if n == 0 && id > keep {
+			_, err = tx.ExecContext(ctx, `DELETE FROM dead_letters WHERE id <= ?`, id-keep)
+		}
+		return err
+	})
+	if store.Duplicate(err) { // another process takes it too: its letter is this one
+		err = b.db.QueryRowContext(ctx, `SELECT id FROM dead_letters WHERE digest = ?`, digest).Scan(&id)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("write a dead letter of %s: %w", m.Queue, err)
+	}
+	return id, nil
+}
+
+func changed(r sql.Result, err error) (int64, error) {
+	if err != nil {
+		return 0, err
+	}
+	return r.RowsAffected()
+}
+
+// clip makes text fit: valid UTF-8, at most n characters.
+func clip(s string, n int) string {
+	s = strings.ToValidUTF8(s, "\uFFFD")
+	for utf8.RuneCountInString(s) > n {
+		_, last := utf8.DecodeLastRuneInString(s)
+		s = s[:len(s)-last]
+	}
+	return s
+}

@@ -1,0 +1,180 @@
+package deadletter
+
+import (
+	"context"
+	"database/sql"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"time"
+	"unicode/utf8"
+
+	"github.com/go-json-experiment/json"
+
+	"floodgate.internal/backend/order"
+	"floodgate.internal/backend/reserve"
+	"floodgate.internal/shared/wire"
+)
+
+// ErrNotFound: there is no such letter.
+var ErrNotFound = errors.New("no such dead letter")
+
+// Letter is a dead letter as operators see it.
+type Letter struct {
+	ID         int64  `json:"id"`
+	Queue      string `json:"queue"`
+	Reason     string `json:"reason"`
+	Payload    string `json:"payload"`  // at most its first 64 KiB
+	Encoding   string `json:"encoding"` // utf-8, or base64
+	Size       int64  `json:"size"`     // of the payload as it came, in bytes
+	Readable   bool   `json:"readable"` // the payload is an order
+	OrderID    string `json:"order_id"`
+	SaleID     int64  `json:"sale_id"`
+	Deliveries int64  `json:"deliveries"` // before it died, of the last time
+	Times      int64  `json:"times"`      // that it died
+	// Status is the order's in MySQL now; "" while it has no row there.
+	Status     wire.OrderStatus `json:"status"`
+	FirstAt    wire.Time        `json:"first_at"`
+	LastAt     wire.Time        `json:"last_at"`
+	ReplayedAt *wire.Time       `json:"replayed_at"`
+}
+
+const columns = `d.id, d.queue, d.reason, d.payload, d.size, d.readable, d.order_id, d.sale_id, d.deliveries, d.times, d.first_at, d.last_at, d.replayed_at,
+	COALESCE(o.status, '') FROM dead_letters d LEFT JOIN orders o ON o.id = d.order_id`
+
+func (l *Letter) scan(from interface{ Scan(...any) error }) error {
+	var payload []byte
+	var first, last time.Time
+	var replayed sql.NullTime
+	if err := from.Scan(&l.ID, &l.Queue, &l.Reason, &payload, &l.Size, &l.Readable, &l.OrderID, &l.SaleID, &l.Deliveries, &l.Times,
+		&first, &last, &replayed, &l.Status); err != nil {
+		return err
+	}
+	l.Payload, l.Encoding = string(payload), "utf-8"
+	if !utf8.Valid(payload) {
+		l.Payload, l.Encoding = base64.StdEncoding.EncodeToString(payload), "base64"
+	}
+	l.FirstAt, l.LastAt = wire.At(first), wire.At(last)
+	if replayed.Valid {
+		at := wire.At(replayed.Time)
+		l.ReplayedAt = &at
+	}
+	return nil
+}
+
+// List returns the newest letters with an id below, at most limit; with open, only those that were not replayed yet.
+func (b *Box) List(ctx context.Context, below, limit int64, open bool) ([]Letter, error) {
+	where := ` WHERE d.id < ?`
+	if open {
+		where += ` AND d.replayed_at IS NULL`
+	}
+	rows, err := b.db.QueryContext(ctx, `SELECT `+columns+where+` ORDER BY d.id DESC LIMIT ?`, below, limit)
+	if err != nil {
+		return nil, fmt.Errorf("dead letters: %w", err)
+	}
+	defer rows.Close()
+	list := []Letter{}
+	for rows.Next() {
+		var l Letter
+		if err := l.scan(rows); err != nil {
+			return nil, fmt.Errorf("dead letters: %w", err)
+		}
+		list = append(list, l)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, fmt.Errorf("dead letters: %w", err)
+	}
+	return list, nil
+}
+
+// Get returns one letter, or ErrNotFound.
+func (b *Box) Get(ctx context.Context, id int64) (Letter, error) {
+	var l Letter
+	err := l.scan(b.db.QueryRowContext(ctx, `SELECT `+columns+` WHERE d.id = ?`, id))
+	if errors.Is(err, sql.ErrNoRows) {
+		return l, ErrNotFound
+	}
+	if err != nil {
+		return l, fmt.Errorf("dead letter %d: %w", id, err)
+	}
+	return l, nil
+}
+
+// Open counts the letters that were not replayed yet.
+func (b *Box) Open(ctx context.Context) (n int64, err error) {
+	if err := b.db.QueryRowContext(ctx, `SELECT COUNT(*) FROM dead_letters WHERE replayed_at IS NULL`).Scan(&n); err != nil {
+		return 0, fmt.Errorf("count the dead letters: %w", err)
+	}
+	return n, nil
+}
+
+// What a replay did.
+const (
+	Settled    = "settled"    // the order has a row now
+	Queued     = "queued"     // it is in the outbox anew, and has a row soon
+	Unchanged  = "unchanged"  // it had a row: nothing was done
+	Unreadable = "unreadable" // the payload is no order: nothing can be done
+	Refused    = "refused"    // MySQL still takes no row for it
+)
+
+// Replayed is what a replay did.
+type Replayed struct {
+	Letter
+	Result string `json:"result"`
+	Detail string `json:"detail"` // for the operator
+}
+
+// Replay processes the order of a letter anew. An order that has a row is left as it is: what MySQL decided stands, so it
+// may be repeated. It does not mark the letter: see Mark. An error, but for ErrNotFound: nothing is lost, ask again.
+func (b *Box) Replay(ctx context.Context, id int64) (Replayed, error) {
+	l, err := b.Get(ctx, id)
+	if err != nil {
+		return Replayed{}, err
+	}
+	var e reserve.Entry
+	switch {
+	case l.Status != "":
+		return Replayed{l, Unchanged, fmt.Sprintf("order %s is %s: what MySQL has decided stands", l.OrderID, l.Status)}, nil
+	case !l.Readable || l.OrderID == "":
+		return Replayed{l, Unreadable, "the payload is no order, so there is nothing to process"}, nil
+	case json.Unmarshal([]byte(l.Payload), &e) != nil || e.ID != l.OrderID:
+		return Replayed{l, Unreadable, "the payload is not whole"}, nil
+	}
+	var poison *order.PoisonError
+	err = b.orders.Settle(ctx, []reserve.Entry{e})
+	if errors.As(err, &poison) {
+		return Replayed{l, Refused, "MySQL takes no row for it: " + poison.Err.Error()}, nil
+	}
+	if err == nil {
+		err = b.retire(ctx, e)
+	}
+	if err != nil {
+		return Replayed{}, fmt.Errorf("replay dead letter %d: %w", id, err)
+	}
+	if l, err = b.Get(ctx, id); err != nil {
+		return Replayed{}, err
+	}
+	if l.Status == "" { // adopted into a newer epoch, under a new entry
+		return Replayed{l, Queued, fmt.Sprintf("order %s was taken over into the sale's present epoch and comes through the outbox", l.OrderID)}, nil
+	}
+	return Replayed{l, Settled, fmt.Sprintf("order %s is %s now", l.OrderID, l.Status)}, nil
+}
+
+// Mark notes in an operator's transaction that a letter was replayed, unless it was before, and says when.
+func (b *Box) Mark(ctx context.Context, tx *sql.Tx, id int64) (first bool, at wire.Time, err error) {
+	now := b.now()
+	n, err := changed(tx.ExecContext(ctx, `UPDATE dead_letters SET replayed_at = ? WHERE id = ? AND replayed_at IS NULL`, now, id))
+	if err != nil {
+		return false, at, fmt.Errorf("mark dead letter %d: %w", id, err)
+	}
+	if n == 1 {
+		return true, wire.At(now), nil
+	}
+	var before sql.NullTime
+	if err := tx.QueryRowContext(ctx, `SELECT replayed_at FROM dead_letters WHERE id = ?`, id).Scan(&before); err != nil {
+		return false, at, fmt.Errorf("dead letter %d: %w", id, err)
+	}
+	return false, wire.At(before.Time), nil
+}
+
+func (b *Box) now() time.Time { return b.clk.Now().Truncate(time.Millisecond) }

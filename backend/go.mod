@@ -1,0 +1,49 @@
+module floodgate.internal/backend
+
+go 1.26.0
+
+require (
+	floodgate.internal/lua v0.0.0
+	github.com/go-sql-driver/mysql v1.10.1
+	github.com/pressly/goose/v3 v3.28.0
+	github.com/redis/rueidis v1.0.79
+)
+
+require (
+	github.com/beorn7/perks v1.0.1 // indirect
+	github.com/cespare/xxhash/v2 v2.3.0 // indirect
+	github.com/kylelemons/godebug v1.1.0 // indirect
+	github.com/munnerz/goautoneg v0.0.0-20191010083416-a7dc8b61c822 // indirect
+	github.com/prometheus/client_model v0.6.3 // indirect
+	github.com/prometheus/common v0.72.0 // indirect
+	github.com/prometheus/procfs v0.22.0 // indirect
+	google.golang.org/protobuf v1.36.12 // indirect
+)
+
+require (
+	filippo.io/edwards25519 v1.2.0 // indirect
+	floodgate.internal/shared v0.0.0
+	github.com/alecthomas/kong v1.17.0
+	github.com/go-json-experiment/json v0.0.0-20260820222146-c27c302e5fc3
+	github.com/google/go-cmp v0.7.0
+	github.com/google/uuid v1.6.0
+	github.com/klauspost/compress v1.20.1 // indirect
+	github.com/mfridman/interpolate v0.0.2 // indirect
+	github.com/molecule-man/go-brrr v1.0.1 // indirect
+	github.com/prometheus/client_golang v1.25.0
+	github.com/rabbitmq/amqp091-go v1.16.0
+	github.com/sethvargo/go-retry v0.4.0 // indirect
+	github.com/valyala/bytebufferpool v1.0.0 // indirect
+	github.com/valyala/fasthttp v1.74.0
+	go.uber.org/goleak v1.3.0
+	go.uber.org/multierr v1.11.0 // indirect
+	go.yaml.in/yaml/v4 v4.0.0 // indirect
+	golang.org/x/sync v0.24.0
+	golang.org/x/sys v0.48.0 // indirect
+	pgregory.net/rapid v1.3.0
+)
+
+replace (
+	floodgate.internal/lua => ../lua
+	floodgate.internal/shared => ../shared
+)

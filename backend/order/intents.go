@@ -1,0 +1,223 @@
+package order
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"floodgate.internal/backend/catalog"
+	"floodgate.internal/backend/reserve"
+	"floodgate.internal/shared/failpoint"
+)
+
+// Kinds of intent: what is decided in MySQL and still to be done in Redis.
+const (
+	intentRelease = "release" // of an order that ended
+	intentAdjust  = "adjust"  // the stock, by quantity
+	intentDefine  = "define"  // the sale, as MySQL has it by now
+)
+
+const (
+	intentPage  = 200 // intents that are read at once, and the most that one pass of RunIntents does
+	intentsOnce = 16  // calls to Redis under way at once: they share its pipeline and its fsync
+)
+
+type intent struct {
+	id, sale int64
+	kind     string
+	order    string
+	quantity int64
+}
+
+// writeReleases writes the intents that give the orders' units back in Redis, and returns the first one's id: the others
+// have higher ones.
+func writeReleases(ctx context.Context, tx *sql.Tx, at time.Time, orders []row) (first int64, err error) {
+	args := make([]any, 0, 4*len(orders))
+	for _, o := range orders {
+		args = append(args, o.sale, intentRelease, o.id, at)
+	}
+	r, err := tx.ExecContext(ctx, `INSERT INTO intents (sale_id, kind, order_id, created_at) VALUES `+tuples(len(orders), 4), args...)
+	if err != nil {
+		return 0, fmt.Errorf("write %d release intents: %w", len(orders), err)
+	}
+	return r.LastInsertId()
+}
+
+// releaseNow tries the intents that writeReleases wrote, after their COMMIT. What cannot be done now, RunIntents does.
+func (b *Book) releaseNow(ctx context.Context, first int64, orders []row) {
+	ids := make([]string, len(orders))
+	for i, o := range orders {
+		ids[i] = o.id
+	}
+	open, err := readIntents(ctx, b.db, ` AND id >= ? AND order_id IN (`+marks(len(ids))+`)`, append([]any{first}, anys(ids)...)...)
+	if err == nil {
+		_, _, err = b.try(ctx, open)
+	}
+	if err != nil {
+		b.log.Warn("order: units are given back later, by the timer", "orders", len(orders), "error", err)
+	}
+}
+
+// releaseAgain gives back what an order that ended in MySQL may have been given in Redis since: a consumer that slept
+// between reading MySQL and adopting an order does that. It costs nothing where there is nothing to give back.
+func (b *Book) releaseAgain(ctx context.Context, o row) error {
+	released, err := b.redis.Release(ctx, o.sale, o.id)
+	if err == nil {
+		if released {
+			b.log.Warn("order: an order that ended held units in redis again; they are back", "order", o.id, "status", o.status)
+		}
+		return nil
+	}
+	open, err := readIntents(ctx, b.db, ` AND order_id = ?`, o.id)
+	if err != nil || len(open) > 0 {
+		return err
+	}
+	_, err = b.db.ExecContext(ctx, `INSERT INTO intents (sale_id, kind, order_id, created_at) VALUES (?, ?, ?, ?)`, o.sale, intentRelease, o.id, b.now())
+	if err != nil {
+		return fmt.Errorf("write the release intent of order %s: %w", o.id, err)
+	}
+	return nil
+}
+
+func readIntents(ctx context.Context, q querier, where string, args ...any) ([]intent, error) {
+	rows, err := q.QueryContext(ctx, `SELECT id, sale_id, kind, order_id, quantity FROM intents WHERE done_at IS NULL`+where, args...)
+	if err != nil {
+		return nil, fmt.Errorf("read intents: %w", err)
+	}
+	defer rows.Close()
+	var list []intent
+	for rows.Next() {
+		var i intent
+		if err := rows.Scan(&i.id, &i.sale, &i.kind, &i.order, &i.quantity); err != nil {
+			return nil, fmt.Errorf("read intents: %w", err)
+		}
+		list = append(list, i)
+	}
+	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
+		return nil, fmt.Errorf("read intents: %w", err)
+	}
+	return list, nil
+}
+
+// RunIntents is one pass over the intents that are open, oldest first, and returns how many it did: at most about
+// intentPage. An intent whose sale is closed or not in Redis stays, and so do the other ones of that sale for this pass, so
+// that they keep nobody else waiting. Each has its effect once, however many run them.
+func (b *Book) RunIntents(ctx context.Context) (n int, err error) {
+	after := int64(0)
+	var blocked []int64
+	for n < intentPage {
+		where, args := ` AND id > ?`, []any{after}
+		if len(blocked) > 0 {
+			where += ` AND sale_id NOT IN (` + marks(len(blocked)) + `)`
+			args = append(args, anys(blocked)...)
+		}
+		page, err := readIntents(ctx, b.db, where+fmt.Sprintf(` ORDER BY id LIMIT %d`, intentPage), args...)
+		if err != nil {
+			return n, err
+		}
+		done, more, err := b.try(ctx, page)
+		n += done
+		if err != nil || len(page) < intentPage {
+			return n, err
+		}
+		blocked = append(blocked, more...)
+		after = page[len(page)-1].id
+	}
+	return n, nil
+}
+
+// try carries intents out in Redis and marks them done. blocked are the sales that Redis does not let anybody change at
+// the moment.
+func (b *Book) try(ctx context.Context, list []intent) (done int, blocked []int64, err error) {
+	if len(list) == 0 {
+		return 0, nil, nil
+	}
+	defined := map[int64]catalog.Sale{}
+	var define []int64
+	for _, i := range list {
+		if i.kind == intentDefine && !slices.Contains(define, i.sale) {
+			define = append(define, i.sale)
+		}
+	}
+	if len(define) > 0 {
+		sales, err := catalog.Read(ctx, b.db, define...)
+		if err != nil {
+			return 0, nil, err
+		}
+		for _, s := range sales {
+			defined[s.ID] = s
+		}
+	}
+	var mu sync.Mutex // guards finished and blocked
+	var finished []int64
+	var g errgroup.Group
+	g.SetLimit(intentsOnce)
+	for _, i := range list {
+		mu.Lock()
+		skip := slices.Contains(blocked, i.sale)
+		mu.Unlock()
+		if skip {
+			continue
+		}
+		g.Go(func() error {
+			err := b.carryOut(ctx, i, defined)
+			b.metrics.releases.WithLabelValues(i.kind, outcome(err)).Inc()
+			mu.Lock()
+			defer mu.Unlock()
+			switch {
+			case err == nil:
+				finished = append(finished, i.id)
+			case errors.Is(err, reserve.ErrGateClosed) || errors.Is(err, reserve.ErrNotLoaded):
+				if !slices.Contains(blocked, i.sale) {
+					blocked = append(blocked, i.sale)
+				}
+			case errors.Is(err, reserve.ErrNotEnough): // only this one waits, for units to come back
+			default:
+				return fmt.Errorf("intent %d (%s, sale %d): %w", i.id, i.kind, i.sale, err)
+			}
+			return nil
+		})
+	}
+	err = g.Wait()
+	if len(finished) > 0 {
+		failpoint.Hit("timer.before-done")
+		slices.Sort(finished)
+		args := append([]any{b.now()}, anys(finished)...)
+		if _, e := b.db.ExecContext(ctx, `UPDATE intents SET done_at = ? WHERE done_at IS NULL AND id IN (`+marks(len(finished))+`)`, args...); e != nil {
+			err = errors.Join(err, fmt.Errorf("mark %d intents done: %w", len(finished), e))
+		}
+	}
+	return len(finished), blocked, err
+}
+
+func (b *Book) carryOut(ctx context.Context, i intent, defined map[int64]catalog.Sale) error {
+	switch i.kind {
+	case intentRelease:
+		_, err := b.redis.Release(ctx, i.sale, i.order)
+		return err
+	case intentAdjust:
+		return b.redis.Adjust(ctx, i.sale, i.id, i.quantity)
+	case intentDefine:
+		s, ok := defined[i.sale]
+		if !ok {
+			return fmt.Errorf("sale %d is not in MySQL", i.sale)
+		}
+		return b.redis.Define(ctx, i.sale, s.Definition())
+	default:
+		return fmt.Errorf("no such kind of intent; known: %s", strings.Join([]string{intentRelease, intentAdjust, intentDefine}, ", "))
+	}
+}
+
+func outcome(err error) string {
+	if err == nil {
+		return "done"
+	}
+	return "kept"
+}

@@ -1,0 +1,52 @@
+package order
+
+import (
+	"context"
+	"iter"
+	"slices"
+	"strings"
+
+	"floodgate.internal/backend/reserve"
+	"floodgate.internal/shared/wire"
+)
+
+// notice tells waiting clients' processes where an order stands now.
+type notice struct {
+	id     string
+	status wire.OrderStatus
+}
+
+// noticesOnce bounds one message: about 40 KB.
+const noticesOnce = 500
+
+// channel is where every process with waiting clients listens.
+func channel(s *reserve.Store) string { return s.Prefix() + "settled" }
+
+// notify publishes a message a batch, "id status" a line. One that is lost costs the waiting clients half a second.
+func (b *Book) notify(ctx context.Context, notices []notice) {
+	for chunk := range slices.Chunk(notices, noticesOnce) {
+		var text strings.Builder
+		for _, n := range chunk {
+			text.WriteString(n.id + " " + string(n.status) + "\n")
+		}
+		ctx, cancel := context.WithTimeout(ctx, reserve.Timeout)
+		c := b.redis.Client()
+		err := c.Do(ctx, c.B().Publish().Channel(channel(b.redis)).Message(text.String()).Build()).Error()
+		cancel()
+		if err != nil {
+			b.metrics.unsent.Inc()
+			b.log.Debug("order: publish the settled orders", "orders", len(chunk), "error", err)
+		}
+	}
+}
+
+// noticed reads a message: order ids. Whatever is no notice is passed over.
+func noticed(message string) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for line := range strings.Lines(message) {
+			if id, _, ok := strings.Cut(line, " "); ok && !yield(id) {
+				return
+			}
+		}
+	}
+}

@@ -1,0 +1,237 @@
+// Package order is what becomes of an accepted order: the Book settles orders into MySQL, takes payments, cancels,
+// expires and gives units back; the Reader tells owners where their orders stand.
+//
+// MySQL is the judge. Every change of an order's state is one conditional UPDATE or one INSERT under the order id, in one
+// transaction with the stock row, the ledger, and an intent for what is left to do in Redis. Every transaction takes its
+// locks in the same order: orders, order_slots, sale_stock by ascending sale, ledger, intents.
+package order
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"floodgate.internal/backend/reserve"
+	"floodgate.internal/shared/clock"
+	"floodgate.internal/shared/wire"
+)
+
+var (
+	// ErrNotFound: there is no such order, or it is somebody else's.
+	ErrNotFound = errors.New("no such order")
+	// ErrState: the order's state does not allow this; the error is a *StateError.
+	ErrState = errors.New("the order's state does not allow this")
+)
+
+// StateError says why a payment or a cancellation was refused. It matches ErrState.
+type StateError struct {
+	Order  wire.Order // as it stands
+	Detail string     // a sentence for its owner
+}
+
+func (e *StateError) Error() string {
+	return fmt.Sprintf("order %s is %s: %s", e.Order.OrderID, e.Order.Status, e.Detail)
+}
+
+// Is makes a StateError match ErrState.
+func (e *StateError) Is(target error) bool { return target == ErrState }
+
+// Why an order is rejected.
+const (
+	OutOfStock   = "out_of_stock"  // MySQL, or after a loss Redis, had no unit left for it
+	OverLimit    = "limit"         // the buyer's slots are taken by other live orders
+	DuplicateKey = "duplicate_key" // another order of the buyer has its Idempotency-Key
+	UnknownSale  = "unknown_sale"  // MySQL has no such sale
+	Malformed    = "malformed"     // it contradicts itself
+	Refused      = "refused"       // MySQL refuses its values
+)
+
+// Book writes orders. It is safe for concurrent use, by any number of processes.
+type Book struct {
+	db      *sql.DB
+	redis   *reserve.Store
+	clk     *clock.Clock
+	log     *slog.Logger
+	metrics bookMetrics
+	bound   time.Duration // 0: none
+}
+
+// NewBook makes a Book. clk must follow Redis's clock before it decides anything.
+func NewBook(db *sql.DB, redis *reserve.Store, clk *clock.Clock, log *slog.Logger, reg prometheus.Registerer) *Book {
+	return &Book{db: db, redis: redis, clk: clk, log: log, metrics: newBookMetrics(reg)}
+}
+
+// Bound says how long an order may be queued; those that were longer are counted. It must be called before Settle.
+func (b *Book) Bound(within time.Duration) { b.bound = within }
+
+// left notes that orders have left the status queued.
+func (b *Book) left(entries ...reserve.Entry) {
+	now := b.clk.Now()
+	for _, e := range entries {
+		if e.At <= 0 || e.At > maxMillis {
+			continue
+		}
+		queued := max(0, now.Sub(time.UnixMilli(e.At)))
+		b.metrics.queued.Observe(queued.Seconds())
+		if b.bound > 0 && queued > b.bound {
+			b.metrics.late.Inc()
+		}
+	}
+}
+
+// now is the time as MySQL keeps it: in milliseconds.
+func (b *Book) now() time.Time { return b.clk.Now().Truncate(time.Millisecond) }
+
+type bookMetrics struct {
+	settled  *prometheus.CounterVec
+	rejected *prometheus.CounterVec
+	poison   prometheus.Counter
+	batch    prometheus.Histogram
+	duration prometheus.Histogram
+	changes  *prometheus.CounterVec
+	releases *prometheus.CounterVec
+	unsent   prometheus.Counter
+	queued   prometheus.Histogram
+	late     prometheus.Counter
+}
+
+func newBookMetrics(reg prometheus.Registerer) bookMetrics {
+	m := bookMetrics{
+		settled: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "backend_orders_settled_total",
+			Help: "Orders that consumers brought to an end, by result: inserted, rejected, adopted, known (in MySQL before)."}, []string{"result"}),
+		rejected: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "backend_orders_rejected_total",
+			Help: "Accepted orders that were rejected, by reason. Each broke a promise or came from outside."}, []string{"reason"}),
+		poison: prometheus.NewCounter(prometheus.CounterOpts{Name: "backend_orders_poison_total",
+			Help: "Entries for which no row can be written at all."}),
+		batch: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "backend_settle_batch_orders",
+			Help: "Orders in one call of Settle.", Buckets: []float64{1, 2, 5, 10, 20, 50, 100, 200, 500}}),
+		duration: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "backend_settle_duration_seconds",
+			Help: "How long one call of Settle took.", Buckets: prometheus.ExponentialBuckets(0.001, 2, 14)}),
+		changes: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "backend_order_changes_total",
+			Help: "Orders that changed after they were settled, by their new status."}, []string{"status"}),
+		releases: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "backend_intents_total",
+			Help: "Intents tried in Redis, by kind and result: done, or kept for later."}, []string{"kind", "result"}),
+		unsent: prometheus.NewCounter(prometheus.CounterOpts{Name: "backend_settled_unsent_total",
+			Help: "Settle notifications that could not be published; waiting clients learn the status by the fallback."}),
+	}
+	m.queued = prometheus.NewHistogram(prometheus.HistogramOpts{Name: "backend_order_queued_seconds",
+		Help:    "From the press, by Redis's clock, to the COMMIT that made the order something else than queued.",
+		Buckets: []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 900, 3600}})
+	m.late = prometheus.NewCounter(prometheus.CounterOpts{Name: "backend_orders_late_total",
+		Help: "Orders that were queued for longer than the stated bound (orders.queued_bound)."})
+	reg.MustRegister(m.settled, m.rejected, m.poison, m.batch, m.duration, m.changes, m.releases, m.unsent, m.queued, m.late)
+	return m
+}
+
+// row is an order as MySQL has it.
+type row struct {
+	id, uid, reason string
+	sale, amount    int64
+	quantity        int
+	status          wire.OrderStatus
+	created         time.Time
+	payBefore       sql.NullTime
+}
+
+const columns = `id, sale_id, uid, quantity, amount, status, reason, created_at, pay_before`
+
+func (r *row) scan(from interface{ Scan(...any) error }) error {
+	return from.Scan(&r.id, &r.sale, &r.uid, &r.quantity, &r.amount, &r.status, &r.reason, &r.created, &r.payBefore)
+}
+
+func (r *row) wire() wire.Order {
+	o := wire.Order{OrderID: r.id, SaleID: r.sale, Quantity: r.quantity, Amount: r.amount, Status: r.status, CreatedAt: wire.At(r.created), Reason: r.reason}
+	if r.payBefore.Valid {
+		at := wire.At(r.payBefore.Time)
+		o.PayBefore = &at
+	}
+	return o
+}
+
+// queuedRow is an order that is still only in Redis.
+func queuedRow(h reserve.Held, sale, price int64) row {
+	return row{id: h.ID, uid: h.UID, sale: sale, amount: price * int64(h.Quantity), quantity: h.Quantity, status: wire.Queued, created: time.UnixMilli(h.At)}
+}
+
+// querier is a *sql.DB or a *sql.Tx.
+type querier interface {
+	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+}
+
+// find reads those of the orders that MySQL has.
+func find(ctx context.Context, q querier, ids []string) (map[string]row, error) {
+	found := make(map[string]row, len(ids))
+	if len(ids) == 0 {
+		return found, nil
+	}
+	rows, err := read(ctx, q, `SELECT `+columns+` FROM orders WHERE id IN (`+marks(len(ids))+`)`, anys(ids)...)
+	if err != nil {
+		return nil, fmt.Errorf("read %d orders: %w", len(ids), err)
+	}
+	for _, r := range rows {
+		found[r.id] = r
+	}
+	return found, nil
+}
+
+// read runs a query of columns.
+func read(ctx context.Context, q querier, query string, args ...any) ([]row, error) {
+	rows, err := q.QueryContext(ctx, query, args...)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var out []row
+	for rows.Next() {
+		var r row
+		if err := r.scan(rows); err != nil {
+			return nil, err
+		}
+		out = append(out, r)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return out, rows.Close()
+}
+
+// price reads what one unit of a sale costs; 0 for a sale that MySQL does not have.
+func price(ctx context.Context, q querier, sale int64) (int64, error) {
+	rows, err := q.QueryContext(ctx, `SELECT price FROM sales WHERE id = ?`, sale)
+	if err != nil {
+		return 0, fmt.Errorf("price of sale %d: %w", sale, err)
+	}
+	defer rows.Close()
+	var p int64
+	for rows.Next() {
+		if err := rows.Scan(&p); err != nil {
+			return 0, fmt.Errorf("price of sale %d: %w", sale, err)
+		}
+	}
+	if err := rows.Err(); err != nil {
+		return 0, fmt.Errorf("price of sale %d: %w", sale, err)
+	}
+	return p, rows.Close()
+}
+
+// marks is "?, ?, ?": n of them.
+func marks(n int) string { return strings.TrimSuffix(strings.Repeat("?, ", n), ", ") }
+
+// tuples is "(?, ?), (?, ?)": n of them, each of width marks.
+func tuples(n, width int) string {
+	return strings.TrimSuffix(strings.Repeat("("+marks(width)+"), ", n), ", ")
+}
+
+func anys[T any](list []T) []any {
+	out := make([]any, len(list))
+	for i, v := range list {
+		out[i] = v
+	}
+	return out
+}

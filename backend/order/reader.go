@@ -1,0 +1,341 @@
+package order
+
+import (
+	"cmp"
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/rueidis"
+	"golang.org/x/sync/errgroup"
+
+	"floodgate.internal/backend/reserve"
+	"floodgate.internal/shared/clock"
+	"floodgate.internal/shared/wire"
+)
+
+// ErrCursor: the cursor of a list is none that a list gave out.
+var ErrCursor = errors.New("no such cursor")
+
+const (
+	fallbackEvery = 500 * time.Millisecond // waiting clients' orders are looked up, whether notified or not
+	listDefault   = 20
+	listMost      = 100
+	maxPrices     = 10000 // sales whose price is remembered; at most for priceFor
+	priceFor      = time.Second
+)
+
+// Reader tells owners where their orders stand. Many clients that wait cost few queries: a settle notification wakes
+// those it is for, and one query each half second covers notifications that were lost.
+type Reader struct {
+	db       *sql.DB
+	redis    *reserve.Store
+	log      *slog.Logger
+	lookups  *lookups
+	waiters  *waiters
+	full     prometheus.Counter
+	fallback time.Duration
+
+	mu     sync.Mutex // guards prices
+	prices map[int64]priced
+}
+
+type priced struct {
+	price int64
+	until time.Time
+}
+
+// NewReader makes a Reader. Orders can be read at once; waiting for them needs Run.
+func NewReader(db *sql.DB, redis *reserve.Store, _ *clock.Clock, log *slog.Logger, reg prometheus.Registerer) *Reader {
+	sizes := prometheus.NewHistogram(prometheus.HistogramOpts{Name: "backend_order_lookup_orders",
+		Help: "Orders in one status query.", Buckets: []float64{1, 2, 5, 10, 20, 50, 100, 200, 500}})
+	r := &Reader{db: db, redis: redis, log: log, waiters: newWaiters(maxWaiters), fallback: fallbackEvery, prices: map[int64]priced{},
+		full: prometheus.NewCounter(prometheus.CounterOpts{Name: "backend_order_waiters_refused_total",
+			Help: "Clients that were answered at once because too many were waiting."})}
+	r.lookups = newLookups(func(ctx context.Context, ids []string) (map[string]row, error) { return find(ctx, db, ids) }, sizes)
+	reg.MustRegister(sizes, r.full, prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "backend_order_waiters",
+		Help: "Clients that wait for their orders to be settled."}, func() float64 { return float64(r.waiters.waiting()) }))
+	return r
+}
+
+// Run wakes waiting clients until ctx ends.
+func (r *Reader) Run(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { r.listen(ctx); return nil })
+	g.Go(func() error { r.serve(ctx); return nil })
+	return g.Wait()
+}
+
+// listen hears the notifications, on a connection of its own, and connects anew for as long as ctx lives.
+func (r *Reader) listen(ctx context.Context) {
+	const least, most = 100 * time.Millisecond, 2 * time.Second
+	pause := least
+	for ctx.Err() == nil {
+		began := time.Now()
+		err := r.redis.Client().Dedicated(func(c rueidis.DedicatedClient) error {
+			return c.Receive(ctx, c.B().Subscribe().Channel(channel(r.redis)).Build(), func(m rueidis.PubSubMessage) {
+				for id := range noticed(m.Message) {
+					r.waiters.heard(id)
+				}
+			})
+		})
+		if ctx.Err() != nil {
+			return
+		}
+		if time.Since(began) > most {
+			pause = least
+		}
+		r.log.Warn("order: settle notifications are not heard; waiting clients learn of their orders later", "error", err)
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+		pause = min(2*pause, most)
+	}
+}
+
+func (r *Reader) serve(ctx context.Context) {
+	tick := time.NewTicker(r.fallback)
+	defer tick.Stop()
+	failing := false
+	for {
+		var ids []string
+		select {
+		case <-ctx.Done():
+			return
+		case <-r.waiters.wake:
+			ids = r.waiters.takeWoken()
+		case <-tick.C:
+			ids = r.waiters.ids()
+		}
+		err := r.deliver(ctx, ids)
+		switch {
+		case err != nil && !failing && ctx.Err() == nil:
+			r.log.Warn("order: waiting clients' orders cannot be read", "orders", len(ids), "error", err)
+			failing = true
+		case err == nil && len(ids) > 0:
+			failing = false
+		}
+	}
+}
+
+// deliver reads orders and hands those that are settled to who waits for them.
+func (r *Reader) deliver(ctx context.Context, ids []string) error {
+	for chunk := range slices.Chunk(ids, lookupOnce) {
+		ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
+		found, err := find(ctx, r.db, chunk)
+		cancel()
+		if err != nil {
+			return err
+		}
+		for _, o := range found {
+			r.waiters.deliver(o)
+		}
+	}
+	return nil
+}
+
+// Order is an order as its owner sees it. With wait it answers when the order leaves queued, or after wait (at most
+// wire.MaxWait) with what it is then; when too many wait already, at once. ErrNotFound: there is none, or it is somebody
+// else's.
+func (r *Reader) Order(ctx context.Context, uid, orderID string, wait time.Duration) (wire.Order, error) {
+	sale, ok := wire.SaleOfOrder(orderID)
+	if !ok {
+		return wire.Order{}, ErrNotFound
+	}
+	var w *waiter
+	if wait > 0 { // before the first look, so that no notification falls between
+		if w = r.waiters.add(orderID); w != nil {
+			defer r.waiters.remove(w)
+		} else {
+			r.full.Inc()
+		}
+	}
+	o, err := r.order(ctx, sale, orderID)
+	if err != nil {
+		return wire.Order{}, err
+	}
+	if o.uid != uid {
+		return wire.Order{}, ErrNotFound
+	}
+	if o.status != wire.Queued || w == nil {
+		return o.wire(), nil
+	}
+	timer := time.NewTimer(min(wait, wire.MaxWait))
+	defer timer.Stop()
+	select {
+	case settled := <-w.c:
+		if settled.uid != uid {
+			return wire.Order{}, ErrNotFound
+		}
+		return settled.wire(), nil
+	case <-timer.C:
+		return o.wire(), nil
+	case <-ctx.Done():
+		return wire.Order{}, fmt.Errorf("wait for order %s: %w", orderID, ctx.Err())
+	}
+}
+
+// order looks in MySQL, then in Redis, where it is queued, then once more in MySQL: it may have moved in between.
+func (r *Reader) order(ctx context.Context, sale int64, orderID string) (row, error) {
+	o, ok, err := r.lookups.get(ctx, orderID)
+	if err != nil || ok {
+		return o, err
+	}
+	held, ok, err := r.redis.Lookup(ctx, sale, orderID)
+	if ok {
+		p, err := r.price(ctx, sale)
+		return queuedRow(held, sale, p), err
+	}
+	unsure, err := uncertain(ctx, r.db, sale, err)
+	if err != nil {
+		return row{}, err
+	}
+	o, ok, err = r.lookups.get(ctx, orderID)
+	if err == nil && !ok {
+		err = cmp.Or(unsure, ErrNotFound)
+	}
+	return o, err
+}
+
+// uncertain takes Lookup's error for an order that Redis does not hold. unsure: it may be on its way all the same, for the sale
+// is being brought into Redis, or has to be; err: nobody knows.
+func uncertain(ctx context.Context, q querier, sale int64, lookup error) (unsure, err error) {
+	switch {
+	case errors.Is(lookup, reserve.ErrGateClosed):
+		return lookup, nil
+	case !errors.Is(lookup, reserve.ErrNotLoaded):
+		return nil, lookup
+	}
+	rows, err := q.QueryContext(ctx, `SELECT id FROM sales WHERE id = ? AND archived_at IS NULL`, sale)
+	if err != nil {
+		return nil, fmt.Errorf("look for sale %d: %w", sale, err)
+	}
+	defer rows.Close()
+	if rows.Next() {
+		unsure = lookup
+	}
+	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
+		return nil, fmt.Errorf("look for sale %d: %w", sale, err)
+	}
+	return unsure, nil
+}
+
+// price is what a unit costs, at most priceFor old: for orders that have no row, and so no amount, yet.
+func (r *Reader) price(ctx context.Context, sale int64) (int64, error) {
+	r.mu.Lock()
+	p, ok := r.prices[sale]
+	r.mu.Unlock()
+	if ok && time.Now().Before(p.until) {
+		return p.price, nil
+	}
+	v, err := price(ctx, r.db, sale)
+	if err != nil {
+		return 0, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.prices) >= maxPrices {
+		clear(r.prices)
+	}
+	r.prices[sale] = priced{v, time.Now().Add(priceFor)}
+	return v, nil
+}
+
+// List is a page of a buyer's own orders, newest first, queued ones included: of one sale, or with sale 0 of all of them.
+// live are the sales whose queued orders are looked for; cursor is "" or the Next of the page before. ErrCursor.
+func (r *Reader) List(ctx context.Context, uid string, sale int64, live []int64, cursor string, limit int) (wire.OrderList, error) {
+	if _, ok := wire.SaleOfOrder(cursor); cursor != "" && !ok {
+		return wire.OrderList{}, ErrCursor
+	}
+	if limit < 1 {
+		limit = listDefault
+	}
+	limit = min(limit, listMost)
+	if sale != 0 {
+		live = []int64{sale}
+	}
+	// Redis before MySQL: an order that is settled in between is found in MySQL.
+	queued, err := r.reserved(ctx, uid, live, cursor)
+	if err != nil {
+		return wire.OrderList{}, err
+	}
+	query, args := `SELECT `+columns+` FROM orders WHERE uid = ?`, []any{uid}
+	if sale != 0 {
+		query, args = query+` AND sale_id = ?`, append(args, sale)
+	}
+	if cursor != "" {
+		query, args = query+` AND id < ?`, append(args, cursor)
+	}
+	page, err := read(ctx, r.db, query+fmt.Sprintf(` ORDER BY id DESC LIMIT %d`, limit+1), args...)
+	if err != nil {
+		return wire.OrderList{}, fmt.Errorf("list orders of uid %s: %w", uid, err)
+	}
+	settled := make(map[string]bool, len(page))
+	for _, o := range page {
+		settled[o.id] = true
+	}
+	var ids []string // those whose rows, if they have any, are beyond this page
+	for _, o := range queued {
+		if !settled[o.id] {
+			ids = append(ids, o.id)
+		}
+	}
+	beyond, err := find(ctx, r.db, ids)
+	if err != nil {
+		return wire.OrderList{}, err
+	}
+	for _, o := range queued {
+		if _, ok := beyond[o.id]; !ok && !settled[o.id] {
+			page = append(page, o)
+		}
+	}
+	slices.SortFunc(page, func(x, y row) int { return cmp.Compare(y.id, x.id) })
+	list := wire.OrderList{Orders: make([]wire.Order, 0, min(len(page), limit))}
+	for i, o := range page {
+		if i == limit {
+			list.Next = page[i-1].id
+			break
+		}
+		list.Orders = append(list.Orders, o.wire())
+	}
+	return list, nil
+}
+
+// reserved reads what a buyer's slots hold in Redis: live orders, queued ones among them.
+func (r *Reader) reserved(ctx context.Context, uid string, sales []int64, cursor string) ([]row, error) {
+	if len(sales) == 0 {
+		return nil, nil
+	}
+	held, err := r.redis.OrdersOf(ctx, sales, uid)
+	if err != nil {
+		return nil, err
+	}
+	var out []row
+	for sale, ids := range held {
+		for _, id := range ids {
+			if cursor != "" && id >= cursor {
+				continue
+			}
+			h, ok, err := r.redis.Lookup(ctx, sale, id)
+			if err != nil {
+				return nil, err
+			}
+			if !ok {
+				continue // released in between
+			}
+			p, err := r.price(ctx, sale)
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, queuedRow(h, sale, p))
+		}
+	}
+	return out, nil
+}

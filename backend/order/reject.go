@@ -1,0 +1,124 @@
+package order
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"time"
+
+	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/store"
+	"floodgate.internal/shared/wire"
+)
+
+// verdict is why an order is to be rejected.
+type verdict struct {
+	reason string
+	// unless is how many units, were they available in MySQL after all, undo the verdict; 0 for a verdict that does not
+	// rest on them.
+	unless int64
+	noSale bool // there is nothing to release: MySQL does not know the sale
+}
+
+// errMoved: what a verdict rested on has changed.
+var errMoved = errors.New("the sale has moved on")
+
+// reject ends an order by inserting its terminal row under its primary key, with the intent to release it, so that it
+// cannot race a good delivery: whoever comes second finds what the first decided. The stock row is read under a lock: in
+// another epoch, or with units after all, the entry is settled anew.
+func (s *settling) reject(ctx context.Context, e reserve.Entry, f facts, v verdict) error {
+	b := s.book
+	withKey := e.Key != "" && v.reason != DuplicateKey && wire.ValidIdempotencyKey(e.Key)
+	for {
+		first, err := b.insertRejected(ctx, e, f, v, withKey)
+		switch {
+		case err == nil:
+			s.notices = append(s.notices, notice{e.ID, wire.Rejected})
+			b.metrics.settled.WithLabelValues("rejected").Inc()
+			b.metrics.rejected.WithLabelValues(v.reason).Inc()
+			b.left(e)
+			b.log.Error("order: an accepted order is rejected", "order", e.ID, "sale", e.Sale, "reason", v.reason, "epoch", e.Epoch)
+			if !v.noSale {
+				b.releaseNow(ctx, first, []row{{id: e.ID, sale: e.Sale}})
+			}
+			return nil
+		case errors.Is(err, errMoved):
+			return s.settle(ctx, []reserve.Entry{e})
+		case !store.Refused(err) && !errors.Is(err, store.ErrUnknown):
+			return err
+		}
+		left, lookup := s.missing(ctx, []reserve.Entry{e})
+		switch {
+		case lookup != nil:
+			return errors.Join(err, lookup)
+		case len(left) == 0:
+			return nil
+		case errors.Is(err, store.ErrUnknown):
+			return err
+		case withKey && store.Duplicate(err):
+			withKey = false // the key belongs to another order of the buyer
+		default:
+			s.spoiled(e, err)
+			return nil
+		}
+	}
+}
+
+// insertRejected returns the id of the release intent.
+func (b *Book) insertRejected(ctx context.Context, e reserve.Entry, f facts, v verdict, withKey bool) (intent int64, err error) {
+	err = store.InTx(ctx, b.db, func(tx *sql.Tx) error {
+		now := b.now()
+		created, quantity, key := now, min(max(e.Quantity, 0), maxUnits), ""
+		if e.At > 0 && e.At <= maxMillis {
+			created = time.UnixMilli(e.At).UTC()
+		}
+		if withKey {
+			key = e.Key
+		}
+		if _, err := tx.ExecContext(ctx, `INSERT INTO orders (id, sale_id, uid, quantity, amount, status, reason, idem_key, created_at, decided_at)
+			VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`, e.ID, e.Sale, e.UID, quantity, f.price*int64(quantity), string(wire.Rejected), v.reason,
+			nullable(key), created, now); err != nil {
+			return fmt.Errorf("insert rejected order %s: %w", e.ID, err)
+		}
+		if v.noSale {
+			return nil
+		}
+		var epoch, available int64
+		err := tx.QueryRowContext(ctx, `SELECT epoch, available FROM sale_stock WHERE sale_id = ? FOR UPDATE`, e.Sale).Scan(&epoch, &available)
+		if err != nil {
+			return fmt.Errorf("stock of sale %d: %w", e.Sale, err)
+		}
+		if epoch != f.epoch || v.unless > 0 && available >= v.unless {
+			return errMoved
+		}
+		intent, err = writeReleases(ctx, tx, now, []row{{id: e.ID, sale: e.Sale}})
+		return err
+	})
+	return intent, err
+}
+
+// Reject ends an order that cannot be processed (a dead letter), unless MySQL has decided it already. The errors are those
+// of Settle.
+func (b *Book) Reject(ctx context.Context, e reserve.Entry, reason string) error {
+	s := &settling{book: b}
+	problem, row := check(e)
+	if problem != nil && !row {
+		s.spoiled(e, problem)
+		return &PoisonError{s.poison, s.cause}
+	}
+	sales, err := b.facts(ctx, []reserve.Entry{e})
+	if err != nil {
+		return err
+	}
+	left, err := s.missing(ctx, []reserve.Entry{e})
+	if err == nil && len(left) > 0 {
+		f, ok := sales[e.Sale]
+		err = s.reject(ctx, e, f, verdict{reason: reason, noSale: !ok})
+	}
+	b.notify(ctx, s.notices)
+	if err == nil && len(s.poison) > 0 {
+		return &PoisonError{s.poison, s.cause}
+	}
+	return err
+}

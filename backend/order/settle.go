@@ -1,0 +1,440 @@
+package order
+
+import (
+	"cmp"
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/store"
+	"floodgate.internal/lua"
+	"floodgate.internal/shared/failpoint"
+	"floodgate.internal/shared/wire"
+)
+
+const (
+	maxBatch  = 500     // orders in one transaction; a longer batch is settled in several
+	maxUnits  = 1000000 // of one order
+	maxRounds = 1000    // how often one call of Settle sorts what is left anew, before it asks to be called again
+)
+
+// PoisonError names entries for which MySQL takes no row at all, not even a rejected one. Every other entry of the batch
+// is settled: take these to the dead letters.
+type PoisonError struct {
+	Entries []reserve.Entry
+	Err     error // why, of the last of them
+}
+
+func (e *PoisonError) Error() string {
+	return fmt.Sprintf("%d entries can never be settled, the last one for: %v", len(e.Entries), e.Err)
+}
+
+func (e *PoisonError) Unwrap() error { return e.Err }
+
+// Settle brings a batch of orders, of any sales, any of them any number of times, to an end in MySQL. Nil: each is there,
+// inserted now or before; or rejected, with a terminal row and the intent to release it; or adopted into its sale's
+// present epoch, by a new outbox entry that comes by itself. A *PoisonError: so is each but those it names. Any other
+// error: nothing may be acknowledged; hold the batch and call again.
+//
+// A batch is one transaction. When that fails it is rolled back; what is in MySQL already is dropped from it; what is
+// left is tried in halves, down to the single order that does not go in, which is then decided by itself.
+func (b *Book) Settle(ctx context.Context, batch []reserve.Entry) error {
+	began := time.Now()
+	s := &settling{book: b}
+	var err error
+	for chunk := range slices.Chunk(newest(batch), maxBatch) {
+		if err = s.settle(ctx, chunk); err != nil {
+			break
+		}
+	}
+	b.notify(ctx, s.notices)
+	b.metrics.batch.Observe(float64(len(batch)))
+	b.metrics.duration.Observe(time.Since(began).Seconds())
+	if err == nil && len(s.poison) > 0 {
+		return &PoisonError{s.poison, s.cause}
+	}
+	return err
+}
+
+// newest keeps one entry an order, the one of the highest epoch, sorted by order id: transactions take their locks in the
+// same order.
+func newest(batch []reserve.Entry) []reserve.Entry {
+	sorted := slices.Clone(batch)
+	slices.SortFunc(sorted, func(x, y reserve.Entry) int { return cmp.Or(cmp.Compare(x.ID, y.ID), cmp.Compare(y.Epoch, x.Epoch)) })
+	return slices.CompactFunc(sorted, func(x, y reserve.Entry) bool { return x.ID == y.ID })
+}
+
+// settling is one call of Settle.
+type settling struct {
+	book    *Book
+	rounds  int
+	notices []notice
+	poison  []reserve.Entry
+	cause   error
+}
+
+// facts is what inserting an order needs to know of its sale.
+type facts struct {
+	coupon    bool
+	price     int64
+	payWithin time.Duration
+	epoch     int64
+}
+
+func (b *Book) facts(ctx context.Context, entries []reserve.Entry) (map[int64]facts, error) {
+	var sales []int64
+	for _, e := range entries {
+		if !slices.Contains(sales, e.Sale) {
+			sales = append(sales, e.Sale)
+		}
+	}
+	known := make(map[int64]facts, len(sales))
+	if len(sales) == 0 {
+		return known, nil
+	}
+	rows, err := b.db.QueryContext(ctx, `SELECT s.id, s.kind, s.price, s.pay_within_s, k.epoch FROM sales s JOIN sale_stock k ON k.sale_id = s.id
+		WHERE s.id IN (`+marks(len(sales))+`)`, anys(sales)...)
+	if err != nil {
+		return nil, fmt.Errorf("read %d sales: %w", len(sales), err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var id, seconds int64
+		var kind wire.SaleKind
+		var f facts
+		if err := rows.Scan(&id, &kind, &f.price, &seconds, &f.epoch); err != nil {
+			return nil, fmt.Errorf("read %d sales: %w", len(sales), err)
+		}
+		f.coupon, f.payWithin = kind == wire.Coupon, time.Duration(seconds)*time.Second
+		known[id] = f
+	}
+	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
+		return nil, fmt.Errorf("read %d sales: %w", len(sales), err)
+	}
+	return known, nil
+}
+
+// settle sorts entries by what is to be done with them, and does it.
+func (s *settling) settle(ctx context.Context, entries []reserve.Entry) error {
+	if s.rounds++; s.rounds > maxRounds {
+		return fmt.Errorf("settle: epochs move faster than %d orders can be settled", len(entries))
+	}
+	sales, err := s.book.facts(ctx, entries)
+	if err != nil {
+		return err
+	}
+	var current, old []reserve.Entry
+	for _, e := range entries {
+		f, ok := sales[e.Sale]
+		problem, row := check(e)
+		switch {
+		case problem != nil && !row:
+			s.spoiled(e, problem)
+		case problem != nil:
+			s.book.log.Error("order: an entry contradicts itself", "entry", e, "error", problem)
+			err = s.reject(ctx, e, f, verdict{reason: Malformed, noSale: !ok})
+		case !ok:
+			err = s.reject(ctx, e, f, verdict{reason: UnknownSale, noSale: true})
+		case e.Epoch == f.epoch:
+			current = append(current, e)
+		default:
+			old = append(old, e)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if err := s.insert(ctx, current, sales); err != nil {
+		return err
+	}
+	return s.adopt(ctx, old, sales)
+}
+
+// check says what is wrong with an entry, and whether it can have a row of its own all the same.
+func check(e reserve.Entry) (problem error, row bool) {
+	if sale, ok := wire.SaleOfOrder(e.ID); !ok || sale != e.Sale {
+		return fmt.Errorf("%q is no order id of sale %d", e.ID, e.Sale), false
+	}
+	if !wire.ValidUID(e.UID) {
+		return fmt.Errorf("%q is no uid", e.UID), false
+	}
+	if e.Quantity < 1 || e.Quantity > maxUnits {
+		return fmt.Errorf("quantity %d is not between 1 and %d", e.Quantity, maxUnits), true
+	}
+	if _, err := slots(e); err != nil {
+		return err, true
+	}
+	if e.Key != "" && !wire.ValidIdempotencyKey(e.Key) {
+		return fmt.Errorf("%q is no Idempotency-Key", e.Key), true
+	}
+	if e.At < 0 || e.At > maxMillis {
+		return fmt.Errorf("at %d is no time", e.At), true
+	}
+	return nil, true
+}
+
+const maxMillis = 253402300799999 // the end of the year 9999
+
+// slots reads "1,2": as many different slots as units.
+func slots(e reserve.Entry) ([]int, error) {
+	parts := strings.Split(e.Slots, ",")
+	if len(parts) != e.Quantity {
+		return nil, fmt.Errorf("slots %q for %d units", e.Slots, e.Quantity)
+	}
+	list := make([]int, len(parts))
+	for i, p := range parts {
+		n, err := strconv.Atoi(p)
+		if err != nil || n < 1 || n > maxUnits || slices.Contains(list[:i], n) {
+			return nil, fmt.Errorf("slots %q for %d units", e.Slots, e.Quantity)
+		}
+		list[i] = n
+	}
+	return list, nil
+}
+
+// spoiled puts an entry aside for the dead letters.
+func (s *settling) spoiled(e reserve.Entry, cause error) {
+	s.book.log.Error("order: an entry can have no row in MySQL", "entry", e, "error", cause)
+	s.book.metrics.poison.Inc()
+	s.poison, s.cause = append(s.poison, e), cause
+}
+
+// drop is done with orders that MySQL had before: delivered again, or decided by somebody else.
+func (s *settling) drop(ctx context.Context, known row) error {
+	s.book.metrics.settled.WithLabelValues("known").Inc()
+	s.notices = append(s.notices, notice{known.id, known.status})
+	if known.status.Terminal() && !known.status.Live() {
+		return s.book.releaseAgain(ctx, known)
+	}
+	return nil
+}
+
+// insert puts entries of their sales' present epochs into MySQL.
+func (s *settling) insert(ctx context.Context, entries []reserve.Entry, sales map[int64]facts) error {
+	if len(entries) == 0 {
+		return nil
+	}
+	b := s.book
+	err := b.insertAll(ctx, entries, sales)
+	if err == nil {
+		b.metrics.settled.WithLabelValues("inserted").Add(float64(len(entries)))
+		b.left(entries...)
+		for _, e := range entries {
+			s.notices = append(s.notices, notice{e.ID, firstStatus(sales[e.Sale])})
+		}
+		return nil
+	}
+	judged := errors.Is(err, errUnits) || store.Refused(err)
+	if !judged && !errors.Is(err, store.ErrUnknown) {
+		return err
+	}
+	left, e := s.missing(ctx, entries)
+	if e != nil {
+		return errors.Join(err, e)
+	}
+	if len(left) == 0 {
+		return nil
+	}
+	if !judged { // the COMMIT is not to be seen, yet: nobody knows, hold
+		return err
+	}
+	fresh, e := b.facts(ctx, left)
+	if e != nil {
+		return errors.Join(err, e)
+	}
+	for _, e := range left {
+		if f, ok := fresh[e.Sale]; !ok || f.epoch != e.Epoch {
+			return s.settle(ctx, left)
+		}
+	}
+	switch {
+	case len(left) < len(entries):
+		return s.insert(ctx, left, fresh)
+	case len(left) == 1:
+		return s.decide(ctx, left[0], fresh[left[0].Sale], err)
+	}
+	half := len(left) / 2
+	if err := s.insert(ctx, left[:half], fresh); err != nil {
+		return err
+	}
+	return s.insert(ctx, left[half:], fresh)
+}
+
+// missing drops the entries that MySQL has and returns the others.
+func (s *settling) missing(ctx context.Context, entries []reserve.Entry) ([]reserve.Entry, error) {
+	ids := make([]string, len(entries))
+	for i, e := range entries {
+		ids[i] = e.ID
+	}
+	known, err := find(ctx, s.book.db, ids)
+	if err != nil {
+		return nil, err
+	}
+	var left []reserve.Entry
+	for _, e := range entries {
+		r, ok := known[e.ID]
+		if !ok {
+			left = append(left, e)
+			continue
+		}
+		if err := s.drop(ctx, r); err != nil {
+			return nil, err
+		}
+	}
+	return left, nil
+}
+
+func firstStatus(f facts) wire.OrderStatus {
+	if f.coupon {
+		return wire.Issued
+	}
+	return wire.PendingPayment
+}
+
+// errSlot: another live order of the buyer has the slot.
+var errSlot = errors.New("the buyer's slot is taken")
+
+// insertAll inserts entries, each with its slots, its units and its ledger row, in one transaction, or nothing.
+func (b *Book) insertAll(ctx context.Context, entries []reserve.Entry, sales map[int64]facts) error {
+	type slot struct {
+		sale int64
+		uid  string
+		n    int
+		id   string
+	}
+	failpoint.Hit("consumer.before-begin")
+	err := store.InTx(ctx, b.db, func(tx *sql.Tx) error {
+		now := b.now()
+		orders := make([]any, 0, 10*len(entries))
+		taken := make([]slot, 0, len(entries))
+		moves := make([]move, 0, len(entries))
+		for _, e := range entries {
+			f := sales[e.Sale]
+			status, payBefore := firstStatus(f), sql.NullTime{Time: now.Add(f.payWithin), Valid: !f.coupon}
+			orders = append(orders, e.ID, e.Sale, e.UID, e.Quantity, f.price*int64(e.Quantity), string(status), nullable(e.Key), time.UnixMilli(e.At).UTC(), now, payBefore)
+			list, err := slots(e)
+			if err != nil {
+				panic("BUG: an unchecked entry: " + err.Error())
+			}
+			for _, n := range list {
+				taken = append(taken, slot{e.Sale, e.UID, n, e.ID})
+			}
+			m := move{sale: e.Sale, epoch: f.epoch, order: e.ID, kind: ledgerOrder, available: -int64(e.Quantity), locked: int64(e.Quantity)}
+			if f.coupon {
+				m.kind, m.locked, m.sold = ledgerIssue, 0, int64(e.Quantity)
+			}
+			moves = append(moves, m)
+		}
+		if _, err := tx.ExecContext(ctx, `INSERT INTO orders (id, sale_id, uid, quantity, amount, status, idem_key, created_at, decided_at, pay_before)
+			VALUES `+tuples(len(entries), 10), orders...); err != nil {
+			return fmt.Errorf("insert %d orders: %w", len(entries), err)
+		}
+		failpoint.Hit("consumer.after-orders")
+		slices.SortFunc(taken, func(x, y slot) int {
+			return cmp.Or(cmp.Compare(x.sale, y.sale), cmp.Compare(x.uid, y.uid), cmp.Compare(x.n, y.n))
+		})
+		args := make([]any, 0, 4*len(taken))
+		for _, t := range taken {
+			args = append(args, t.sale, t.uid, t.n, t.id)
+		}
+		if _, err := tx.ExecContext(ctx, `INSERT INTO order_slots (sale_id, uid, slot, order_id) VALUES `+tuples(len(taken), 4), args...); err != nil {
+			if store.Duplicate(err) {
+				err = fmt.Errorf("%w: %w", errSlot, err)
+			}
+			return fmt.Errorf("take %d slots: %w", len(taken), err)
+		}
+		failpoint.Hit("consumer.after-slots")
+		if err := moveStock(ctx, tx, now, moves); err != nil {
+			return err
+		}
+		failpoint.Hit("consumer.before-commit")
+		return nil
+	})
+	if err == nil {
+		failpoint.Hit("consumer.after-commit")
+	}
+	return err
+}
+
+func nullable(s string) sql.NullString { return sql.NullString{String: s, Valid: s != ""} }
+
+// decide ends an order that MySQL does not have and does not take.
+func (s *settling) decide(ctx context.Context, e reserve.Entry, f facts, cause error) error {
+	v := verdict{reason: Refused}
+	switch {
+	case errors.Is(cause, errUnits):
+		v = verdict{reason: OutOfStock, unless: int64(e.Quantity)}
+	case errors.Is(cause, errSlot):
+		v.reason = OverLimit
+	case store.Duplicate(cause):
+		v.reason = DuplicateKey
+	}
+	return s.reject(ctx, e, f, v)
+}
+
+// adopt takes entries of older epochs over into the present ones. MySQL is asked first: an order that it has is not to
+// be brought back.
+func (s *settling) adopt(ctx context.Context, entries []reserve.Entry, sales map[int64]facts) error {
+	if len(entries) == 0 {
+		return nil
+	}
+	left, err := s.missing(ctx, entries)
+	if err != nil {
+		return err
+	}
+	var held error // of the first sale whose gate is closed: its entries wait, the others do not
+	var shut []int64
+	for _, e := range left {
+		if slices.Contains(shut, e.Sale) {
+			continue
+		}
+		f := sales[e.Sale]
+		failpoint.Hit("consumer.before-adopt")
+		answer, err := s.book.redis.Adopt(ctx, e, f.epoch)
+		failpoint.Hit("consumer.after-adopt")
+		switch {
+		case errors.Is(err, reserve.ErrGateClosed):
+			shut = append(shut, e.Sale)
+			if held == nil {
+				held = err
+			}
+			continue
+		case err != nil:
+			return err
+		case answer == lua.SoldOut:
+			err = s.reject(ctx, e, f, verdict{reason: OutOfStock})
+		case answer == lua.Limit:
+			err = s.reject(ctx, e, f, verdict{reason: OverLimit})
+		default:
+			s.book.metrics.settled.WithLabelValues("adopted").Inc()
+			s.book.log.Info("order: adopted", "order", e.ID, "from_epoch", e.Epoch, "to_epoch", f.epoch, "answer", answer)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return held
+}
+
+// Retire takes the entries of settled orders out of their outboxes, after they were acknowledged. Idempotent.
+func (b *Book) Retire(ctx context.Context, batch []reserve.Entry) error {
+	bySale := map[int64][]string{}
+	for _, e := range batch {
+		if e.Entry != "" && e.Entry != "-" {
+			bySale[e.Sale] = append(bySale[e.Sale], e.Entry)
+		}
+	}
+	var errs []error
+	for sale, entries := range bySale {
+		for chunk := range slices.Chunk(entries, maxBatch) {
+			errs = append(errs, b.redis.Retire(ctx, sale, chunk))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,115 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/rueidis"
+
+	"floodgate.internal/backend/reserve"
+)
+
+var (
+	// ErrMoved: the broker has the order, but Redis has lost it, or was reconciled, since it was read: MySQL decides what
+	// became of it.
+	ErrMoved = errors.New("the order is no longer held as it was published")
+	// ErrNotQueued: the outbox does not have the order: it is in MySQL, if anywhere.
+	ErrNotQueued = errors.New("the order is not in the outbox")
+)
+
+// Confirmer publishes single orders at once, for who must know that the broker has them. What it cannot publish in time a
+// relay publishes later. It is safe for concurrent use.
+type Confirmer struct {
+	redis    *reserve.Store
+	pub      Publisher
+	within   time.Duration
+	duration prometheus.Observer
+	failed   prometheus.Counter
+}
+
+// NewConfirmer makes a Confirmer that waits for a confirm for at most within.
+func NewConfirmer(redis *reserve.Store, pub Publisher, within time.Duration, reg prometheus.Registerer) *Confirmer {
+	duration := prometheus.NewHistogram(prometheus.HistogramOpts{Name: "backend_confirm_duration_seconds",
+		Help:    "From a reservation to the broker's confirm of it and Redis's word that it still holds it.",
+		Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5}})
+	failed := prometheus.NewCounter(prometheus.CounterOpts{Name: "backend_unconfirmed_total",
+		Help: "Orders of which no confirm came in time; relays publish them."})
+	reg.MustRegister(duration, failed)
+	return &Confirmer{redis: redis, pub: pub, within: within, duration: duration, failed: failed}
+}
+
+// Confirm publishes an order. Nil: the broker has confirmed it, and Redis still holds it as it was published, so that it
+// survives the loss of either. ErrMoved; any other error: nothing is known.
+func (c *Confirmer) Confirm(ctx context.Context, e reserve.Entry) error {
+	began := time.Now()
+	ctx, cancel := context.WithTimeout(ctx, c.within)
+	defer cancel()
+	err := c.pub.Publish(ctx, []reserve.Entry{e})
+	if err == nil {
+		err = c.kept(ctx, e)
+	}
+	if err != nil {
+		c.failed.Inc()
+		return err
+	}
+	c.duration.Observe(time.Since(began).Seconds())
+	return nil
+}
+
+func (c *Confirmer) kept(ctx context.Context, e reserve.Entry) error {
+	kept, err := c.redis.Keep(ctx, e, Published)
+	if err == nil && !kept {
+		err = fmt.Errorf("order %s of epoch %d: %w", e.ID, e.Epoch, ErrMoved)
+	}
+	return err
+}
+
+// Again is Confirm for an order that was made before, by this process or another, whatever became of its confirm then. An
+// order that was marked as published is not published again. ErrMoved and ErrNotQueued; any other error: nothing is known.
+// After nil the order may still have been adopted when somebody had rejected it already: that is in MySQL.
+func (c *Confirmer) Again(ctx context.Context, sale int64, orderID string) error {
+	held, ok, err := c.redis.Lookup(ctx, sale, orderID)
+	switch {
+	case err != nil:
+		return err
+	case !ok || held.Entry == "-":
+		return fmt.Errorf("order %s: %w", orderID, ErrNotQueued)
+	}
+	e, published, err := c.find(ctx, sale, held.Entry)
+	switch {
+	case err != nil:
+		return err
+	case published:
+		return c.kept(ctx, e)
+	default:
+		return c.Confirm(ctx, e)
+	}
+}
+
+// find reads an entry and whether it is marked as published.
+func (c *Confirmer) find(ctx context.Context, sale int64, id string) (e reserve.Entry, published bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, reserve.Timeout)
+	defer cancel()
+	client, key := c.redis.Client(), c.redis.OutboxKey(sale)
+	r := client.DoMulti(ctx,
+		client.B().Xrange().Key(key).Start(id).End(id).Build(),
+		client.B().Xpending().Key(key).Group(reserve.Group).Start(id).End(id).Count(1).Consumer(Published).Build())
+	found, err := r[0].AsXRange()
+	if err != nil {
+		return e, false, fmt.Errorf("entry %s of sale %d: %w", id, sale, err)
+	}
+	if len(found) == 0 {
+		return e, false, fmt.Errorf("entry %s of sale %d: %w", id, sale, ErrNotQueued)
+	}
+	if e, err = reserve.ParseEntry(sale, id, found[0].FieldValues); err != nil {
+		return e, false, err
+	}
+	marks, err := r[1].ToArray()
+	if _, redis := rueidis.IsRedisErr(err); err != nil && !redis { // no relay has made the group yet: it is not marked
+		return e, false, fmt.Errorf("entry %s of sale %d: %w", id, sale, err)
+	}
+	return e, len(marks) > 0, nil
+}

@@ -1,0 +1,39 @@
+package outbox
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/rueidis"
+)
+
+func TestAFailingSaleIsTriedAgainLessAndLessOften(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var p progress
+		last := time.Duration(0)
+		for range 10 {
+			p.failed()
+			pause := time.Until(p.next)
+			if !p.behind || pause < last || pause > 3*time.Second || pause < 100*time.Millisecond {
+				t.Errorf("the pause is %v, after %v", pause, last)
+			}
+			last = pause
+		}
+		if last != 3*time.Second {
+			t.Errorf("the pause ends at %v, want 3s", last)
+		}
+	})
+}
+
+func TestRowsTellOrdersFromWhatIsNone(t *testing.T) {
+	const id = "0190163d-8694-739b-aea5-966c26f8ad91-42"
+	got := rows(42, []rueidis.XRangeEntry{
+		{ID: "1-1", FieldValues: map[string]string{"id": id, "uid": "ann", "quantity": "1", "slots": "1", "epoch": "1", "at": "1"}},
+		{ID: "1-2", FieldValues: map[string]string{"id": id}},
+		{ID: "1-3"},
+	})
+	if len(got) != 3 || got[0].err != nil || got[0].gone || got[0].entry.ID != id || got[1].err == nil || got[1].gone || !got[2].gone {
+		t.Errorf("got %+v", got)
+	}
+}

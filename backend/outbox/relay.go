@@ -1,0 +1,205 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+
+	"floodgate.internal/backend/reserve"
+	"floodgate.internal/shared/failpoint"
+)
+
+// Publisher is the broker, as the relay needs it.
+type Publisher interface {
+	// Publish returns nil once every entry is safe in the broker.
+	Publish(ctx context.Context, entries []reserve.Entry) error
+	// Fence returns nil once all that was published before to the sale's partition is settled.
+	Fence(ctx context.Context, sale int64) error
+	// Partition is the number of the queue that the sale's entries go through.
+	Partition(sale int64) int
+}
+
+// Relay publishes what the outboxes hold. It retires nothing: an entry that was confirmed is marked as published, and stays
+// until the order is settled. One that is still there when its partition has settled all that was published before has
+// been lost by the broker, and only then it is published again: however long MySQL is away, nothing is queued twice.
+type Relay struct {
+	*Reader
+	pub         Publisher
+	spare       time.Duration // 0: publish at once
+	republished prometheus.Counter
+	spared      prometheus.Counter
+}
+
+// NewRelay makes a Relay; for the parameters see NewReader. Entries that were published claimIdle ago and are not retired
+// are asked about.
+func NewRelay(redis *reserve.Store, live func() []int64, name string, claimIdle time.Duration, pub Publisher, log *slog.Logger, reg prometheus.Registerer) *Relay {
+	r := &Relay{Reader: NewReader(redis, live, name, claimIdle, log, reg), pub: pub,
+		republished: prometheus.NewCounter(prometheus.CounterOpts{Name: "backend_outbox_republished_total",
+			Help: "Entries that the broker had confirmed and lost, published again."})}
+	r.spared = prometheus.NewCounter(prometheus.CounterOpts{Name: "backend_outbox_overdue_total",
+		Help: "Entries that whoever made them did not publish in time, published by the relay (accept.after: confirm)."})
+	reg.MustRegister(r.republished, r.spared)
+	return r
+}
+
+// Spare makes the relay the safety net of Confirmers, which publish at once what they make: it publishes only entries that
+// nobody has marked as published for so long after it has read them. It must be called before Run.
+func (r *Relay) Spare(after time.Duration) { r.spare = after }
+
+// Run relays until ctx is cancelled, and then returns nil.
+func (r *Relay) Run(ctx context.Context) error {
+	var g errgroup.Group
+	handle := r.relay
+	if r.spare > 0 {
+		handle = func(context.Context, []reserve.Entry) error { return nil } // they stay pending: keepSparing looks at them
+		g.Go(func() error { r.keepSparing(ctx); return nil })
+	}
+	g.Go(func() error { return r.Reader.Run(ctx, handle) })
+	g.Go(func() error { r.keepAsking(ctx); return nil })
+	return g.Wait()
+}
+
+func (r *Relay) relay(ctx context.Context, batch []reserve.Entry) error {
+	if err := r.pub.Publish(ctx, batch); err != nil {
+		return err
+	}
+	failpoint.Hit("relay.before-noted")
+	return r.mark(ctx, batch)
+}
+
+// keepSparing publishes what this relay has read and nobody has published for too long.
+func (r *Relay) keepSparing(ctx context.Context) {
+	tick := time.NewTicker(max(r.spare/2, look))
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		for _, sale := range r.live() {
+			if err := r.publishOverdue(ctx, sale); err != nil && ctx.Err() == nil {
+				r.log.Warn("outbox: publish what nobody has published", "sale", sale, "error", err)
+				break
+			}
+		}
+	}
+}
+
+// publishOverdue publishes entries of a sale that this relay has held for too long. A claim makes what fails wait as long
+// again.
+func (r *Relay) publishOverdue(ctx context.Context, sale int64) error {
+	for ctx.Err() == nil {
+		ids, err := r.idle(ctx, sale, r.name, r.spare, count)
+		if err != nil || len(ids) == 0 {
+			return err
+		}
+		claimed, err := r.claim(ctx, sale, idsOf(ids), r.spare)
+		if err != nil {
+			return err
+		}
+		var late []reserve.Entry
+		for _, row := range claimed {
+			if row.err == nil && !row.gone {
+				late = append(late, row.entry)
+			}
+		}
+		if len(late) == 0 {
+			continue
+		}
+		if err := r.relay(ctx, late); err != nil {
+			return errors.Join(err, r.excuse(ctx, sale, idsOf(ids))) // it is the broker, not the entries
+		}
+		r.spared.Add(float64(len(late)))
+	}
+	return nil
+}
+
+// keepAsking looks for entries that were published long ago, and asks each partition that has some what became of them.
+func (r *Relay) keepAsking(ctx context.Context) {
+	asking := map[int]chan struct{}{} // the partitions that are being asked; closed when done
+	var g errgroup.Group
+	tick := time.NewTicker(max(r.claimIdle/2, look))
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			_ = g.Wait() // they return nil
+			return
+		case <-tick.C:
+		}
+		late := map[int][]int64{}
+		for _, sale := range r.live() {
+			ids, err := r.idle(ctx, sale, Published, r.claimIdle, 1)
+			if err != nil {
+				r.log.Warn("outbox: look for what was published long ago", "error", err)
+				break
+			}
+			if len(ids) > 0 {
+				late[r.pub.Partition(sale)] = append(late[r.pub.Partition(sale)], sale)
+			}
+		}
+		for partition, sales := range late {
+			select {
+			case <-asking[partition]:
+				delete(asking, partition)
+			default:
+			}
+			if asking[partition] == nil {
+				done := make(chan struct{})
+				asking[partition] = done
+				g.Go(func() error {
+					defer close(done)
+					if err := r.ask(ctx, sales); err != nil && ctx.Err() == nil {
+						r.log.Warn("outbox: publish again what was lost", "sales", sales, "error", err)
+					}
+					return nil
+				})
+			}
+		}
+	}
+}
+
+// ask waits until a partition has settled all that it held, however long that takes, and publishes again what is not
+// retired then though it was published before.
+func (r *Relay) ask(ctx context.Context, sales []int64) error {
+	began := time.Now()
+	if err := r.pub.Fence(ctx, sales[0]); err != nil {
+		return err
+	}
+	for _, sale := range sales {
+		for ctx.Err() == nil {
+			before := r.claimIdle + time.Since(began)
+			ids, err := r.idle(ctx, sale, Published, before, count)
+			if err != nil {
+				return err
+			}
+			if len(ids) == 0 {
+				break
+			}
+			lost, err := r.claim(ctx, sale, idsOf(ids), before)
+			if err != nil {
+				return err
+			}
+			var again []reserve.Entry
+			for _, row := range lost {
+				if row.err == nil && !row.gone {
+					again = append(again, row.entry)
+				}
+			}
+			if len(again) == 0 {
+				continue
+			}
+			if err := r.relay(ctx, again); err != nil { // they are this consumer's now: it hands them over again
+				return err
+			}
+			r.republished.Add(float64(len(again)))
+			r.log.Info("outbox: published again", "sale", sale, "entries", len(again))
+		}
+	}
+	return nil
+}

@@ -1,0 +1,190 @@
+//go:build servers
+
+package outbox_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"floodgate.internal/backend/backendtest"
+	"floodgate.internal/backend/broker"
+	"floodgate.internal/backend/outbox"
+	"floodgate.internal/backend/reserve"
+)
+
+func openBroker(t testing.TB, url string) *broker.Broker {
+	t.Helper()
+	b, err := broker.Open(broker.Config{URL: url, Partitions: 2}, backendtest.Log(t), prometheus.NewRegistry())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := b.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return b
+}
+
+// watched is the real broker, with a count of what is asked of it.
+type watched struct {
+	*broker.Broker
+	mu        sync.Mutex // guards what follows
+	published int
+	fenced    chan struct{} // a token for each fence that is about to be sent, if there is room
+	refuse    bool          // publishes, and says that it did not
+}
+
+func watch(b *broker.Broker) *watched { return &watched{Broker: b, fenced: make(chan struct{}, 100)} }
+
+func (w *watched) Publish(ctx context.Context, es []reserve.Entry) error {
+	if err := w.Broker.Publish(ctx, es); err != nil {
+		return err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.published += len(es)
+	if w.refuse {
+		return errors.New("the confirm was lost")
+	}
+	return nil
+}
+
+func (w *watched) Fence(ctx context.Context, sale int64) error {
+	select {
+	case w.fenced <- struct{}{}:
+	default:
+	}
+	return w.Broker.Fence(ctx, sale)
+}
+
+func (w *watched) count() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.published
+}
+
+func relay(t *testing.T, s *reserve.Store, name string, idle time.Duration, p outbox.Publisher, live func() []int64) (stop func()) {
+	t.Helper()
+	r := outbox.NewRelay(s, live, name, idle, p, backendtest.Log(t), prometheus.NewRegistry())
+	return run(t, r.Run)
+}
+
+func settle(t *testing.T, b *broker.Broker, c *crowd) (stop func()) {
+	t.Helper()
+	return run(t, func(ctx context.Context) error {
+		return b.Consume(ctx, 200, time.Millisecond, c.handle, func(context.Context, []reserve.Entry) {})
+	})
+}
+
+func TestRelayedOrdersAreSettledOnceEach(t *testing.T) {
+	s, b := backendtest.Redis(t), watch(openBroker(t, backendtest.AMQP(t)))
+	var ids []string
+	for sale := int64(1); sale <= 3; sale++ {
+		load(t, s, sale)
+		ids = append(ids, press(t, s, sale, 100)...)
+	}
+	c := newCrowd(s)
+	relay(t, s, "r1", time.Minute, b, sales(1, 2, 3))
+	relay(t, s, "r2", time.Minute, b, sales(1, 2, 3))
+	settle(t, b.Broker, c)
+	for sale := int64(1); sale <= 3; sale++ {
+		ids = append(ids, press(t, s, sale, 100)...)
+	}
+	c.until(t, "600 orders", func() bool { return c.has(ids) })
+	if len(c.seen) != 600 || b.count() != 600 {
+		t.Errorf("%d settled, %d published; want 600", len(c.seen), b.count())
+	}
+}
+
+func TestPublishedOrdersAreNotQueuedTwiceWhileTheyWait(t *testing.T) {
+	s, b := backendtest.Redis(t), watch(openBroker(t, backendtest.AMQP(t)))
+	load(t, s, 1)
+	ids := press(t, s, 1, 50)
+	c := newCrowd(s)
+	mysql := make(chan struct{}) // closed: it is back
+	c.fail = func([]reserve.Entry) error {
+		select {
+		case <-mysql:
+			return nil
+		default:
+			return errors.New("no MySQL")
+		}
+	}
+	settle(t, b.Broker, c)
+	relay(t, s, "r1", 100*time.Millisecond, b, sales(1))
+	relay(t, s, "r2", 100*time.Millisecond, b, sales(1))
+	<-b.fenced // both relays ask what became of them ...
+	<-b.fenced
+	c.until(t, "five tries", func() bool { return c.tries >= 5 })
+	if got := consumers(t, s, 1)[outbox.Published]; got != 50 || b.count() != 50 {
+		t.Errorf("%d are marked and %d were published, want 50 each", got, b.count()) // ... and wait for the answer
+	}
+	close(mysql)
+	c.until(t, "the orders", func() bool { return c.has(ids) })
+	if n := b.count(); n != 50 {
+		t.Errorf("%d were published, want 50", n)
+	}
+}
+
+func TestAWipedQueueIsFilledAgain(t *testing.T) {
+	url := backendtest.AMQP(t)
+	s, b := backendtest.Redis(t), watch(openBroker(t, url))
+	load(t, s, 1)
+	load(t, s, 2)
+	ids := append(press(t, s, 1, 50), press(t, s, 2, 50)...)
+	c := newCrowd(s)
+	stop := relay(t, s, "r1", 100*time.Millisecond, b, sales(1, 2))
+	c.store = s
+	<-b.fenced // so they are published, and marked
+	<-b.fenced
+	conn, err := amqp.Dial(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	ch, err := conn.Channel()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ch.QueuePurge(broker.QueueName(1), false); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ch.QueueDelete(broker.QueueName(0), false, false, false); err != nil {
+		t.Fatal(err)
+	}
+	settle(t, b.Broker, c)
+	c.until(t, "every order", func() bool { return c.has(ids) })
+	stop()
+	if n := b.count(); n != 200 {
+		t.Errorf("%d were published, want each of 100 twice", n)
+	}
+}
+
+func TestALostConfirmAndADyingRelayLoseNothing(t *testing.T) {
+	s, b := backendtest.Redis(t), watch(openBroker(t, backendtest.AMQP(t)))
+	load(t, s, 1)
+	ids := press(t, s, 1, 50)
+	b.refuse = true
+	c := newCrowd(s)
+	c.keep = true
+	stop := relay(t, s, "dying", time.Minute, b, sales(1))
+	settle(t, b.Broker, c)
+	c.until(t, "the orders, from the broker", func() bool { return c.has(ids) })
+	stop()
+	if got := consumers(t, s, 1); got["dying"] != 50 || got[outbox.Published] != 0 {
+		t.Errorf("the consumers hold %v, want 50 with dying", got)
+	}
+	heir := watch(b.Broker)
+	relay(t, s, "heir", 50*time.Millisecond, heir, sales(1))
+	<-heir.fenced
+	if got := consumers(t, s, 1); got["dying"] != 0 || got[outbox.Published]+got["heir"] != 50 {
+		t.Errorf("the consumers hold %v, want all 50 with the heir or %s", got, outbox.Published)
+	}
+}

@@ -1,0 +1,360 @@
+package backend
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"floodgate.internal/backend/admin"
+	"floodgate.internal/backend/api"
+	"floodgate.internal/backend/audit"
+	"floodgate.internal/backend/broker"
+	"floodgate.internal/backend/catalog"
+	"floodgate.internal/backend/deadletter"
+	"floodgate.internal/backend/order"
+	"floodgate.internal/backend/outbox"
+	"floodgate.internal/backend/reconcile"
+	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/store"
+	"floodgate.internal/shared/clock"
+)
+
+// process is one running backend.
+type process struct {
+	config Config
+	roles  Roles
+	log    *slog.Logger
+	reg    *prometheus.Registry
+	clk    *clock.Clock
+	status *status
+
+	api      *api.Server // nil without the role
+	internal net.Listener
+	front    *front // the admin listener's, from the first moment on
+	operator net.Listener
+
+	redis      *reserve.Store
+	db         *sql.DB
+	broker     *broker.Broker // nil with redis-stream
+	catalog    *catalog.Catalog
+	book       *order.Book
+	letters    *deadletter.Box
+	reconciler *reconcile.Reconciler
+}
+
+func newProcess(c Config, roles Roles, log *slog.Logger) *process {
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	p := &process{config: c, roles: roles, log: log, reg: reg, clk: &clock.Clock{}, status: &status{}}
+	p.status.set("starting")
+	p.front = newFront(p.status, reg, log)
+	if roles.API {
+		p.api = api.New(api.Config{
+			Keys: c.Keys(), TestPayments: c.TestPayments(), Clock: p.clk, Log: log, Register: reg,
+			Limits: api.Limits{InFlight: c.API.MaxInFlight, Waiting: c.API.MaxWaiting, Connections: c.API.MaxConnections, Queued: c.Orders.MaxQueued,
+				Lag: c.Orders.MaxLag},
+		})
+	}
+	return p
+}
+
+// run listens, connects, works until ctx ends, and drains: first what takes requests, then what works on its own, then
+// what both rest on, last the operators' listener and the connections.
+func (p *process) run(ctx context.Context) (err error) {
+	if err := p.listen(ctx); err != nil {
+		return err
+	}
+	ctx, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+	operators, base, work := newTier(ctx, fail), newTier(ctx, fail), newTier(ctx, fail)
+	operators.start("admin listener", func(ctx context.Context) error { return p.front.serve(ctx, p.operator) })
+	requests := newTier(ctx, fail)
+	if p.api != nil {
+		requests.start("internal listener", func(context.Context) error { return p.api.Serve(p.internal) })
+	}
+	p.log.Info("listening", "roles", p.roles.String(), "internal", addr(p.internal), "admin", addr(p.operator))
+
+	err = p.connect(ctx)
+	if err == nil {
+		err = p.begin(base, work)
+	}
+	if err == nil {
+		<-ctx.Done()
+		if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
+			err = cause
+		}
+	} else if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
+		err = nil // asked to end before it had begun
+	}
+	return errors.Join(err, p.drain(requests, work, base, operators))
+}
+
+func (p *process) listen(ctx context.Context) (err error) {
+	if p.operator, err = listen(ctx, "listen.admin", p.config.Listen.Admin); err != nil {
+		return err
+	}
+	if p.api == nil {
+		return nil
+	}
+	if p.internal, err = listen(ctx, "listen.internal", p.config.Listen.Internal); err != nil {
+		return errors.Join(err, p.operator.Close())
+	}
+	return nil
+}
+
+func addr(ln net.Listener) string {
+	if ln == nil {
+		return "none"
+	}
+	return ln.Addr().String()
+}
+
+// connect reaches Redis and MySQL, however long that takes; /-/ready says what it waits for. A schema that is not there
+// is an error.
+func (p *process) connect(ctx context.Context) (err error) {
+	c := p.config
+	err = p.insist(ctx, "redis", func(ctx context.Context) (err error) {
+		p.redis, err = reserve.Open(c.Redis.config())
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	err = p.insist(ctx, "redis", func(ctx context.Context) error { // before anything is decided by a clock
+		asked := time.Now()
+		now, err := p.redis.Now(ctx)
+		if err == nil {
+			p.clk.Set(now, asked)
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	sayWhatSurvives(ctx, p.redis, c.Accept.After, p.log)
+	if p.db, err = store.Open(c.MySQL.DSN.Reveal(), c.MySQL.MaxOpen); err != nil {
+		return err
+	}
+	var version int64
+	err = p.insist(ctx, "mysql", func(ctx context.Context) (err error) {
+		version, err = store.Migrated(ctx, p.db)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if version < store.Version() {
+		return fmt.Errorf("mysql: the schema is at version %d, this backend needs %d: run `backend migrate -config FILE` first", version, store.Version())
+	}
+	if c.Queue.Driver == RabbitMQ {
+		p.broker, err = broker.Open(c.Queue.config(), p.log, p.reg)
+	}
+	return err
+}
+
+// insist calls f until it succeeds, with growing pauses, or ctx ends.
+func (p *process) insist(ctx context.Context, what string, f func(context.Context) error) error {
+	const most = 2 * time.Second
+	for pause := 50 * time.Millisecond; ; pause = min(2*pause, most) {
+		try, cancel := context.WithTimeout(ctx, 5*time.Second)
+		err := f(try)
+		cancel()
+		if err == nil || ctx.Err() != nil {
+			return errors.Join(err, ctx.Err())
+		}
+		p.status.set(fmt.Sprintf("waiting for %s: %v", what, err))
+		p.log.Warn("waiting for "+what, "error", err, "again_in", pause)
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(pause):
+		}
+	}
+}
+
+// begin starts the parts of the roles.
+func (p *process) begin(base, work *tier) error {
+	c := p.config
+	p.catalog = catalog.New(p.db, p.redis, p.clk, p.log, p.reg)
+	p.book = order.NewBook(p.db, p.redis, p.clk, p.log, p.reg)
+	p.book.Bound(c.Orders.QueuedBound)
+	p.watchQueued()
+	p.letters = deadletter.NewBox(p.db, p.book, p.clk, p.log, p.reg)
+	var fence reconcile.Fence // a nil interface without a broker
+	if p.broker != nil {
+		fence = p.broker
+	}
+	p.reconciler = reconcile.New(p.db, p.redis, fence, p.log, p.reg)
+
+	base.start("catalog", p.catalog.Run)
+	if p.roles.API || p.roles.Timer {
+		base.start("reconciler", p.reconciler.Keep)
+	}
+	name := consumerName()
+	if p.roles.API {
+		orders := order.NewReader(p.db, p.redis, p.clk, p.log, p.reg)
+		base.start("order reader", orders.Run)
+		parts := api.Parts{Catalog: p.catalog, Redis: p.redis, Book: p.book, Orders: orders, Reconciler: p.reconciler, Outage: p.outage}
+		if c.Accept.After == AfterConfirm {
+			parts.Confirmer = outbox.NewConfirmer(p.redis, p.broker, c.Accept.ConfirmWithin, p.reg)
+		}
+		p.api.Begin(parts)
+	}
+	if p.roles.Relay && p.broker != nil {
+		relay := outbox.NewRelay(p.redis, p.catalog.Live, name, c.Outbox.ClaimIdle, p.broker, p.log, p.reg)
+		if c.Accept.After == AfterConfirm {
+			relay.Spare(c.Accept.ConfirmWithin)
+		}
+		relay.Bury = p.letters.Take
+		work.start("relay", relay.Run)
+	}
+	if p.roles.Consumer {
+		work.start("consumer", p.consumer(name))
+		if p.broker != nil {
+			work.start("dead letters", func(ctx context.Context) error { return p.broker.ConsumeDead(ctx, p.letters.Take) })
+		}
+	}
+	operator := admin.New(admin.Config{
+		Token: c.AdminToken.Reveal(), DB: p.db, Redis: p.redis, Clock: p.clk, Audit: p.auditor(),
+		Reconcile: p.reconciler.Sale, Changed: p.catalog.Refresh, Queues: p.queues(), Letters: p.letters, Ready: p.reasons,
+		Log: p.log, Gatherer: p.reg, Register: p.reg,
+	})
+	if p.roles.Timer {
+		work.start("expiry", p.repeat("expiry", p.book.Expire))
+		work.start("intents", p.repeat("intents", p.book.RunIntents))
+		work.start("unsold units", p.repeat("unsold units", operator.ReturnUnsold))
+	}
+	p.front.become(operator)
+	p.status.set("")
+	return nil
+}
+
+func (p *process) auditor() *audit.Auditor {
+	a := audit.New(p.db, p.redis, p.config.Orders.QueuedBound)
+	if p.broker == nil {
+		return a
+	}
+	return a.WithBroker(p.broker)
+}
+
+// queues is nil without a broker.
+func (p *process) queues() func(context.Context) ([]broker.QueueState, error) {
+	if p.broker == nil {
+		return nil
+	}
+	return p.broker.Queues
+}
+
+// timerEvery is how long the timer rests when there is nothing to do.
+const timerEvery = time.Second
+
+// repeat makes one pass after the other while there is something to do, and else one each timerEvery. A failure is logged
+// once, and tried again with growing pauses.
+func (p *process) repeat(what string, pass func(context.Context) (int, error)) func(context.Context) error {
+	return func(ctx context.Context) error {
+		const most = 10 * time.Second
+		rest, failing := timerEvery, false
+		for {
+			try, cancel := context.WithTimeout(ctx, 30*time.Second)
+			n, err := pass(try)
+			cancel()
+			switch {
+			case ctx.Err() != nil:
+				return nil
+			case err != nil:
+				if !failing {
+					p.log.Warn("timer: "+what+" fails and is tried again", "error", err)
+				}
+				rest, failing = min(2*rest, most), true
+			default:
+				if failing {
+					p.log.Info("timer: " + what + " works again")
+				}
+				rest, failing = timerEvery, false
+				if n > 0 {
+					continue
+				}
+			}
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-time.After(rest):
+			}
+		}
+	}
+}
+
+// reasons are what keeps the process from its work.
+func (p *process) reasons(ctx context.Context) []string {
+	if s := p.status.get(); s != "" {
+		return []string{s}
+	}
+	ctx, cancel := context.WithTimeout(ctx, reserve.Timeout)
+	defer cancel()
+	reasons := []string{}
+	add := func(what string, err error) {
+		if err != nil {
+			reasons = append(reasons, what+": "+err.Error())
+		}
+	}
+	armed, err := p.redis.Armed(ctx)
+	if err == nil && !armed && p.roles.API {
+		err = errors.New("it was started anew, and its sales are being reconciled")
+	}
+	add("redis", err)
+	add("sales", p.catalog.Ready())
+	if p.roles.Consumer || p.roles.Timer {
+		add("mysql", p.db.PingContext(ctx))
+	}
+	if p.broker != nil && (p.roles.Relay || p.roles.Consumer) {
+		add("rabbitmq", p.broker.Healthy())
+	}
+	return reasons
+}
+
+// drain ends the tiers in turn, within the time that the configuration gives, and closes the connections.
+func (p *process) drain(requests, work, base, operators *tier) error {
+	p.log.Info("draining", "at_most", p.config.Drain)
+	p.status.set("shutting down")
+	ctx, cancel := context.WithTimeout(context.Background(), p.config.Drain)
+	defer cancel()
+	var errs []error
+	if p.api != nil {
+		errs = append(errs, p.api.Shutdown(ctx))
+		if err := p.internal.Close(); err != nil && !errors.Is(err, net.ErrClosed) { // it may not have been served yet
+			errs = append(errs, err)
+		}
+	}
+	for _, t := range []*tier{requests, work, base, operators} {
+		errs = append(errs, t.end(ctx))
+	}
+	if p.broker != nil {
+		errs = append(errs, p.broker.Close())
+	}
+	if p.db != nil {
+		errs = append(errs, p.db.Close())
+	}
+	if p.redis != nil {
+		p.redis.Close()
+	}
+	p.log.Info("ended")
+	return errors.Join(errs...)
+}
+
+// consumerName is unique among all processes, ever.
+func consumerName() string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown"
+	}
+	return fmt.Sprintf("%s-%d-%s", host, os.Getpid(), uuid.NewString()[:8])
+}

@@ -1,0 +1,296 @@
+package reconcile
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"floodgate.internal/backend/catalog"
+	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/store"
+	"floodgate.internal/shared/failpoint"
+	"floodgate.internal/shared/wire"
+)
+
+// attempt is one reconciler at one sale. Its methods are the steps of the procedure, in order.
+type attempt struct {
+	r     *Reconciler
+	sale  int64
+	token int64
+	first bool // the sale never was in any Redis: nothing of it can be queued
+	load  reserve.Loaded
+	held  int // reservations that were written
+}
+
+func (a *attempt) run(ctx context.Context) error {
+	if err := a.r.step(ctx, a.begin); err != nil {
+		return err
+	}
+	failpoint.Hit("reconcile.after-token")
+	began := time.Now()
+	if err := a.r.step(ctx, a.shut); err != nil {
+		return err
+	}
+	failpoint.Hit("reconcile.after-shut")
+	if err := a.drain(ctx); err != nil {
+		return err
+	}
+	if err := a.r.step(ctx, func(ctx context.Context) error {
+		if err := a.read(ctx); err != nil {
+			return err
+		}
+		failpoint.Hit("reconcile.after-read")
+		return a.write(ctx)
+	}); err != nil {
+		return err
+	}
+	failpoint.Hit("reconcile.after-write")
+	if err := a.adopted(ctx); err != nil {
+		return err
+	}
+	failpoint.Hit("reconcile.before-open")
+	if err := a.open(ctx); err != nil {
+		return err
+	}
+	a.r.seconds.Observe(time.Since(began).Seconds())
+	a.r.log.Info("sale is reconciled and open", "sale", a.sale, "epoch", a.load.Epoch, "token", a.token, "reservations", a.held,
+		"stock", a.load.Stock, "total", a.load.Total, "took", time.Since(began).Round(time.Millisecond))
+	return nil
+}
+
+// begin is step 0: a token higher than any before.
+func (a *attempt) begin(ctx context.Context) error {
+	return store.InTx(ctx, a.r.db, func(tx *sql.Tx) error {
+		var archived sql.NullTime
+		err := tx.QueryRowContext(ctx, `SELECT archived_at FROM sales WHERE id = ?`, a.sale).Scan(&archived)
+		if errors.Is(err, sql.ErrNoRows) {
+			return ErrUnknown
+		}
+		if err != nil {
+			return fmt.Errorf("read the sale: %w", err)
+		}
+		if archived.Valid {
+			return ErrArchived
+		}
+		if _, err := tx.ExecContext(ctx, `UPDATE sale_stock SET token = token + 1 WHERE sale_id = ?`, a.sale); err != nil {
+			return fmt.Errorf("take a token: %w", err)
+		}
+		var epoch int64
+		if err := tx.QueryRowContext(ctx, `SELECT token, epoch FROM sale_stock WHERE sale_id = ?`, a.sale).Scan(&a.token, &epoch); err != nil {
+			return fmt.Errorf("take a token: %w", err)
+		}
+		a.first = epoch == 0
+		return nil
+	})
+}
+
+// shut is step 1: from here on nothing is reserved or released, and only a newer reconciler gets further.
+func (a *attempt) shut(ctx context.Context) error {
+	present, err := a.r.redis.Shut(ctx, a.sale, a.token)
+	if err != nil {
+		return err
+	}
+	a.first = a.first && !present // else another one may have loaded it meanwhile
+	return nil
+}
+
+// drain is step 2: what the queue holds of the present epoch gets into MySQL. It is bounded: what is not settled in time is
+// adopted later.
+func (a *attempt) drain(ctx context.Context) error {
+	if a.r.fence == nil || a.first {
+		return nil
+	}
+	short, cancel := context.WithTimeout(ctx, a.r.drain)
+	defer cancel()
+	if err := a.r.fence.Fence(short, a.sale); err != nil {
+		if ctx.Err() != nil {
+			return err
+		}
+		a.r.log.Warn("the queue could not be drained before reconciling: its orders are adopted afterwards", "sale", a.sale, "error", err)
+	}
+	return nil
+}
+
+// read is step 3: O from Redis, whose outbox only shrinks while the gate is closed, and then, in one transaction, a new
+// epoch, which keeps every older message out, and all that MySQL has. The stock row stays locked meanwhile, and nothing that
+// changes which orders are live commits without it.
+func (a *attempt) read(ctx context.Context) error {
+	queued, bad, err := a.r.redis.Outbox(ctx, a.sale)
+	if err != nil {
+		return err
+	}
+	for _, err := range bad {
+		a.r.log.Error("an outbox entry is no order: it is left out", "sale", a.sale, "error", err)
+	}
+	return store.InTx(ctx, a.r.db, func(tx *sql.Tx) error {
+		a.load = reserve.Loaded{}
+		r, err := tx.ExecContext(ctx, `UPDATE sale_stock SET epoch = epoch + 1 WHERE sale_id = ? AND token = ?`, a.sale, a.token)
+		if err != nil {
+			return fmt.Errorf("raise the epoch: %w", err)
+		}
+		if n, err := r.RowsAffected(); err != nil || n != 1 {
+			return errors.Join(reserve.ErrLost, err)
+		}
+		if err := tx.QueryRowContext(ctx, `SELECT epoch, total FROM sale_stock WHERE sale_id = ?`, a.sale).Scan(&a.load.Epoch, &a.load.Total); err != nil {
+			return fmt.Errorf("read the stock row: %w", err)
+		}
+		sales, err := catalog.Read(ctx, tx, a.sale)
+		if err != nil {
+			return err
+		}
+		if len(sales) != 1 {
+			return ErrUnknown
+		}
+		a.load.Definition = sales[0].Definition()
+		if err := a.readIntents(ctx, tx); err != nil {
+			return err
+		}
+		return a.readOrders(ctx, tx, queued)
+	})
+}
+
+// readIntents notes the changes of the stock that total includes, so that Redis never applies one again.
+func (a *attempt) readIntents(ctx context.Context, tx *sql.Tx) error {
+	rows, err := tx.QueryContext(ctx, `SELECT id FROM intents WHERE sale_id = ? AND kind = 'adjust' ORDER BY id`, a.sale)
+	if err != nil {
+		return fmt.Errorf("read the intents: %w", err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var id int64
+		if err := rows.Scan(&id); err != nil {
+			return fmt.Errorf("read the intents: %w", err)
+		}
+		a.load.Applied = append(a.load.Applied, id)
+	}
+	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
+		return fmt.Errorf("read the intents: %w", err)
+	}
+	return nil
+}
+
+// readOrders computes the reservations and the stock.
+func (a *attempt) readOrders(ctx context.Context, tx *sql.Tx, queued []reserve.Entry) error {
+	slots, err := a.readSlots(ctx, tx)
+	if err != nil {
+		return err
+	}
+	entries := make(map[string]string, len(queued))
+	for _, e := range queued {
+		entries[e.ID] = e.Entry
+	}
+	var units int64
+	err = each(ctx, tx, func(rows *sql.Rows) error {
+		var id, uid string
+		var status wire.OrderStatus
+		var quantity int
+		var key sql.NullString
+		var at time.Time
+		if err := rows.Scan(&id, &uid, &status, &quantity, &key, &at); err != nil {
+			return err
+		}
+		entry, waits := entries[id]
+		delete(entries, id) // in M
+		if !status.Live() {
+			if key.Valid {
+				a.load.Keys = append(a.load.Keys, reserve.AcceptedKey{UID: uid, Key: key.String, OrderID: id, Quantity: quantity})
+			}
+			return nil
+		}
+		if !waits {
+			entry = "-"
+		}
+		units += int64(quantity)
+		a.load.Orders = append(a.load.Orders, reserve.Held{ID: id, UID: uid, Quantity: quantity, Slots: strings.Join(slots[id], ","),
+			Entry: entry, At: at.UnixMilli(), Key: key.String})
+		return nil
+	}, `SELECT id, uid, status, quantity, idem_key, created_at FROM orders WHERE sale_id = ?`, a.sale)
+	if err != nil {
+		return fmt.Errorf("read the orders: %w", err)
+	}
+	for _, e := range queued { // O \ M
+		if entries[e.ID] != e.Entry {
+			continue
+		}
+		units += int64(e.Quantity)
+		a.load.Orders = append(a.load.Orders, reserve.Held{ID: e.ID, UID: e.UID, Quantity: e.Quantity, Slots: e.Slots, Entry: e.Entry, At: e.At, Key: e.Key})
+	}
+	a.load.Stock = a.load.Total - units
+	if a.load.Stock < 0 {
+		a.r.log.Error("more is reserved than there is: orders on their way will be rejected", "sale", a.sale, "stock", a.load.Stock, "total", a.load.Total)
+	}
+	return nil
+}
+
+// readSlots returns the slots that each live order holds, in order.
+func (a *attempt) readSlots(ctx context.Context, tx *sql.Tx) (map[string][]string, error) {
+	slots := map[string][]string{}
+	err := each(ctx, tx, func(rows *sql.Rows) error {
+		var id, slot string
+		if err := rows.Scan(&id, &slot); err != nil {
+			return err
+		}
+		slots[id] = append(slots[id], slot)
+		return nil
+	}, `SELECT order_id, slot FROM order_slots WHERE sale_id = ? ORDER BY uid, slot`, a.sale)
+	if err != nil {
+		return nil, fmt.Errorf("read the slots: %w", err)
+	}
+	return slots, nil
+}
+
+func each(ctx context.Context, tx *sql.Tx, f func(*sql.Rows) error, query string, args ...any) error {
+	rows, err := tx.QueryContext(ctx, query, args...)
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		if err := f(rows); err != nil {
+			return err
+		}
+	}
+	return errors.Join(rows.Err(), rows.Close())
+}
+
+// write is step 4: what was read is written behind the closed gate, which then opens to adopt. The intents that it
+// includes are done.
+func (a *attempt) write(ctx context.Context) error {
+	if err := a.r.redis.Load(ctx, a.sale, a.token, a.load); err != nil {
+		return err
+	}
+	a.held, a.load.Orders, a.load.Keys = len(a.load.Orders), nil, nil // many sales may wait for their queues at once
+	for ids := range slices.Chunk(a.load.Applied, 500) {
+		args := make([]any, len(ids))
+		for i, id := range ids {
+			args[i] = id
+		}
+		now, err := a.r.redis.Now(ctx)
+		if err != nil {
+			return err
+		}
+		_, err = a.r.db.ExecContext(ctx, `UPDATE intents SET done_at = ? WHERE done_at IS NULL AND id IN (?`+strings.Repeat(", ?", len(ids)-1)+`)`,
+			append([]any{now}, args...)...)
+		if err != nil {
+			return fmt.Errorf("mark %d intents done: %w", len(ids), err)
+		}
+	}
+	return nil
+}
+
+// adopted is step 5: the consumers adopt what they hold of older epochs, or reject it for want of stock.
+func (a *attempt) adopted(ctx context.Context) error {
+	if a.r.fence == nil || a.first {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, adoptTime)
+	defer cancel()
+	return a.r.fence.Fence(ctx, a.sale)
+}
+
+// open ends it. Step 6, that every call of reserve names its epoch, is the script's.
+func (a *attempt) open(ctx context.Context) error { return a.r.redis.Unlock(ctx, a.sale, a.token) }

@@ -1,0 +1,282 @@
+// Package model explores the order protocol exhaustively at a small size: one unit, two orders, every interleaving of
+// presses, relays that sleep or die, repeated and lost messages, a wiped broker, an emptied or rolled-back Redis,
+// cancellations, and reconcilers that stop or wake anywhere. It is the protocol of ARCHITECTURE.md as rules; whoever changes
+// the scripts, the consumer or the reconciler changes the rules here first and sees what breaks.
+//
+// The technique is explicit-state model checking by breadth-first search (as in Holzmann's SPIN and Lamport's TLC): a
+// broken equation is reported with a shortest trace.
+package model
+
+import (
+	"fmt"
+	"math/bits"
+	"strings"
+)
+
+// Promise says when a 202 is sent.
+type Promise uint8
+
+// A 202 is sent when the reservation is on Redis's disk, or when the broker has confirmed the order as well. Only the
+// second survives a Redis that comes back older than it was.
+const (
+	AfterFsync Promise = iota
+	AfterConfirm
+)
+
+func (p Promise) String() string { return [...]string{"fsync", "confirm"}[p] }
+
+// Bug is a planted mistake.
+type Bug string
+
+// The planted mistakes, each of which the exploration must find; None is the protocol as designed.
+const (
+	None               Bug = ""
+	RetireEarly        Bug = "retire the outbox entry when it is published"
+	ReleaseUnkeyed     Bug = "release without looking whether the order holds anything"
+	ReleaseIgnoresGate Bug = "release while the gate is closed"
+	UnionWithEnded     Bug = "reconcile with orders of the outbox that ended in MySQL"
+	NoEpochCheck       Bug = "no epoch in reserve and insert"
+	AdoptWithoutOutbox Bug = "adopt without an outbox entry"
+	AckBeforeCommit    Bug = "acknowledge before the commit"
+	NoRedisToken       Bug = "reconcilers do not look at the gate's token"
+	NoMySQLToken       Bug = "reconcilers do not look at MySQL's token"
+	NoAdoptPhase       Bug = "open the gate before older orders are adopted"
+	RepublishNothing   Bug = "the relay never publishes an entry again"
+	NoReleaseAgain     Bug = "acknowledge an order that ended without giving back what it may hold again"
+	PromiseUnheld      Bug = "promise at the broker's confirm without looking whether Redis still holds the order"
+)
+
+// Bugs lists the planted mistakes.
+var Bugs = []Bug{RetireEarly, ReleaseUnkeyed, ReleaseIgnoresGate, UnionWithEnded, NoEpochCheck, AdoptWithoutOutbox,
+	AckBeforeCommit, NoRedisToken, NoMySQLToken, NoAdoptPhase, RepublishNothing, NoReleaseAgain, PromiseUnheld}
+
+const (
+	units     = 1
+	numOrders = 2
+	maxEpochs = 8
+	maxRecs   = 3
+)
+
+type (
+	orders  uint8  // a set: bit o
+	entries uint16 // a set of (order, epoch): bit o*maxEpochs+epoch
+)
+
+func (s orders) has(o int) bool       { return s>>o&1 == 1 }
+func (s orders) with(o int) orders    { return s | 1<<o }
+func (s orders) without(o int) orders { return s &^ (1 << o) }
+func (s orders) len() int             { return bits.OnesCount8(uint8(s)) }
+
+func bit(o int, epoch uint8) entries { return 1 << (o*maxEpochs + int(epoch)) }
+
+// ids is the set of orders that some entry names.
+func (e entries) ids() (s orders) {
+	for o := range numOrders {
+		if e&ofOrder(o) != 0 {
+			s = s.with(o)
+		}
+	}
+	return s
+}
+
+func ofOrder(o int) entries { return entries(1<<maxEpochs-1) << (o * maxEpochs) }
+
+// each calls f for every entry.
+func (e entries) each(f func(o int, epoch uint8, x entries)) {
+	for ; e != 0; e &= e - 1 {
+		i := bits.TrailingZeros16(uint16(e))
+		f(i/maxEpochs, uint8(i%maxEpochs), 1<<i)
+	}
+}
+
+type status uint8
+
+const (
+	absent status = iota
+	live
+	ended
+	rejected
+)
+
+// rows is MySQL's orders table.
+type rows [numOrders]status
+
+func (m rows) are(want status) (s orders) {
+	for o, st := range m {
+		if st == want {
+			s = s.with(o)
+		}
+	}
+	return s
+}
+
+func (m rows) ids() orders { return m.are(live) | m.are(ended) | m.are(rejected) }
+
+type gate uint8
+
+const (
+	shut gate = iota
+	adopting
+	open
+)
+
+type phase uint8
+
+const (
+	idle phase = iota // no reconciler in this place
+	closing
+	draining
+	readingOutbox
+	readingRows
+	writing
+	opening
+)
+
+// reconciler is one run of the procedure; one that stops for ever is one that is never scheduled again.
+type reconciler struct {
+	phase  phase
+	token  uint8
+	outbox orders // O as it read it
+	rows   rows   // M as it read it
+	epoch  uint8  // that it raised to
+}
+
+type state struct {
+	// Redis
+	present   bool
+	gate      gate
+	gateToken uint8
+	epoch     uint8
+	stock     int8
+	held      orders  // R
+	outbox    entries // O
+	// on the way
+	calls    entries // reserve calls that left an api process, with the epoch it believed in
+	relay    entries // in the hands of a relay
+	spent    entries // published once: RepublishNothing keeps a relay from reading them again
+	broker   entries
+	asleep   entries // of older epochs, with a consumer that has not found them in MySQL and is about to adopt them
+	answers  entries // the broker has confirmed them to an api process, which has not answered yet
+	first    entries // as the press made them: what was not adopted
+	promised orders  // a 202 was sent
+	excused  orders  // what the promise does not cover: destroyed in the only place they were
+	// MySQL
+	dbEpoch, dbToken uint8
+	rows             rows // M
+	intents          orders
+	recs             [maxRecs]reconciler
+	// faults left
+	redisLosses, brokerLosses, cancels, asks uint8
+}
+
+// step names a transition; it is put into words only for a trace.
+type step struct {
+	rule  string
+	order int8
+	epoch int8
+}
+
+func (s step) String() string {
+	if s.order < 0 && s.epoch < 0 {
+		return s.rule
+	}
+	if s.order < 0 {
+		return fmt.Sprintf("%s (token %d)", s.rule, s.epoch)
+	}
+	name := string(rune('a' + s.order))
+	if s.epoch < 0 {
+		return s.rule + " " + name
+	}
+	return fmt.Sprintf("%s %s of epoch %d", s.rule, name, s.epoch)
+}
+
+// Result of an exploration.
+type Result struct {
+	States int
+	Broken string   // the equation that does not hold; "" if all do
+	Trace  []string // a shortest way there
+}
+
+func (r Result) String() string {
+	if r.Broken == "" {
+		return fmt.Sprintf("%d states, every equation holds", r.States)
+	}
+	return fmt.Sprintf("%d states, broken: %s, after: %s", r.States, r.Broken, strings.Join(r.Trace, " > "))
+}
+
+type explorer struct {
+	mode Promise
+	bug  Bug
+	emit func(next state, s step, fault bool)
+}
+
+// Explore visits every state that can be reached and stops at the first that breaks an equation.
+func Explore(mode Promise, bug Bug) Result {
+	type node struct {
+		parent int32
+		step   step
+	}
+	start := state{present: true, gate: open, epoch: 1, stock: units, dbEpoch: 1, redisLosses: 1, brokerLosses: 1, cancels: 1, asks: 1}
+	seen := map[state]int32{start: 0}
+	queue := []state{start}
+	nodes := []node{{parent: -1}}
+	x := explorer{mode: mode, bug: bug}
+	for i := 0; i < len(queue); i++ {
+		s := queue[i]
+		settled := true // nothing but a fault or new work can happen
+		x.emit = func(next state, st step, fault bool) {
+			if !fault && next != s {
+				settled = false
+			}
+			if _, ok := seen[next]; !ok {
+				seen[next] = int32(len(queue))
+				queue = append(queue, next)
+				nodes = append(nodes, node{int32(i), st})
+			}
+		}
+		x.rules(s)
+		if broken := broken(s, settled); broken != "" {
+			var trace []string
+			for n := int32(i); n > 0; n = nodes[n].parent {
+				trace = append([]string{nodes[n].step.String()}, trace...)
+			}
+			return Result{i + 1, broken, trace}
+		}
+	}
+	return Result{States: len(queue)}
+}
+
+// broken returns the equation that s violates.
+func broken(s state, settled bool) string {
+	liveRows := s.rows.are(live)
+	if liveRows.len() > units {
+		return "|L| > T"
+	}
+	if s.rows.are(rejected)&s.promised&^s.excused != 0 {
+		return "a promised order was rejected"
+	}
+	if s.present && s.gate == open {
+		want := liveRows | s.outbox.ids()&^s.rows.ids()
+		switch {
+		case s.stock < 0:
+			return "S < 0"
+		case int(s.stock)+s.held.len() != units:
+			return "S + |R| != T"
+		case want&^s.held != 0:
+			return "R misses an order of L or of O \\ M"
+		case s.held&^(want|s.intents|s.outbox.ids()) != 0: // an ended order may come back until its entry is retired
+			return "R keeps an order that is neither in L nor in O \\ M: a stranded unit"
+		}
+	}
+	if settled {
+		switch {
+		case s.promised&^s.excused&^s.rows.ids() != 0:
+			return "a promised order was lost"
+		case s.outbox != 0 || s.intents != 0 || !s.present || s.gate != open:
+			return "stuck before everything is settled"
+		case s.held != liveRows:
+			return "R != L at the end"
+		}
+	}
+	return ""
+}

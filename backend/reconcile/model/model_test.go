@@ -1,0 +1,34 @@
+package model
+
+import "testing"
+
+func TestTheProtocolHolds(t *testing.T) {
+	for _, mode := range []Promise{AfterFsync, AfterConfirm} {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			r := Explore(mode, None)
+			if r.Broken != "" {
+				t.Fatal(r)
+			}
+			if r.States < 100_000 {
+				t.Errorf("got only %d states: the rules no longer reach what they should", r.States)
+			}
+			t.Log(r)
+		})
+	}
+}
+
+func TestEveryPlantedBugIsFound(t *testing.T) {
+	for _, bug := range Bugs {
+		t.Run(string(bug), func(t *testing.T) {
+			t.Parallel()
+			for _, mode := range []Promise{AfterFsync, AfterConfirm} {
+				if r := Explore(mode, bug); r.Broken != "" {
+					t.Logf("%v: %v", mode, r)
+					return
+				}
+			}
+			t.Error("not found in either mode")
+		})
+	}
+}

@@ -1,0 +1,399 @@
+package model
+
+// rules emits every state that can follow s. A fault, and new work from outside, is marked as such: a state from which
+// only those lead on is one in which the system has come to rest.
+func (x explorer) rules(s state) {
+	x.press(s)
+	x.relays(s)
+	x.answers(s)
+	x.consumers(s)
+	x.releases(s)
+	x.reconcilers(s)
+	x.faults(s)
+}
+
+// press: an api process calls reserve.lua; the call arrives, perhaps much later.
+func (x explorer) press(s state) {
+	known := s.rows.ids() | s.held | s.promised | (s.outbox | s.calls | s.relay | s.broker | s.asleep).ids()
+	for o := range numOrders {
+		if known.has(o) {
+			continue
+		}
+		believed := s.dbEpoch
+		if s.present {
+			believed = s.epoch
+		}
+		t := s
+		t.calls |= bit(o, believed)
+		x.emit(t, step{"press", int8(o), int8(believed)}, true)
+	}
+	s.calls.each(func(o int, epoch uint8, c entries) {
+		t := s
+		t.calls &^= c
+		if s.present && s.gate == open && (epoch == s.epoch || x.bug == NoEpochCheck) && s.stock > 0 && !s.held.has(o) {
+			t.stock--
+			t.held = t.held.with(o)
+			t.outbox |= bit(o, s.epoch)
+			if x.mode == AfterFsync {
+				t.promised = t.promised.with(o)
+			} else if o == watched {
+				t.first |= bit(o, s.epoch)
+			}
+			x.emit(t, step{"reserve", int8(o), int8(epoch)}, false)
+			return
+		}
+		x.emit(t, step{"refuse", int8(o), int8(epoch)}, false)
+	})
+}
+
+// relays read entries, may sleep with them in hand, publish them, and read what is unretired again.
+func (x explorer) relays(s state) {
+	s.outbox.each(func(o int, epoch uint8, e entries) {
+		if s.relay&e != 0 || x.bug == RepublishNothing && s.spent&e != 0 {
+			return
+		}
+		t := s
+		t.relay |= e
+		x.emit(t, step{"relay reads", int8(o), int8(epoch)}, false)
+	})
+	s.relay.each(func(o int, epoch uint8, e entries) {
+		t := s
+		t.relay &^= e
+		t.broker |= e
+		if x.bug == RepublishNothing {
+			t.spent |= e
+		}
+		if x.mode == AfterConfirm && o == watched && !s.promised.has(o) {
+			t.answers |= e
+		}
+		if x.bug == RetireEarly {
+			t.outbox &^= e
+		}
+		x.emit(t, step{"publish", int8(o), int8(epoch)}, false)
+	})
+}
+
+// watched is the order whose answer is followed after a confirm: the orders are interchangeable, so that what is promised to
+// one is promised to any, and following both would take ten times the states.
+const watched = 0
+
+// answers: an api process that was given the confirm, perhaps long ago, sends the 202 if Redis still holds the order in the
+// epoch that was published, so that it was not lost in between; or if it is in MySQL. An entry that was adopted may be one
+// of an order that somebody else has rejected meanwhile, so that MySQL is asked, too.
+func (x explorer) answers(s state) {
+	s.answers.each(func(o int, epoch uint8, e entries) {
+		t := s
+		t.answers &^= e
+		keeps := s.present && s.held.has(o) && s.epoch == epoch && (s.first&e != 0 || s.rows[o] != rejected)
+		if keeps || s.rows[o] == live || s.rows[o] == ended || x.bug == PromiseUnheld {
+			t.promised, t.answers = t.promised.with(o), t.answers&^ofOrder(o)
+		}
+		x.emit(t, step{"answer", int8(o), int8(epoch)}, false)
+	})
+}
+
+// consumers settle messages, acknowledge them, and retire what is committed.
+func (x explorer) consumers(s state) {
+	s.broker.each(func(o int, epoch uint8, e entries) {
+		if s.rows[o] != absent {
+			t := x.settled(s, o)
+			t.broker &^= e
+			x.emit(t, step{"acknowledge", int8(o), int8(epoch)}, false)
+			return
+		}
+		if x.bug == AckBeforeCommit {
+			t := s
+			t.broker &^= e
+			t.outbox &^= ofOrder(o)
+			x.emit(t, step{"consumer dies after the ack of", int8(o), int8(epoch)}, true)
+		}
+		if epoch == s.dbEpoch || x.bug == NoEpochCheck {
+			t := s
+			if s.rows.are(live).len() < units {
+				t.rows[o] = live
+				x.emit(t, step{"insert", int8(o), int8(epoch)}, false)
+			} else {
+				x.reject(t, o, step{"reject", int8(o), int8(epoch)})
+			}
+			return
+		}
+		if s.asleep&e == 0 {
+			t := s
+			t.asleep |= e
+			x.emit(t, step{"consumer does not find in MySQL", int8(o), int8(epoch)}, false)
+		}
+	})
+	s.asleep.each(func(o int, epoch uint8, e entries) { x.adopt(s, o, epoch, e) })
+	if s.present {
+		s.outbox.each(func(o int, epoch uint8, e entries) {
+			if s.rows[o] != absent {
+				t := x.settled(s, o)
+				t.outbox &^= e
+				x.emit(t, step{"retire", int8(o), int8(epoch)}, false)
+			}
+		})
+	}
+}
+
+// settled is what a consumer does with an order that is in MySQL: one that ended there may have been adopted by a consumer
+// that slept, so what it holds is given back again.
+func (x explorer) settled(s state, o int) state {
+	if x.bug != NoReleaseAgain && s.rows[o] != live && s.held.has(o) {
+		s.intents = s.intents.with(o)
+	}
+	return s
+}
+
+// adopt: a consumer that did not find an order of an older epoch in MySQL, perhaps long ago, takes it over.
+func (x explorer) adopt(s state, o int, epoch uint8, e entries) {
+	t := s
+	t.asleep &^= e
+	if epoch == s.dbEpoch {
+		x.emit(t, step{"consumer finds the epoch is the present one,", int8(o), int8(epoch)}, false)
+		return
+	}
+	if !s.present || s.gate == shut || s.epoch != s.dbEpoch {
+		return // hold it
+	}
+	t.broker &^= e
+	if !s.held.has(o) && s.stock <= 0 {
+		if s.rows[o] == absent {
+			x.reject(t, o, step{"reject, nothing to adopt it with,", int8(o), int8(epoch)})
+		} else {
+			x.emit(t, step{"reject finds a row of", int8(o), int8(epoch)}, false)
+		}
+		return
+	}
+	if !s.held.has(o) {
+		t.stock--
+		t.held = t.held.with(o)
+	}
+	if x.bug != AdoptWithoutOutbox {
+		t.outbox = t.outbox&^ofOrder(o) | bit(o, s.epoch)
+	}
+	x.emit(t, step{"adopt", int8(o), int8(epoch)}, false)
+}
+
+func (x explorer) reject(t state, o int, s step) {
+	t.rows[o] = rejected
+	t.intents = t.intents.with(o)
+	x.emit(t, s, false)
+}
+
+// releases: an order is cancelled with an intent; the intent runs, perhaps twice, and is done.
+func (x explorer) releases(s state) {
+	if s.cancels > 0 {
+		for o := range numOrders {
+			if s.rows[o] == live {
+				t := s
+				t.rows[o] = ended
+				t.intents = t.intents.with(o)
+				t.cancels--
+				x.emit(t, step{"cancel", int8(o), -1}, true)
+			}
+		}
+	}
+	for o := range numOrders {
+		if !s.intents.has(o) {
+			continue
+		}
+		if !s.present || s.gate != open {
+			if x.bug != ReleaseIgnoresGate {
+				continue
+			}
+			if !s.present {
+				t := s
+				t.intents = t.intents.without(o)
+				x.emit(t, step{"release is lost of", int8(o), -1}, false)
+				continue
+			}
+		}
+		t := s
+		if s.held.has(o) || x.bug == ReleaseUnkeyed {
+			t.held = t.held.without(o)
+			t.stock++
+			x.emit(t, step{"release", int8(o), -1}, false)
+			if x.bug == ReleaseUnkeyed {
+				t.intents = t.intents.without(o)
+				x.emit(t, step{"release and done", int8(o), -1}, false)
+			}
+			continue
+		}
+		t.intents = t.intents.without(o)
+		x.emit(t, step{"release done of", int8(o), -1}, false)
+	}
+}
+
+// reconcilers: any number at once, each step conditional on the token.
+func (x explorer) reconcilers(s state) {
+	free, active := -1, false
+	for i, r := range s.recs {
+		if r.phase == idle {
+			free = i
+		} else {
+			active = true
+		}
+	}
+	must := !(s.present && s.gate == open) && !active
+	if free >= 0 && (must || s.asks > 0) {
+		t := s
+		t.dbToken++
+		t.recs[free] = reconciler{phase: closing, token: t.dbToken}
+		if !must {
+			t.asks--
+		}
+		x.emit(t, step{"a reconciler starts", -1, int8(t.dbToken)}, !must)
+	}
+	for i, r := range s.recs {
+		if r.phase != idle {
+			x.reconcile(s, i, r)
+		}
+	}
+}
+
+func (x explorer) reconcile(s state, i int, r reconciler) {
+	to := func(t state, next reconciler, rule string) {
+		t.recs[i] = next
+		x.emit(t, step{rule, -1, int8(r.token)}, false)
+	}
+	giveUp := func() { to(s, reconciler{}, "the reconciler gives up") }
+	mine := s.present && s.gateToken == r.token && s.gate == shut
+	next := r
+	switch r.phase {
+	case closing:
+		if s.present && r.token <= s.gateToken && x.bug != NoRedisToken {
+			giveUp()
+			return
+		}
+		t := s
+		if !s.present {
+			t.present, t.epoch, t.stock = true, 0, 0
+		}
+		t.gate, t.gateToken = shut, r.token
+		next.phase = draining
+		to(t, next, "the gate is closed")
+	case draining:
+		if !mine {
+			giveUp()
+			return
+		}
+		drained := true
+		s.broker.each(func(o int, epoch uint8, _ entries) {
+			drained = drained && (s.rows[o] != absent || epoch != s.dbEpoch)
+		})
+		if drained {
+			next.phase = readingOutbox
+			to(s, next, "the queue is drained")
+		}
+	case readingOutbox:
+		if !mine {
+			giveUp()
+			return
+		}
+		next.phase, next.outbox = readingRows, s.outbox.ids()
+		to(s, next, "O is read")
+	case readingRows:
+		if s.dbToken != r.token && x.bug != NoMySQLToken {
+			giveUp()
+			return
+		}
+		t := s
+		t.dbEpoch++
+		if t.dbEpoch >= maxEpochs {
+			panic("BUG: more epochs than a set of entries can name")
+		}
+		next.phase, next.rows, next.epoch = writing, s.rows, t.dbEpoch
+		to(t, next, "the epoch is raised and M read")
+	case writing:
+		if !mine && !(x.bug == NoRedisToken && s.present) {
+			giveUp()
+			return
+		}
+		t := s
+		pending := r.outbox &^ r.rows.ids()
+		if x.bug == UnionWithEnded {
+			pending = r.outbox
+		}
+		t.held = r.rows.are(live) | pending
+		t.stock = int8(units - t.held.len())
+		t.epoch = r.epoch
+		t.gate = adopting
+		if x.bug == NoAdoptPhase {
+			t.gate = open
+		}
+		next.phase = opening
+		to(t, next, "R and S are written")
+	case opening:
+		if !(s.present && s.gateToken == r.token && s.gate == adopting) {
+			giveUp()
+			return
+		}
+		if s.broker.ids()&^s.rows.ids() != 0 {
+			return
+		}
+		t := s
+		t.gate = open
+		to(t, reconciler{}, "the gate is opened")
+	}
+}
+
+// faults: Redis is emptied, or comes back older than it was; the broker is wiped; a relay dies.
+func (x explorer) faults(s state) {
+	if s.redisLosses > 0 && s.present {
+		t := s
+		t.present, t.gate, t.gateToken, t.epoch, t.stock, t.held, t.outbox = false, shut, 0, 0, 0, 0, 0
+		t.redisLosses--
+		t.excused |= s.promised &^ s.broker.ids() &^ s.rows.ids()
+		x.emit(t, step{"REDIS IS EMPTIED", -1, -1}, true)
+		if x.mode == AfterConfirm {
+			x.rollbacks(s)
+		}
+	}
+	if s.brokerLosses > 0 && s.broker != 0 {
+		t := s
+		t.broker = 0
+		t.brokerLosses--
+		t.excused |= s.promised &^ s.outbox.ids() &^ s.rows.ids()
+		x.emit(t, step{"THE BROKER IS WIPED", -1, -1}, true)
+	}
+	if s.relay != 0 {
+		t := s
+		t.relay = 0
+		x.emit(t, step{"the relay dies", -1, -1}, true)
+	}
+}
+
+// rollbacks: a stale replica takes over, or the last writes were not synced: some reservations are gone, one that was
+// released may be back. Its scripts are gone, so its gate counts as closed.
+func (x explorer) rollbacks(s state) {
+	for drop := orders(0); drop < 1<<numOrders; drop++ {
+		if drop&^s.held != 0 {
+			continue
+		}
+		for back := -1; back < numOrders; back++ {
+			held, outbox := s.held&^drop, s.outbox
+			for o := range numOrders {
+				if drop.has(o) {
+					outbox &^= ofOrder(o)
+				}
+			}
+			if back >= 0 {
+				if s.rows[back] != ended || s.held.has(back) || int(s.stock)+drop.len() <= 0 {
+					continue
+				}
+				held = held.with(back)
+				outbox |= bit(back, s.epoch)
+			}
+			if held == s.held && outbox == s.outbox {
+				continue
+			}
+			t := s
+			t.gate, t.gateToken = shut, 0
+			t.held, t.outbox = held, outbox
+			t.stock = int8(units - held.len())
+			t.redisLosses--
+			t.excused |= s.promised &^ (outbox | s.broker).ids() &^ s.rows.ids()
+			x.emit(t, step{"REDIS IS ROLLED BACK", -1, -1}, true)
+		}
+	}
+}

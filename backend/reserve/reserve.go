@@ -1,0 +1,414 @@
+// Package reserve is the Redis side of a sale: its stock, its reservations, its outbox, and the scripts that decide.
+//
+// Each call runs one script of package lua; their contracts stand at the heads of those files. Nothing here is ever
+// retried by the client: a call whose answer was lost may have been carried out, and says so with its error.
+package reserve
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	"floodgate.internal/lua"
+	"floodgate.internal/shared/failpoint"
+	"floodgate.internal/shared/wire"
+)
+
+// What stands between a caller and a decision.
+var (
+	// ErrRestarted: Redis does not know reserve.lua, so it was started anew: every live sale must be reconciled.
+	ErrRestarted = errors.New("redis was restarted: its sales must be reconciled")
+	// ErrNotLoaded: the sale is not in Redis.
+	ErrNotLoaded = errors.New("the sale is not in redis")
+	// ErrGateClosed: the sale is being reconciled.
+	ErrGateClosed = errors.New("the sale is being reconciled")
+	// ErrLost: another reconciler took over.
+	ErrLost = errors.New("another reconciler took over")
+)
+
+// Timeout bounds every call that comes without a deadline of its own.
+const Timeout = 2 * time.Second
+
+// Group is the consumer group of every outbox.
+const Group = "orders"
+
+// Store calls the scripts. It is safe for concurrent use.
+type Store struct {
+	client rueidis.Client
+	prefix string
+}
+
+// Config says where Redis is.
+type Config struct {
+	Addrs              []string // one server, or several nodes of a Redis Cluster
+	Username, Password string
+	Prefix             string
+}
+
+// Open connects to Redis; it fails if Redis does not answer.
+func Open(c Config) (*Store, error) {
+	option := rueidis.ClientOption{
+		InitAddress:       c.Addrs,
+		Username:          c.Username,
+		Password:          c.Password,
+		DisableCache:      true,
+		DisableRetry:      true,
+		ForceSingleClient: len(c.Addrs) == 1,
+		RingScaleEachConn: 8,
+		BlockingPoolSize:  64,
+		ConnWriteTimeout:  Timeout,
+	}
+	if failpoint.Enabled {
+		option.DialCtxFn = dialMarked
+	}
+	client, err := rueidis.NewClient(option)
+	if err != nil {
+		return nil, fmt.Errorf("redis at %s: %w", strings.Join(c.Addrs, ", "), err)
+	}
+	return &Store{client: client, prefix: c.Prefix}, nil
+}
+
+// dialMarked connects as rueidis does by default, with the failpoint after reserve.lua was called and before its answer is read.
+func dialMarked(ctx context.Context, addr string, dialer *net.Dialer, _ *tls.Config) (net.Conn, error) {
+	c, err := dialer.DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	return failpoint.Sent("api.script-sent", c, lua.Reserve.SHA), nil
+}
+
+// Close closes the connections.
+func (s *Store) Close() { s.client.Close() }
+
+// Client is the connection, for what is no script.
+func (s *Store) Client() rueidis.Client { return s.client }
+
+// Prefix is put before every key.
+func (s *Store) Prefix() string { return s.prefix }
+
+func (s *Store) key(sale int64, name string) string {
+	return s.prefix + "{sale:" + strconv.FormatInt(sale, 10) + "}:" + name
+}
+
+// OutboxKey is the key of a sale's outbox stream.
+func (s *Store) OutboxKey(sale int64) string { return s.key(sale, "outbox") }
+
+func (s *Store) state(sale int64) string   { return s.key(sale, "state") }
+func (s *Store) orders(sale int64) string  { return s.key(sale, "orders") }
+func (s *Store) buyers(sale int64) string  { return s.key(sale, "buyers") }
+func (s *Store) idem(sale int64) string    { return s.key(sale, "idem") }
+func (s *Store) applied(sale int64) string { return s.key(sale, "applied") }
+
+// Now asks Redis for the time: the one clock that decides.
+func (s *Store) Now(ctx context.Context) (time.Time, error) {
+	ctx, cancel := context.WithTimeout(ctx, Timeout)
+	defer cancel()
+	t, err := s.client.Do(ctx, s.client.B().Time().Build()).AsIntSlice()
+	if err != nil {
+		return time.Time{}, fmt.Errorf("redis TIME: %w", err)
+	}
+	return time.Unix(t[0], t[1]*1000).UTC(), nil
+}
+
+// call runs a script by EVALSHA; one that Redis does not know is sent whole, but for reserve.lua.
+func (s *Store) call(ctx context.Context, script lua.Script, keys []string, args ...string) ([]rueidis.RedisMessage, error) {
+	r, err := s.run(ctx, script, keys, args)
+	if err != nil {
+		return nil, err
+	}
+	list, err := r.ToArray()
+	if err != nil || len(list) == 0 {
+		return nil, fmt.Errorf("a script's answer: %w", err)
+	}
+	return list, nil
+}
+
+func (s *Store) run(ctx context.Context, script lua.Script, keys, args []string) (rueidis.RedisResult, error) {
+	return runOn(ctx, s.client, script, keys, args)
+}
+
+func runOn(ctx context.Context, c rueidis.CoreClient, script lua.Script, keys, args []string) (rueidis.RedisResult, error) {
+	ctx, cancel := context.WithTimeout(ctx, Timeout)
+	defer cancel()
+	r := c.Do(ctx, c.B().Evalsha().Sha1(script.SHA).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build())
+	err := r.Error()
+	if e, ok := rueidis.IsRedisErr(err); ok && e.IsNoScript() {
+		if script.SHA == lua.Reserve.SHA {
+			return r, ErrRestarted
+		}
+		r = c.Do(ctx, c.B().Eval().Script(script.Source).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build())
+		err = r.Error()
+	}
+	return r, err
+}
+
+// word is the name at the head of a script's answer.
+func word(list []rueidis.RedisMessage) string {
+	w, err := list[0].ToString()
+	if err != nil {
+		return "answer without a name: " + err.Error()
+	}
+	return w
+}
+
+// text and number read what follows the name; what is not there is "" and 0.
+func text(list []rueidis.RedisMessage, i int) string {
+	if i >= len(list) {
+		return ""
+	}
+	if n, err := list[i].AsInt64(); err == nil && list[i].IsInt64() {
+		return strconv.FormatInt(n, 10)
+	}
+	t, _ := list[i].ToString()
+	return t
+}
+
+func number(list []rueidis.RedisMessage, i int) int64 {
+	n, _ := strconv.ParseInt(text(list, i), 10, 64)
+	return n
+}
+
+// Request is one press of the button.
+type Request struct {
+	Sale     int64
+	UID      string
+	Quantity int
+	OrderID  string // new: wire.NewOrderID
+	Key      string // Idempotency-Key or ""
+	Epoch    int64  // the caller believes in
+	Trace    string // traceparent or ""
+}
+
+// Verdict is what reserve.lua decided.
+type Verdict struct {
+	Answer    string // lua.Reserved, Repeated, KeyReused, AlreadyOrdered, SoldOut, NotEnough, NotStarted, Ended, Paused, StaleEpoch
+	OrderID   string // Reserved, Repeated, KeyReused, AlreadyOrdered
+	Available int64  // after a Reserved, and for NotEnough
+	Reserved  int64  // units, after a Reserved
+	StartsAt  int64  // NotStarted, in milliseconds
+	Epoch     int64  // StaleEpoch
+	Entry     string // after a Reserved: its id in the outbox
+	Slots     string // after a Reserved: "1,2"
+	At        int64  // after a Reserved: when, by Redis's clock, in milliseconds
+}
+
+// Entry is the outbox entry of an order that was Reserved.
+func (r Request) Entry(v Verdict) Entry {
+	return Entry{ID: v.OrderID, Sale: r.Sale, UID: r.UID, Quantity: r.Quantity, Slots: v.Slots, Key: r.Key, Epoch: r.Epoch, At: v.At,
+		Trace: r.Trace, Entry: v.Entry}
+}
+
+// Reserve decides one order. Errors: ErrRestarted, ErrNotLoaded, ErrGateClosed (nothing was done), or anything else, after
+// which the order may stand: its outcome is unknown.
+func (s *Store) Reserve(ctx context.Context, r Request) (Verdict, error) {
+	list, err := s.call(ctx, lua.Reserve,
+		[]string{s.state(r.Sale), s.orders(r.Sale), s.buyers(r.Sale), s.idem(r.Sale), s.OutboxKey(r.Sale)},
+		strconv.FormatInt(r.Epoch, 10), r.UID, strconv.Itoa(r.Quantity), r.OrderID, r.Key, r.Trace)
+	if err != nil {
+		return Verdict{}, fmt.Errorf("reserve sale %d for uid %s: %w", r.Sale, r.UID, err)
+	}
+	v := Verdict{Answer: word(list)}
+	switch v.Answer {
+	case lua.NotLoaded:
+		return v, ErrNotLoaded
+	case lua.GateClosed:
+		return v, ErrGateClosed
+	case lua.Reserved:
+		v.OrderID, v.Available, v.Reserved = text(list, 1), number(list, 2), number(list, 3)
+		v.Entry, v.Slots, v.At = text(list, 4), text(list, 5), number(list, 6)
+	case lua.Repeated, lua.KeyReused, lua.AlreadyOrdered:
+		v.OrderID = text(list, 1)
+	case lua.NotEnough:
+		v.Available = number(list, 1)
+	case lua.NotStarted:
+		v.StartsAt = number(list, 1)
+	case lua.StaleEpoch:
+		v.Epoch = number(list, 1)
+	case lua.SoldOut, lua.Ended, lua.Paused:
+	default:
+		panic("BUG: reserve.lua answered " + v.Answer)
+	}
+	return v, nil
+}
+
+// Release gives the units of an order that ended back. It is true when this call did it, false when there was nothing to
+// give back. Errors: ErrNotLoaded and ErrGateClosed say that the intent must be kept and tried again later.
+func (s *Store) Release(ctx context.Context, sale int64, orderID string) (bool, error) {
+	list, err := s.call(ctx, lua.Release, []string{s.state(sale), s.orders(sale), s.buyers(sale)}, orderID)
+	if err != nil {
+		return false, fmt.Errorf("release order %s: %w", orderID, err)
+	}
+	switch word(list) {
+	case lua.Released:
+		return true, nil
+	case lua.Done:
+		return false, nil
+	case lua.NotLoaded:
+		return false, ErrNotLoaded
+	default:
+		return false, ErrGateClosed
+	}
+}
+
+// Adjust applies the change of stock of one intent, once. Errors: ErrNotLoaded (loading will include it), ErrGateClosed
+// and ErrNotEnough say that the intent must be kept and tried again later.
+func (s *Store) Adjust(ctx context.Context, sale int64, intent int64, units int64) error {
+	list, err := s.call(ctx, lua.Adjust, []string{s.state(sale), s.applied(sale)}, strconv.FormatInt(intent, 10), strconv.FormatInt(units, 10))
+	if err != nil {
+		return fmt.Errorf("adjust sale %d by %d: %w", sale, units, err)
+	}
+	switch word(list) {
+	case lua.Applied, lua.Done:
+		return nil
+	case lua.NotLoaded:
+		return ErrNotLoaded
+	case lua.NotEnough:
+		return ErrNotEnough
+	default:
+		return ErrGateClosed
+	}
+}
+
+// ErrNotEnough: fewer units are in Redis's stock than should leave it.
+var ErrNotEnough = errors.New("fewer units are available")
+
+// Tranche is a part of the stock and when it goes on sale.
+type Tranche struct {
+	At    int64 // milliseconds
+	Units int64
+}
+
+// Definition is what an operator decides of a sale, but for its stock.
+type Definition struct {
+	Version        int64
+	Starts, Ends   int64 // milliseconds
+	Limit          int
+	Paused, Closed bool
+	Later          []Tranche // those released later than Starts
+}
+
+func (d Definition) args() []string {
+	var later strings.Builder
+	for i, t := range d.Later {
+		if i > 0 {
+			later.WriteByte(' ')
+		}
+		fmt.Fprintf(&later, "%d:%d", t.At, t.Units)
+	}
+	return []string{strconv.FormatInt(d.Starts, 10), strconv.FormatInt(d.Ends, 10), strconv.Itoa(d.Limit), bit(d.Paused), bit(d.Closed), later.String()}
+}
+
+func bit(b bool) string {
+	if b {
+		return "1"
+	}
+	return "0"
+}
+
+// Define applies a definition if it is newer than Redis's. ErrNotLoaded: loading the sale will bring it.
+func (s *Store) Define(ctx context.Context, sale int64, d Definition) error {
+	list, err := s.call(ctx, lua.Define, []string{s.state(sale)}, append([]string{strconv.FormatInt(d.Version, 10)}, d.args()...)...)
+	if err != nil {
+		return fmt.Errorf("define sale %d: %w", sale, err)
+	}
+	if word(list) == lua.NotLoaded {
+		return ErrNotLoaded
+	}
+	return nil
+}
+
+// Entry is an order on its way from the outbox to MySQL: what a stream entry and a broker message carry.
+type Entry struct {
+	ID       string `json:"id"` // the order's
+	Sale     int64  `json:"sale"`
+	UID      string `json:"uid"`
+	Quantity int    `json:"quantity"`
+	Slots    string `json:"slots"` // "1,2"
+	Key      string `json:"key"`
+	Epoch    int64  `json:"epoch"`
+	At       int64  `json:"at"` // of the press, in milliseconds
+	Trace    string `json:"trace"`
+	Entry    string `json:"entry"` // id in the outbox stream
+}
+
+// ParseEntry reads a stream entry of a sale's outbox.
+func ParseEntry(sale int64, id string, fields map[string]string) (Entry, error) {
+	e := Entry{ID: fields["id"], Sale: sale, UID: fields["uid"], Slots: fields["slots"], Key: fields["key"], Trace: fields["trace"], Entry: id}
+	var err1, err2, err3 error
+	e.Quantity, err1 = strconv.Atoi(fields["quantity"])
+	e.Epoch, err2 = strconv.ParseInt(fields["epoch"], 10, 64)
+	e.At, err3 = strconv.ParseInt(fields["at"], 10, 64)
+	err := errors.Join(err1, err2, err3)
+	if of, ok := wire.SaleOfOrder(e.ID); err == nil && (!ok || of != sale) {
+		err = fmt.Errorf("order id %q is not of this sale", e.ID)
+	}
+	if err == nil && (!wire.ValidUID(e.UID) || e.Quantity < 1) {
+		err = fmt.Errorf("uid %q or quantity %d is none", e.UID, e.Quantity)
+	}
+	if err != nil {
+		return e, fmt.Errorf("outbox entry %s of sale %d: %v is no order: %w", id, sale, fields, err)
+	}
+	return e, nil
+}
+
+// Adopt takes an order of an older epoch over into epoch, MySQL's present one. The answer is lua.Adopted or Present (drop
+// the old message: the outbox has a new one), SoldOut or Limit (reject it). Errors: ErrGateClosed says: hold it, ask again.
+func (s *Store) Adopt(ctx context.Context, e Entry, epoch int64) (string, error) {
+	list, err := s.call(ctx, lua.Adopt,
+		[]string{s.state(e.Sale), s.orders(e.Sale), s.buyers(e.Sale), s.idem(e.Sale), s.OutboxKey(e.Sale)},
+		strconv.FormatInt(epoch, 10), e.ID, e.UID, strconv.Itoa(e.Quantity), e.Slots, e.Key, strconv.FormatInt(e.At, 10), e.Trace, Group)
+	if err != nil {
+		return "", fmt.Errorf("adopt order %s: %w", e.ID, err)
+	}
+	switch w := word(list); w {
+	case lua.Adopted, lua.Present, lua.SoldOut, lua.Limit:
+		return w, nil
+	default:
+		return "", ErrGateClosed
+	}
+}
+
+// Keep gives the outbox entry of an order that the broker has confirmed to consumer, so that no relay publishes it again,
+// and says whether Redis still holds the order in the epoch of that entry: if so, it was not lost in between.
+func (s *Store) Keep(ctx context.Context, e Entry, consumer string) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, Timeout)
+	defer cancel()
+	b := s.client.B()
+	r := s.client.DoMulti(ctx,
+		b.Xclaim().Key(s.OutboxKey(e.Sale)).Group(Group).Consumer(consumer).MinIdleTime("0").Id(e.Entry).Justid().Build(),
+		b.Hexists().Key(s.orders(e.Sale)).Field(e.ID).Build(),
+		b.Hget().Key(s.state(e.Sale)).Field("epoch").Build()) // after the order: an epoch that has not moved by now had not moved then
+	if _, redis := rueidis.IsRedisErr(r[0].Error()); r[0].Error() != nil && !redis { // no relay has made the group: one publishes it again
+		return false, fmt.Errorf("keep order %s: %w", e.ID, r[0].Error())
+	}
+	held, err := r[1].AsBool()
+	if err != nil {
+		return false, fmt.Errorf("keep order %s: %w", e.ID, err)
+	}
+	epoch, err := r[2].AsInt64()
+	if err != nil && !rueidis.IsRedisNil(err) {
+		return false, fmt.Errorf("keep order %s: %w", e.ID, err)
+	}
+	return held && epoch == e.Epoch, nil
+}
+
+// retireStep is how many entries one script call retires, at most.
+const retireStep = 1000
+
+// Retire takes entries out of a sale's outbox. Only for orders whose row in MySQL is committed.
+func (s *Store) Retire(ctx context.Context, sale int64, entries []string) error {
+	for part := range slices.Chunk(entries, retireStep) {
+		if _, err := s.run(ctx, lua.Retire, []string{s.OutboxKey(sale)}, append([]string{Group}, part...)); err != nil {
+			return fmt.Errorf("retire %d entries of sale %d: %w", len(part), sale, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,142 @@
+// Package store is the MySQL side: connections, migrations, transactions that are retried, and what an error means.
+package store
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+
+	"floodgate.internal/shared/failpoint"
+)
+
+// Open connects to MySQL or MariaDB, with at most maxOpen connections. It does not wait for the server: see Ping.
+func Open(dsn string, maxOpen int) (*sql.DB, error) {
+	c, err := mysql.ParseDSN(dsn)
+	if err != nil {
+		return nil, fmt.Errorf("mysql.dsn: %w: the form is user:password@tcp(host:3306)/database", err)
+	}
+	if c.DBName == "" {
+		return nil, errors.New("mysql.dsn: it names no database: the form is user:password@tcp(host:3306)/database")
+	}
+	c.ParseTime = true
+	c.Loc = time.UTC
+	c.ClientFoundRows = false   // the count of changed rows is the decision
+	c.InterpolateParams = true  // one round trip a statement
+	c.RejectReadOnly = true     // after a failover, find the new primary
+	c.Timeout = 5 * time.Second // to connect
+	c.ReadTimeout = 30 * time.Second
+	c.WriteTimeout = 10 * time.Second
+	c.Logger = quiet{} // every error is returned as well
+	if failpoint.Enabled {
+		c.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			conn, err := (&net.Dialer{Timeout: c.Timeout}).DialContext(ctx, network, addr)
+			if err != nil {
+				return nil, err
+			}
+			conn = failpoint.Sent("migrate.statement-sent", conn, "CREATE TABLE")
+			return failpoint.Sent("consumer.commit-sent", conn, "COMMIT"), nil
+		}
+	}
+	connector, err := mysql.NewConnector(c)
+	if err != nil {
+		return nil, fmt.Errorf("mysql.dsn: %w", err)
+	}
+	db := sql.OpenDB(connector)
+	db.SetMaxOpenConns(maxOpen)
+	db.SetMaxIdleConns(maxOpen)
+	db.SetConnMaxLifetime(3 * time.Minute)
+	return db, nil
+}
+
+type quiet struct{}
+
+func (quiet) Print(...any) {}
+
+// maxAttempts bounds how often a transaction is begun anew.
+const maxAttempts = 10
+
+// InTx runs f in a READ COMMITTED transaction and commits it. A deadlock (1213), a lock wait (1205) or a changed snapshot
+// (1020) rolls back and runs f anew, a bounded number of times with jittered pauses, so f must have no other effect. An
+// error of the COMMIT itself is ErrUnknown: read back what happened.
+func InTx(ctx context.Context, db *sql.DB, f func(*sql.Tx) error) error {
+	for attempt := 1; ; attempt++ {
+		err := once(ctx, db, f)
+		if err == nil || attempt == maxAttempts || !Retryable(err) {
+			return err
+		}
+		pause := time.Duration(rand.Int64N(int64(attempt) * int64(5*time.Millisecond)))
+		select {
+		case <-ctx.Done():
+			return errors.Join(err, ctx.Err())
+		case <-time.After(pause):
+		}
+	}
+}
+
+func once(ctx context.Context, db *sql.DB, f func(*sql.Tx) error) error {
+	tx, err := db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+	if err != nil {
+		return fmt.Errorf("begin: %w", err)
+	}
+	defer tx.Rollback() // where f panics: nothing is left open; else it is over by then
+	if err := f(tx); err != nil {
+		return errors.Join(err, rolledBack(tx.Rollback()))
+	}
+	if err := tx.Commit(); err != nil {
+		if Retryable(err) {
+			return fmt.Errorf("commit: %w", err) // the server said that it did not
+		}
+		return fmt.Errorf("%w: %w", ErrUnknown, err)
+	}
+	return nil
+}
+
+func rolledBack(err error) error {
+	if err == nil || errors.Is(err, sql.ErrTxDone) || errors.Is(err, driver.ErrBadConn) || errors.Is(err, mysql.ErrInvalidConn) {
+		return nil // nothing is left open: a lost connection rolls back
+	}
+	return fmt.Errorf("rollback: %w", err)
+}
+
+// ErrUnknown: the COMMIT was sent and its answer lost. The transaction may or may not have happened.
+var ErrUnknown = errors.New("the outcome of the commit is unknown")
+
+// Retryable reports whether err is a deadlock, a lock wait or a changed snapshot: the same transaction may succeed anew.
+func Retryable(err error) bool { return number(err, 1213, 1205, 1020) }
+
+// Duplicate reports whether err is a violated unique key.
+func Duplicate(err error) bool { return number(err, 1062) }
+
+// CheckViolated reports whether err is a violated CHECK (3819 on MySQL, 4025 on MariaDB, 1105 on the embedded server).
+func CheckViolated(err error) bool { return number(err, 3819, 4025, 1105) }
+
+// Refused reports whether err is the server's judgement of the values themselves (too long, out of range, a violated
+// constraint): the same statement would fail again, whenever it is sent.
+func Refused(err error) bool {
+	var e *mysql.MySQLError
+	if !errors.As(err, &e) {
+		return false
+	}
+	class := string(e.SQLState[:2])
+	return class == "22" || class == "23" || Duplicate(err) || CheckViolated(err) || number(err, 1264, 1366, 1406)
+}
+
+func number(err error, numbers ...uint16) bool {
+	var e *mysql.MySQLError
+	if !errors.As(err, &e) {
+		return false
+	}
+	for _, n := range numbers {
+		if e.Number == n {
+			return true
+		}
+	}
+	return false
+}

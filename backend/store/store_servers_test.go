@@ -1,0 +1,217 @@
+//go:build servers
+
+package store_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+	"golang.org/x/sync/errgroup"
+
+	"floodgate.internal/backend/backendtest"
+	"floodgate.internal/backend/store"
+)
+
+func TestMigrateOnceForAnyNumberAtOnceEachWithOneConnection(t *testing.T) {
+	dsn := backendtest.MySQLDSN(t)
+	var steps atomic.Int64
+	var g errgroup.Group
+	for range 8 {
+		db := backendtest.OpenMySQL(t, dsn, 1)
+		g.Go(func() error {
+			n, err := store.Migrate(t.Context(), db)
+			steps.Add(int64(n))
+			return err
+		})
+	}
+	if err := g.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	db := backendtest.OpenMySQL(t, dsn, 1)
+	var applied int64
+	if err := db.QueryRowContext(t.Context(), `SELECT COUNT(*) FROM goose_db_version WHERE version_id > 0`).Scan(&applied); err != nil {
+		t.Fatal(err)
+	}
+	if applied == 0 || steps.Load() != applied {
+		t.Errorf("eight at once took %d steps, %d are recorded; want as many, and some", steps.Load(), applied)
+	}
+	if n, err := store.Migrate(t.Context(), db); n != 0 || err != nil {
+		t.Errorf("migrate again: got %d, %v; want nothing to do", n, err)
+	}
+}
+
+func TestMigrateWaitsForTheLockAndGivesUpWithItsContext(t *testing.T) {
+	dsn := backendtest.MySQLDSN(t)
+	holder, err := backendtest.OpenMySQL(t, dsn, 1).Conn(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer holder.Close()
+	if _, err := holder.ExecContext(t.Context(), `SELECT GET_LOCK(CONCAT('floodgate:', SHA1(DATABASE())), 0)`); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	if n, err := store.Migrate(ctx, backendtest.OpenMySQL(t, dsn, 1)); n != 0 || !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("while another migrates: got %d, %v; want the deadline", n, err)
+	}
+	if _, err := holder.ExecContext(t.Context(), `SELECT RELEASE_LOCK(CONCAT('floodgate:', SHA1(DATABASE())))`); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := store.Migrate(t.Context(), backendtest.OpenMySQL(t, dsn, 1)); n == 0 || err != nil {
+		t.Errorf("after it: got %d, %v; want steps", n, err)
+	}
+}
+
+// two makes a table of two rows and returns the connections to it.
+func two(t *testing.T) (db *sql.DB, dsn string) {
+	dsn = backendtest.MySQLDSN(t)
+	db = backendtest.OpenMySQL(t, dsn, 8)
+	for _, s := range []string{`CREATE TABLE two (id INT PRIMARY KEY, n INT NOT NULL, CONSTRAINT few CHECK (n < 1000))`, `INSERT INTO two VALUES (1, 0), (2, 0)`} {
+		if _, err := db.ExecContext(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return db, dsn
+}
+
+func sum(t *testing.T, db *sql.DB) (n int) {
+	t.Helper()
+	if err := db.QueryRowContext(t.Context(), `SELECT SUM(n) FROM two`).Scan(&n); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func TestInTxBeginsAnewAfterADeadlock(t *testing.T) {
+	db, _ := two(t)
+	var both sync.WaitGroup // each has its first row before either asks for the other's
+	both.Add(2)
+	var runs atomic.Int64
+	var g errgroup.Group
+	for first := 1; first <= 2; first++ {
+		var once sync.Once
+		g.Go(func() error {
+			return store.InTx(t.Context(), db, func(tx *sql.Tx) error {
+				runs.Add(1)
+				if _, err := tx.ExecContext(t.Context(), `UPDATE two SET n = n + 1 WHERE id = ?`, first); err != nil {
+					return err
+				}
+				once.Do(func() { both.Done(); both.Wait() })
+				_, err := tx.ExecContext(t.Context(), `UPDATE two SET n = n + 1 WHERE id = ?`, 3-first)
+				return err
+			})
+		})
+	}
+	if err := g.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	if got := sum(t, db); got != 4 || runs.Load() < 3 {
+		t.Errorf("got sum %d after %d runs; want 4 after at least 3: one was the deadlock's victim", got, runs.Load())
+	}
+}
+
+func TestInTxRollsBackAfterALockWait(t *testing.T) {
+	db, _ := two(t)
+	holder, err := db.BeginTx(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := holder.ExecContext(t.Context(), `UPDATE two SET n = n + 10 WHERE id = 2`); err != nil {
+		t.Fatal(err)
+	}
+	runs := 0
+	err = store.InTx(t.Context(), db, func(tx *sql.Tx) error {
+		runs++
+		if runs == 2 { // the first one's change of row 1 must be gone
+			if err := holder.Commit(); err != nil {
+				return err
+			}
+		}
+		for _, s := range []string{`SET SESSION innodb_lock_wait_timeout = 1`, `UPDATE two SET n = n + 1 WHERE id = 1`, `UPDATE two SET n = n + 1 WHERE id = 2`} {
+			if _, err := tx.ExecContext(t.Context(), s); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if got := sum(t, db); err != nil || runs != 2 || got != 12 {
+		t.Errorf("got %v, %d runs, sum %d; want nil, 2, 12", err, runs, got)
+	}
+}
+
+func TestInTxLeavesNothingBehindAnErrorOrAPanic(t *testing.T) {
+	db, _ := two(t)
+	db.SetMaxOpenConns(1)
+	broke := errors.New("broke")
+	change := func(tx *sql.Tx) {
+		if _, err := tx.ExecContext(t.Context(), `UPDATE two SET n = n + 1`); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := store.InTx(t.Context(), db, func(tx *sql.Tx) error { change(tx); return broke }); !errors.Is(err, broke) {
+		t.Errorf("got %v, want %v", err, broke)
+	}
+	func() {
+		defer func() {
+			if got := recover(); got != broke {
+				t.Errorf("recovered %v, want %v", got, broke)
+			}
+		}()
+		_ = store.InTx(t.Context(), db, func(tx *sql.Tx) error { change(tx); panic(broke) })
+	}()
+	if got := sum(t, db); got != 0 { // it would wait for ever for the only connection, had either kept it
+		t.Errorf("got sum %d, want 0", got)
+	}
+}
+
+func TestInTxSaysWhatTheChecksRefuse(t *testing.T) {
+	db, _ := two(t)
+	run := func(statement string) error {
+		return store.InTx(t.Context(), db, func(tx *sql.Tx) error { _, err := tx.ExecContext(t.Context(), statement); return err })
+	}
+	if err := run(`UPDATE two SET n = 1000`); !store.CheckViolated(err) || !store.Refused(err) {
+		t.Errorf("a violated CHECK: got %v", err)
+	}
+	if err := run(`INSERT INTO two VALUES (1, 1)`); !store.Duplicate(err) {
+		t.Errorf("a duplicate: got %v", err)
+	}
+	if err := run(`INSERT INTO two VALUES (3, 99999999999)`); !store.Refused(err) || store.Duplicate(err) {
+		t.Errorf("out of range: got %v", err)
+	}
+	if err := run(`SELECT * FROM nowhere`); err == nil || store.Refused(err) {
+		t.Errorf("no such table: got %v; it is no judgement of values", err)
+	}
+}
+
+func TestALostCommitIsUnknown(t *testing.T) {
+	db, dsn := two(t)
+	c, err := mysql.ParseDSN(dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy := backendtest.NewCutter(t, c.Addr)
+	c.Addr = proxy.Addr
+	through := backendtest.OpenMySQL(t, c.FormatDSN(), 1)
+	err = store.InTx(t.Context(), through, func(tx *sql.Tx) error {
+		_, err := tx.ExecContext(t.Context(), `UPDATE two SET n = 7 WHERE id = 1`)
+		proxy.LoseAnswerTo("\x03COMMIT")
+		return err
+	})
+	if !errors.Is(err, store.ErrUnknown) {
+		t.Fatalf("got %v, want ErrUnknown", err)
+	}
+	// The request went through, so the server committed; the caller must find that out by reading.
+	deadline := time.Now().Add(10 * time.Second)
+	for sum(t, db) != 7 {
+		if time.Now().After(deadline) {
+			t.Fatal("the COMMIT that was sent did not happen")
+		}
+	}
+}

@@ -1,0 +1,218 @@
+//go:build servers
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/chromedp/cdproto/cdp"
+	"github.com/chromedp/cdproto/network"
+	"github.com/chromedp/cdproto/page"
+	"github.com/chromedp/cdproto/runtime"
+	"github.com/chromedp/chromedp"
+
+	"floodgate.internal/shared/development"
+	"floodgate.internal/shared/wire"
+)
+
+// browser is one tab, and the orders that it sent.
+type browser struct {
+	t   *testing.T
+	ctx context.Context
+
+	mu     sync.Mutex // guards orders and errors
+	orders []sentOrder
+	errors []string
+}
+
+type sentOrder struct {
+	at  float64 // seconds by the browser's monotonic clock
+	key string
+}
+
+func newBrowser(t *testing.T) *browser {
+	t.Helper()
+	opts := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.NoSandbox, chromedp.Flag("disable-quic", true),
+		chromedp.Flag("disable-component-update", true), chromedp.WindowSize(420, 900))
+	ctx, cancel := chromedp.NewExecAllocator(context.Background(), opts...)
+	t.Cleanup(cancel)
+	ctx, cancel = chromedp.NewContext(ctx)
+	t.Cleanup(cancel)
+	b := &browser{t: t, ctx: ctx}
+	err := chromedp.Listen(ctx, func(ev any) {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		switch ev := ev.(type) {
+		case *network.EventRequestWillBeSent:
+			if ev.Request.Method == "POST" && strings.HasSuffix(ev.Request.URL, "/orders") {
+				key, _ := ev.Request.Headers["Idempotency-Key"].(string)
+				b.orders = append(b.orders, sentOrder{ev.Timestamp.Float64(), key})
+			}
+		case *runtime.EventExceptionThrown:
+			b.errors = append(b.errors, ev.ExceptionDetails.Text)
+		}
+	})
+	if err != nil {
+		t.Fatalf("start chromium: %v", err)
+	}
+	if _, err := chromedp.Call(ctx, network.Enable, network.EnableParams{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := chromedp.Call(ctx, runtime.Enable, cdp.Empty{}); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// run does one step after the other, with a time-out for each.
+func (b *browser) run(steps ...chromedp.Action[chromedp.Void]) {
+	b.t.Helper()
+	for i, step := range steps {
+		ctx, cancel := context.WithTimeout(b.ctx, 20*time.Second)
+		err := chromedp.Do(ctx, step)
+		cancel()
+		if err != nil {
+			b.t.Fatalf("browser, step %d: %v; the page says:\n%s", i, err, b.text())
+		}
+	}
+}
+
+func (b *browser) text() string {
+	ctx, cancel := context.WithTimeout(b.ctx, 5*time.Second)
+	defer cancel()
+	text, err := chromedp.Run(ctx, chromedp.Evaluate[string](`document.body.innerText`))
+	if err != nil {
+		return err.Error()
+	}
+	return text
+}
+
+// until waits for a JavaScript condition.
+func (b *browser) until(js string) {
+	b.t.Helper()
+	if _, err := chromedp.Run(b.ctx, chromedp.Poll[bool](`Boolean(`+js+`)`, chromedp.WithPollingTimeout(20*time.Second),
+		chromedp.WithPollingInterval(20*time.Millisecond))); err != nil {
+		b.t.Fatalf("waiting for %s: %v; the page says:\n%s", js, err, b.text())
+	}
+}
+
+func (b *browser) is(js string) bool {
+	b.t.Helper()
+	ok, err := chromedp.Run(b.ctx, chromedp.Evaluate[bool](`Boolean(`+js+`)`))
+	if err != nil {
+		b.t.Fatalf("%s: %v", js, err)
+	}
+	return ok
+}
+
+// eval runs JavaScript for what it does.
+func eval(js string) chromedp.Action[chromedp.Void] {
+	return chromedp.Evaluate[chromedp.Void](`{ ` + js + ` } undefined`)
+}
+
+// signIn signs in by name, as a shopper of a development system does.
+func (b *browser) signIn(name string) {
+	b.t.Helper()
+	b.run(chromedp.WaitVisible(`[data-el="sign-in-now"]`), chromedp.Click(`[data-el="sign-in-now"]`), chromedp.WaitVisible("#sign-in-value"),
+		chromedp.SendKeys("#sign-in-value", name+"\n"), chromedp.WaitNotVisible("#sign-in-value"))
+	b.until(`document.getElementById('who').textContent === '` + name + `'`)
+}
+
+// sent is the orders that left the browser so far.
+func (b *browser) sent() []sentOrder {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return append([]sentOrder(nil), b.orders...)
+}
+
+const (
+	orderButton = `document.querySelector('[data-el="order"]')`
+	status      = `document.querySelector('[data-el="status"]')`
+	// pressing presses the button each 10 ms, even where it is greyed, from now on.
+	pressing = `window.pressing = setInterval(() => { const b = ` + orderButton + `; b.click(); b.dispatchEvent(new MouseEvent('click', {bubbles: true})); }, 10);`
+)
+
+// TestShopperPage is row D1 in a real browser whose clock is an hour fast: the button sleeps until the server's start,
+// sends one order however often it is pressed and not more than one in 5 s, and the rest of the order's way is there.
+func TestShopperPage(t *testing.T) {
+	w := newWorld(t, options{})
+	b := newBrowser(t)
+	sale := w.newSale("A <b>keyboard</b> & more", 3, time.Now().Add(30*time.Minute), 600)
+	w.state(sale, wire.Upcoming)
+	_, err := chromedp.Call(b.ctx, page.AddScriptToEvaluateOnNewDocument, page.AddScriptToEvaluateOnNewDocumentParams{
+		Source: `{ const now = Date.now; Date.now = () => now() + 3600000; }`,
+	})
+	w.must(err)
+	b.run(chromedp.Navigate(w.ports.PublicURL() + "/"))
+	b.until(`document.querySelector('[data-el="link"]') !== null`)
+	b.run(chromedp.Click(`[data-el="link"]`))
+	b.signIn("browser-1")
+	if !b.is(`document.querySelector('[data-el="title"]').textContent === 'A <b>keyboard</b> & more'`) {
+		t.Error("the title is not shown as it is")
+	}
+	if !b.is(orderButton + `.disabled && /^(29|30):[0-5][0-9]$/.test(document.querySelector('[data-el="count-digits"]').textContent)`) {
+		t.Errorf("before the start the button must be greyed and the countdown be there; the page says:\n%s", b.text())
+	}
+
+	// Pressed without pause from before the start on, which is moved to a moment from now.
+	b.run(eval(pressing))
+	w.want(w.do(w.ctx, call{method: "PATCH", url: fmt.Sprintf("%s/admin/v1/sales/%d", w.ports.AdminURL(), sale), token: development.AdminToken,
+		header: map[string]string{"If-Match": `"1"`}, body: fmt.Sprintf(`{"starts_at":%q}`, time.Now().Add(5*time.Second).UTC().Format(wire.TimeFormat))}), 200, "")
+	b.until(orderButton + ` && document.querySelector('[data-el="pay"]') && !document.querySelector('[data-el="actions"]').hidden`)
+	b.run(eval(`clearInterval(window.pressing)`))
+	sent := b.sent()
+	if len(sent) != 1 || sent[0].key == "" {
+		t.Fatalf("orders sent by a button that was pressed without pause: got %v, want one with a key", sent)
+	}
+	// It was the first one, and it was accepted: so it was not sent before the start.
+
+	// A reload finds the order; a cancelled one frees the button, after the 5 s since the last press.
+	b.run(chromedp.Reload())
+	b.until(status + ` && ` + status + `.textContent === 'Reserved for you' && !document.querySelector('[data-el="pay-count"]').hidden`)
+	b.run(chromedp.Click(`[data-el="cancel"]`), chromedp.Click(`[data-el="cancel"]`))
+	b.until(status + `.textContent === 'Cancelled'`)
+	b.run(eval(pressing))
+	b.until(`[...document.querySelectorAll('[data-el="status"]')].some((s) => s.textContent === 'Reserved for you')`)
+	b.run(eval(`clearInterval(window.pressing)`))
+	sent = b.sent()
+	if len(sent) != 2 || sent[0].key == sent[1].key || sent[1].at-sent[0].at < 5 {
+		t.Errorf("a second order: got %v, want two with different keys, 5 s apart", sent)
+	}
+	b.run(chromedp.Click(`[data-el="orders"] > li:first-child [data-el="pay"]`, chromedp.NodeVisible))
+	b.until(status + `.textContent === 'Paid'`)
+	if b.is(orderButton + `.offsetParent !== null`) {
+		t.Error("the button is still there for a shopper who has all they may have")
+	}
+
+	// Another shopper, whose answer gets lost on the way: the page asks again with the same key, and it is one order.
+	_, err = chromedp.Call(b.ctx, network.ClearBrowserCookies, cdp.Empty{})
+	w.must(err)
+	b.run(eval(`localStorage.clear(); sessionStorage.clear();`), chromedp.Reload())
+	b.signIn("browser-2")
+	b.until(`!` + orderButton + `.disabled`)
+	// The first answer is thrown away after the server gave it.
+	b.run(eval(`const real = window.fetch; let lost = false; window.fetch = async (url, o) => { const r = await real(url, o);
+		if (!lost && o.method === 'POST' && url.endsWith('/orders')) { lost = true; throw new TypeError('lost'); } return r; };`))
+	b.run(chromedp.Click(`[data-el="order"]`))
+	b.until(status + ` && ` + status + `.textContent === 'Reserved for you'`)
+	w.until("the page asks again", 20*time.Second, func() (bool, string) { return len(b.sent()) >= 4, fmt.Sprint(b.sent()) })
+	sent = b.sent()
+	if len(sent) != 4 || sent[2].key != sent[3].key {
+		t.Errorf("a lost answer: got %v, want a fourth request with the key of the third", sent)
+	}
+	o, err := w.look(sale)
+	w.must(err)
+	if len(o.Orders) != 3 { // one cancelled, one paid, one of the second shopper
+		t.Errorf("got %d orders, want 3: %v", len(o.Orders), o.Orders)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.errors) > 0 {
+		t.Errorf("the page's script failed: %v", b.errors)
+	}
+}

@@ -1,0 +1,3 @@
+// Package faults kills the real system in every place and shows from outside that no promise is broken: at each
+// failpoint once (see shared/failpoint), and at random under load. The tests with servers write build/faults.md.
+package faults

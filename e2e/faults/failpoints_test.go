@@ -1,0 +1,329 @@
+//go:build servers
+
+package faults
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"floodgate.internal/e2e/oracle"
+	"floodgate.internal/e2e/stack"
+)
+
+// fault is one failpoint and what it takes to get there.
+type fault struct {
+	point  string // with #COUNT for the n-th time
+	what   string // for the table
+	before string // another failpoint, at which the process dies first; so that it finds something to do when it is back
+	expire bool   // nobody pays, and orders expire within a second
+	act    func(*scene)
+}
+
+// scene is one fault being tried.
+type scene struct {
+	t       *testing.T
+	w       *world
+	load    *load
+	sale    int64
+	stock   int64
+	process *stack.Process // that is to die
+	after   func()         // once it is back; nil for nothing
+}
+
+// The points, in the order of an order's way. What has no act is reached by the load itself.
+var faults = []fault{
+	{point: "api.before-script#60", what: "backend api: before the script"},
+	{point: "api.script-sent#60", what: "backend api: the script's call is written, its answer not read"},
+	{point: "api.before-202#60", what: "backend api: after the answer, before the 202"},
+	{point: "api.halfway-through-202#60", what: "backend api: half of the 202 is written"},
+	{point: "relay.after-read#3", what: "relay: after XREADGROUP"},
+	{point: "relay.before-confirm#3", what: "relay: published, not confirmed"},
+	{point: "relay.before-noted#3", what: "relay: confirmed, not noted"},
+	{point: "relay.during-claim", what: "relay: during a claim of a dead one's entries", before: "relay.after-read#3"},
+	{point: "consumer.before-begin#3", what: "consumer: delivered, before BEGIN"},
+	{point: "consumer.after-orders#3", what: "consumer: after the orders' INSERT"},
+	{point: "consumer.after-slots#3", what: "consumer: after the slots' INSERT"},
+	{point: "order.after-stock#6", what: "consumer or payment: after the stock's UPDATE"},
+	{point: "order.before-ledger#6", what: "consumer or payment: after the stock was read back"},
+	{point: "consumer.before-commit#3", what: "consumer: before COMMIT"},
+	{point: "consumer.commit-sent#6", what: "consumer or payment: COMMIT is sent, its answer not read"},
+	{point: "consumer.after-commit#3", what: "consumer: after COMMIT"},
+	{point: "consumer.before-ack#3", what: "consumer: before the ack"},
+	{point: "consumer.before-retire#3", what: "consumer: after the ack, before the entry is retired"},
+	{point: "consumer.before-adopt", what: "consumer: before it adopts an order of an older epoch", act: adoption},
+	{point: "consumer.after-adopt", what: "consumer: after it adopted one", act: adoption},
+	{point: "cancel.before-release#3", what: "cancellation: in MySQL, not released"},
+	{point: "timer.before-release", what: "timer: expired in MySQL, not released", expire: true},
+	{point: "timer.before-done", what: "timer: released, not marked done", expire: true},
+	{point: "admin.mid-create", what: "admin: in the transaction that makes a sale", act: creation},
+	{point: "admin.after-commit", what: "admin: a sale is in MySQL, not in Redis", act: creation},
+	{point: "admin.after-load", what: "admin: a sale is made, nobody was told", act: creation},
+	{point: "admin.mid-restock", what: "admin: in the transaction of a restock", act: restocking},
+	{point: "admin.after-commit", what: "admin: a restock is in MySQL, not in Redis", act: restocking},
+	{point: "admin.before-done", what: "admin: a restock is in Redis, not marked done", act: restocking},
+	{point: "reconcile.after-token", what: "rebuild: has its token", act: rebuilding},
+	{point: "reconcile.after-shut", what: "rebuild: closed the gate", act: rebuilding},
+	{point: "reconcile.after-read", what: "rebuild: raised the epoch and read", act: rebuilding},
+	{point: "reconcile.mid-write", what: "rebuild: wrote a part", act: rebuilding},
+	{point: "reconcile.after-write", what: "rebuild: the gate adopts", act: rebuilding},
+	{point: "reconcile.before-open", what: "rebuild: before the gate opens", act: rebuilding},
+	{point: "gateway.request-sent#60", what: "gateway: a request is upstream"},
+	{point: "gateway.before-answer#60", what: "gateway: has the answer, before it is passed on"},
+	{point: "gateway.before-reload", what: "gateway: during a reload, before it is applied", act: reloading},
+	{point: "gateway.mid-reload", what: "gateway: during a reload, a part is applied", act: reloading},
+	{point: "gateway.before-drain", what: "gateway: a drain begins", act: draining},
+	{point: "gateway.after-drain", what: "gateway: a drain ends", act: draining},
+}
+
+func (f fault) name() string { name, _, _ := strings.Cut(f.point, "#"); return name }
+
+const (
+	buyers = 240
+	stock  = 200
+	late   = 12 // buyers who come when the killed process is back
+)
+
+// TestFailpoints kills the system at each failpoint, under load, starts it again, and holds all that was promised against
+// the stores.
+func TestFailpoints(t *testing.T) {
+	covered := []string{migration}
+	for _, f := range faults {
+		covered = append(covered, f.name())
+	}
+	for _, p := range points(t) {
+		if !slices.Contains(covered, p) {
+			t.Errorf("failpoint %s is never tried", p)
+		}
+	}
+	w := newWorld(t, "-tags", "failpoint")
+	t.Run(migration, w.migrate)
+	for _, f := range faults {
+		t.Run(f.name(), func(t *testing.T) { w.try(t, f) })
+	}
+	w.drained(t)
+}
+
+func (w *world) try(t *testing.T, f fault) {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
+	defer cancel()
+	within, units := 10*time.Minute, int64(stock)
+	if f.expire {
+		within = time.Second
+	}
+	sale := w.newSale(t, f.what, units, within)
+	first, tokens, err := w.mint(buyers + late)
+	must(t, err)
+	l := w.newLoad(sale, first, tokens[:buyers])
+	l.ends = !f.expire
+	clean := w.backend
+	if strings.HasPrefix(f.point, "gateway.") {
+		clean = w.gateway
+	}
+	t.Cleanup(func() { // whatever failed: the next one finds all running
+		if !t.Failed() {
+			return
+		}
+		if err := errors.Join(clean.Kill(context.Background()), clean.Start(context.Background())); err != nil {
+			t.Error(err)
+		}
+	})
+	s := &scene{t: t, w: w, load: l, sale: sale, stock: units}
+	must(t, clean.Stop(ctx))
+	logged := size(t, clean)
+	s.process = w.process(clean.Name(), f.point)
+	armed := s.process
+	if f.before != "" {
+		armed = w.process(clean.Name(), f.before)
+	}
+	must(t, armed.Start(ctx))
+
+	ran := make(chan error, 1)
+	go func() { ran <- l.run(ctx) }()
+	if f.before != "" {
+		must(t, armed.Wait(ctx))
+		if err := s.process.Start(ctx); err != nil && s.process.Running() { // it may die before it is ready
+			t.Fatal(err)
+		}
+	}
+	if f.act != nil {
+		must(t, l.log.Await(ctx, buyers/4))
+		f.act(s)
+	}
+	reach, stop := context.WithTimeout(ctx, patience)
+	defer stop()
+	if err := s.process.Wait(reach); err != nil {
+		t.Fatalf("it never came to %s: %v; answers: %s", f.point, err, l.log.Summary())
+	}
+	died := l.fell()
+	if text := "failpoint: killed at " + f.name() + "\n"; !bytes.Contains(since(t, clean, logged), []byte(text)) {
+		t.Fatalf("%s ended, but not at %s:\n%s", clean.Name(), f.point, since(t, clean, logged))
+	}
+	must(t, clean.Start(ctx))
+	if s.after != nil {
+		s.after()
+	}
+	must(t, <-ran)
+	l.first, l.tokens = first+buyers, tokens[buyers:]
+	must(t, l.run(ctx))
+	tally := w.rest(t, sale, s.stock, l.log)
+	r := line{fault: f.what, injected: "SIGKILL at `" + f.point + "`", times: 1, tally: &tally, settled: time.Since(died)}
+	select {
+	case at := <-l.decided:
+		r.opened = []time.Duration{at.Sub(died)}
+	default: // nothing was left to be decided
+	}
+	report(r)
+	if n := tally.Broken(); n > 0 {
+		t.Errorf("%d promises are broken: %+v", n, tally)
+	}
+}
+
+func size(t *testing.T, p *stack.Process) int64 {
+	t.Helper()
+	st, err := os.Stat(p.LogFile())
+	must(t, err)
+	return st.Size()
+}
+
+func since(t *testing.T, p *stack.Process, from int64) []byte {
+	t.Helper()
+	b, err := os.ReadFile(p.LogFile())
+	must(t, err)
+	return b[from:]
+}
+
+// insist sends an admin request that the process does not survive, and again, with the same Idempotency-Key, when it is back.
+func (s *scene) insist(path, body string, status int, then func(answer)) {
+	s.t.Helper()
+	ctx := context.Background()
+	key := "insist-" + strconv.FormatInt(s.sale, 10)
+	if a := s.w.admin(ctx, "POST", path, key, body); a.status != 0 {
+		s.t.Fatalf("POST %s: got %s, want no answer: it is to die", path, a)
+	}
+	s.after = func() {
+		s.t.Helper()
+		a := s.w.admin(ctx, "POST", path, key, body)
+		if a.status != status {
+			s.t.Fatalf("POST %s again: got %s, want %d", path, a, status)
+		}
+		then(a)
+	}
+}
+
+func creation(s *scene) {
+	title := fmt.Sprintf("made beside sale %d", s.sale)
+	s.insist("/sales", saleBody(title, 70, time.Minute), 201, func(a answer) {
+		s.w.open(s.t, a.ID)
+		var n int
+		must(s.t, s.w.books.DB.QueryRow("SELECT COUNT(*) FROM sales WHERE title = ?", title).Scan(&n))
+		if n != 1 {
+			s.t.Errorf("the sale was made %d times", n)
+		}
+		s.w.rest(s.t, a.ID, 70, oracle.NewLog())
+	})
+}
+
+func restocking(s *scene) {
+	s.insist(fmt.Sprintf("/sales/%d/restock", s.sale), `{"quantity":30}`, 200, func(answer) { s.stock += 30 })
+}
+
+func rebuilding(s *scene) {
+	if a := s.w.admin(context.Background(), "POST", fmt.Sprintf("/sales/%d/rebuild", s.sale), "", ""); a.status != 0 {
+		s.t.Fatalf("rebuild: got %s, want no answer: it is to die", a)
+	}
+}
+
+// adoption makes the consumer hold a batch of an epoch that is over: another transaction has a slot that the batch needs,
+// until a rebuild, which does not wait for ever, has raised the epoch.
+func adoption(s *scene) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	var epoch int64
+	must(s.t, s.w.books.DB.QueryRowContext(ctx, "SELECT epoch FROM sale_stock WHERE sale_id = ?", s.sale).Scan(&epoch))
+	tx, err := s.w.books.DB.BeginTx(ctx, nil)
+	must(s.t, err)
+	defer tx.Rollback()
+	var values []string // of buyers who come late
+	for n := s.load.first + buyers/2; n < s.load.first+buyers; n++ {
+		values = append(values, fmt.Sprintf("(%d, '%d', 1, 'held')", s.sale, n))
+	}
+	held, err := tx.ExecContext(ctx, "INSERT IGNORE INTO order_slots (sale_id, uid, slot, order_id) VALUES "+strings.Join(values, ", "))
+	must(s.t, err)
+	if n, err := held.RowsAffected(); err != nil || n == 0 {
+		s.t.Fatalf("no order of the last %d buyers is still to come: %v", buyers/2, err)
+	}
+	must(s.t, s.load.log.Await(ctx, buyers/2+lanes))                            // so that some of them are queued, and their batch waits
+	go s.w.admin(ctx, "POST", fmt.Sprintf("/sales/%d/rebuild", s.sale), "", "") // not answered: the process dies
+	until(s.t, "the rebuild raises the epoch", func(ctx context.Context) error {
+		var now int64
+		if err := s.w.books.DB.QueryRowContext(ctx, "SELECT epoch FROM sale_stock WHERE sale_id = ?", s.sale).Scan(&now); err != nil {
+			return err
+		}
+		if now == epoch {
+			return errors.New("it is the same still")
+		}
+		return nil
+	})
+	must(s.t, tx.Rollback())
+}
+
+func reloading(s *scene) { s.w.configs(s.t, int(s.sale)) } // the gateway watches its file
+
+func draining(s *scene) { must(s.t, s.process.Signal(syscall.SIGTERM)) }
+
+// migration is the point in the middle of `backend migrate`.
+const migration = "migrate.statement-sent"
+
+// migrate kills one migration after the other, each at a later CREATE TABLE of its own; the next one must go on from there.
+func (w *world) migrate(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	const schema = "half_migrated"
+	_, err := w.books.DB.ExecContext(ctx, "CREATE DATABASE "+schema+" CHARACTER SET utf8mb4")
+	must(t, err)
+	config, err := os.ReadFile(w.file("backend.yaml"))
+	must(t, err)
+	file := w.file("migrate.yaml")
+	must(t, os.WriteFile(file, bytes.Replace(config, []byte(")/floodgate"), []byte(")/"+schema), 1), 0o600))
+	run := func(failpoint string) (string, error) {
+		cmd := w.command("backend", "migrate", "-config", file)
+		cmd.Env = append(os.Environ(), "FLOODGATE_FAILPOINT="+failpoint)
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	died := 0
+	for n := 1; ; n++ {
+		out, err := run(migration + "#" + strconv.Itoa(n))
+		if strings.Contains(out, "failpoint: killed at "+migration) {
+			died++
+			continue
+		}
+		if err != nil {
+			t.Fatalf("after %d migrations were killed: %v\n%s", died, err, out)
+		}
+		break
+	}
+	if died == 0 {
+		t.Error("no migration was killed")
+	}
+	if out, err := run(""); err != nil || !strings.Contains(out, "up to date") {
+		t.Errorf("migrate again: %v\n%s", err, out)
+	}
+	var here, whole int
+	const count = "SELECT COUNT(*) FROM information_schema.columns WHERE table_schema = ?"
+	must(t, w.books.DB.QueryRowContext(ctx, count, schema).Scan(&here))
+	must(t, w.books.DB.QueryRowContext(ctx, count, "floodgate").Scan(&whole))
+	if here != whole {
+		t.Errorf("the schema has %d columns, one that was migrated in peace has %d", here, whole)
+	}
+	report(line{fault: "backend migrate: a CREATE TABLE is sent", injected: "SIGKILL at `" + migration + "#1`, `#2`, ...", times: died})
+}

@@ -1,0 +1,222 @@
+//go:build servers
+
+package faults
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"floodgate.internal/e2e/oracle"
+	"floodgate.internal/e2e/stack"
+)
+
+// victim is a component that the kill loop kills.
+type victim struct {
+	name    string
+	weight  int // of 100
+	process func(*world) *stack.Process
+	opened  []time.Duration
+}
+
+func victims() []*victim {
+	return []*victim{
+		{name: "backend (every role)", weight: 34, process: func(w *world) *stack.Process { return w.backend }},
+		{name: "gateway", weight: 18, process: func(w *world) *stack.Process { return w.gateway }},
+		{name: "redis", weight: 25, process: func(w *world) *stack.Process { return w.servers.Redis }},
+		{name: "mysql", weight: 19, process: func(w *world) *stack.Process { return w.servers.MySQL }},
+		{name: "rabbitmq", weight: 4, process: func(w *world) *stack.Process { return w.servers.RabbitMQ }},
+	}
+}
+
+func pick(r *rand.Rand, all []*victim) *victim {
+	n := r.IntN(100)
+	for _, v := range all {
+		if n -= v.weight; n < 0 {
+			return v
+		}
+	}
+	panic("BUG: the weights are not 100")
+}
+
+const (
+	fewest = 60 // kills of a run, at least
+	rests  = 30 // kills between two looks at all equations
+	// mostBetween bounds how many more orders are promised before the next kill: none, so that it falls into the recovery from
+	// the one before, or some.
+	mostBetween = 40
+)
+
+// length is how long the loop goes on: until it has done the fewest kills, or FLOODGATE_SOAK (a duration) is over.
+func length(t *testing.T) time.Duration {
+	s := os.Getenv("FLOODGATE_SOAK")
+	if s == "" {
+		return 0
+	}
+	d, err := time.ParseDuration(s)
+	must(t, err)
+	return d
+}
+
+func seed(t *testing.T) uint64 {
+	s := os.Getenv("FLOODGATE_SEED")
+	if s == "" {
+		return rand.Uint64()
+	}
+	n, err := strconv.ParseUint(s, 10, 64)
+	must(t, err)
+	return n
+}
+
+// TestKills kills a random component again and again, under a load that never pauses, starts it again at once, and waits
+// until orders are promised again. After some kills the load ends, and all that was promised is held against the stores.
+func TestKills(t *testing.T) {
+	w := newWorld(t)
+	long, chosen := length(t), seed(t)
+	t.Logf("FLOODGATE_SEED=%d", chosen)
+	note("The kill loop's seed was %d (FLOODGATE_SEED), and it went on for at least %v (FLOODGATE_SOAK).", chosen, long)
+	r := rand.New(rand.NewPCG(chosen, 0))
+	all := victims()
+	began := time.Now()
+	var total oracle.Tally
+	var settled []time.Duration
+	kills := 0
+	for round := 1; kills < fewest || time.Since(began) < long; round++ {
+		tally, rest := w.round(t, r, all, round)
+		kills += rests
+		total = total.Plus(tally)
+		settled = append(settled, rest)
+		if t.Failed() {
+			break
+		}
+	}
+	w.drained(t)
+	for _, v := range all {
+		if len(v.opened) > 0 {
+			report(line{fault: "kill loop: " + v.name, injected: "SIGKILL at random", times: len(v.opened), opened: v.opened})
+		}
+	}
+	var worst time.Duration
+	for _, d := range settled {
+		worst = max(worst, d)
+	}
+	report(line{fault: fmt.Sprintf("kill loop: all, in %v", time.Since(began).Round(time.Second)), injected: "SIGKILL at random", times: kills, tally: &total, settled: worst})
+	if n := total.Broken(); n > 0 {
+		t.Errorf("%d promises are broken: %+v", n, total)
+	}
+}
+
+// round is some kills on one sale whose orders stay, and one whose orders expire; it ends with every equation.
+func (w *world) round(t *testing.T, r *rand.Rand, all []*victim, round int) (oracle.Tally, time.Duration) {
+	t.Helper()
+	const units = 1000000
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	defer cancel()
+	stays := w.newLoad(w.newSale(t, fmt.Sprintf("round %d, to keep", round), units, time.Hour), 0, nil)
+	expires := w.newLoad(w.newSale(t, fmt.Sprintf("round %d, to expire", round), units, 2*time.Second), 0, nil)
+	expires.ends = false
+	stop := make(chan struct{})
+	var crowd sync.WaitGroup
+	for _, l := range []*load{stays, expires} {
+		crowd.Go(func() {
+			if err := l.keep(ctx, stop, lanes/2); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	var last time.Time
+	for range rests {
+		v := pick(r, all)
+		p := v.process(w)
+		if err := p.Kill(ctx); err != nil {
+			t.Errorf("kill %s: %v", v.name, err)
+			break
+		}
+		last = stays.fell()
+		if err := p.Start(ctx); err != nil {
+			t.Errorf("start %s: %v", v.name, err)
+			break
+		}
+		reach, end := context.WithTimeout(ctx, patience)
+		select {
+		case at := <-stays.decided:
+			v.opened = append(v.opened, at.Sub(last))
+			if err := expires.log.Await(reach, expires.log.Promised()+r.IntN(mostBetween)); err != nil {
+				t.Errorf("%s was killed: %v", v.name, err)
+			}
+		case <-reach.Done():
+			t.Errorf("%s was killed: no order is promised for %v; answers: %s", v.name, patience, stays.log.Summary())
+		}
+		end()
+		if t.Failed() {
+			break
+		}
+	}
+	close(stop)
+	crowd.Wait()
+	tally := w.rest(t, stays.sale, units, stays.log)
+	tally = tally.Plus(w.rest(t, expires.sale, units, expires.log))
+	rest := time.Since(last)
+	t.Logf("round %d: %+v; settled %v after the last kill; answers: %s", round, tally, rest.Round(time.Millisecond), stays.log.Summary())
+	for _, l := range []*load{stays, expires} {
+		if a := w.admin(ctx, "POST", fmt.Sprintf("/sales/%d/close", l.sale), "", ""); a.status != 200 {
+			t.Errorf("close sale %d: %s", l.sale, a)
+		}
+	}
+	return tally, rest
+}
+
+// everySo paces a buyer's place: so many buyers a second come, however fast the system is.
+const everySo = 150 * time.Millisecond
+
+// keep lets buyers come through so many places until stop is closed; whoever came is told something final.
+func (l *load) keep(ctx context.Context, stop chan struct{}, places int) error {
+	type buyer struct {
+		uid   int
+		token string
+	}
+	come := make(chan buyer) // closed by the goroutine that mints
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		defer close(come)
+		for {
+			first, tokens, err := l.w.mint(1000)
+			if err != nil {
+				return err
+			}
+			for i, token := range tokens {
+				select {
+				case come <- buyer{first + i, token}:
+				case <-stop:
+					return nil
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+			}
+		}
+	})
+	for range places {
+		g.Go(func() error {
+			pace := time.NewTicker(everySo)
+			defer pace.Stop()
+			for b := range come {
+				if err := l.buy(ctx, b.uid, b.token); err != nil {
+					return err
+				}
+				select {
+				case <-pace.C:
+				case <-ctx.Done():
+				}
+			}
+			return nil
+		})
+	}
+	return g.Wait()
+}

@@ -1,0 +1,137 @@
+//go:build servers
+
+package faults
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"floodgate.internal/e2e/oracle"
+	"floodgate.internal/shared/wire"
+)
+
+// lanes is how many buyers press at once.
+const lanes = 24
+
+// load is a crowd of buyers, each of whom asks until told something final, every time with the same Idempotency-Key. One in
+// five then pays and one in five cancels, if ends is set.
+type load struct {
+	w      *world
+	sale   int64
+	log    *oracle.Log
+	first  int
+	tokens []string
+	ends   bool
+
+	killed  atomic.Pointer[time.Time] // the last kill
+	decided chan time.Time            // gets the first answer to a request that was sent after it
+}
+
+func (w *world) newLoad(sale int64, first int, tokens []string) *load {
+	return &load{w: w, sale: sale, log: oracle.NewLog(), first: first, tokens: tokens, ends: true, decided: make(chan time.Time, 1)}
+}
+
+// fell notes that something was killed just now.
+func (l *load) fell() time.Time {
+	now := time.Now()
+	select {
+	case <-l.decided:
+	default:
+	}
+	l.killed.Store(&now)
+	return now
+}
+
+// run returns when every buyer was told something final; an error names those who were not, or were told something wrong.
+func (l *load) run(ctx context.Context) error {
+	place := make(chan struct{}, lanes)
+	errs := make(chan error, len(l.tokens))
+	var wg sync.WaitGroup
+	for i, token := range l.tokens {
+		place <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-place }()
+			if err := l.buy(ctx, l.first+i, token); err != nil {
+				errs <- err
+			}
+		})
+	}
+	wg.Wait()
+	close(errs)
+	if err := <-errs; err != nil {
+		return fmt.Errorf("%d buyers, one of them: %w", len(errs)+1, err)
+	}
+	return nil
+}
+
+// impatience is the most that a buyer waits before asking again, whatever Retry-After says: so a fault is felt at once.
+const impatience = 200 * time.Millisecond
+
+func pause(ctx context.Context) {
+	t := time.NewTimer(impatience)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-t.C:
+	}
+}
+
+func (l *load) buy(ctx context.Context, n int, token string) error {
+	uid := strconv.Itoa(n)
+	key := "press-of-" + uid
+	for ctx.Err() == nil {
+		began := time.Now()
+		a := l.w.do(ctx, "POST", fmt.Sprintf("%s/v1/sales/%d/orders", l.w.ports.PublicURL(), l.sale), token, key, `{"quantity":1}`)
+		if ctx.Err() != nil {
+			break
+		}
+		l.log.Add(oracle.Answer{UID: uid, Key: key, Status: a.status, Code: a.Code, OrderID: a.OrderID})
+		switch {
+		case a.status == 202, a.Code == "SOLD_OUT":
+			if killed := l.killed.Load(); killed != nil && began.After(*killed) {
+				select {
+				case l.decided <- time.Now():
+				default:
+				}
+			}
+			if a.status == 202 && l.ends && n%5 < 2 {
+				return l.end(ctx, uid, token, a.OrderID, n%5 == 0)
+			}
+			return nil
+		case a.status == 0, a.status == 429, a.status == 503:
+			pause(ctx)
+		default:
+			return fmt.Errorf("uid %s pressed: %s", uid, a)
+		}
+	}
+	return fmt.Errorf("uid %s was never told anything final", uid)
+}
+
+// end pays or cancels, as soon as the order allows it.
+func (l *load) end(ctx context.Context, uid, token, order string, pay bool) error {
+	what, status := "/cancellation", wire.Cancelled
+	if pay {
+		what, status = "/payment", wire.Paid
+	}
+	url := l.w.ports.PublicURL() + wire.OrderPath(order)
+	for ctx.Err() == nil {
+		a := l.w.do(ctx, "GET", url+"?wait_ms=2000", token, "", "")
+		if a.status == 200 && string(a.Status) != `"queued"` {
+			a = l.w.do(ctx, "POST", url+what, token, "", "")
+		}
+		switch {
+		case a.status == 200 && string(a.Status) == strconv.Quote(string(status)):
+			l.log.End(order, status)
+			return nil
+		case a.status == 200, a.status == 0, a.status == 429, a.status == 503:
+			pause(ctx)
+		default:
+			return fmt.Errorf("uid %s, %s of %s: %s", uid, what, order, a)
+		}
+	}
+	return fmt.Errorf("uid %s: %s of %s was never answered", uid, what, order)
+}

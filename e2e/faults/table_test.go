@@ -1,0 +1,109 @@
+//go:build servers
+
+package faults
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"floodgate.internal/e2e/oracle"
+	"floodgate.internal/e2e/stack"
+)
+
+// line is a row of the table of results.
+type line struct {
+	fault, injected string
+	times           int
+	tally           *oracle.Tally // nil: counted on another line
+	opened          []time.Duration
+	settled         time.Duration
+}
+
+var results struct {
+	mu    sync.Mutex // guards the rest
+	lines []line
+	notes []string
+}
+
+func report(l line) {
+	results.mu.Lock()
+	defer results.mu.Unlock()
+	results.lines = append(results.lines, l)
+}
+
+func note(format string, args ...any) {
+	results.mu.Lock()
+	defer results.mu.Unlock()
+	results.notes = append(results.notes, fmt.Sprintf(format, args...))
+}
+
+func seconds(d time.Duration) string {
+	if d == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%.1f s", d.Seconds())
+}
+
+// spread is the median and the greatest of many, or the only one.
+func spread(all []time.Duration) string {
+	switch len(all) {
+	case 0:
+		return ""
+	case 1:
+		return seconds(all[0])
+	}
+	slices.Sort(all)
+	return fmt.Sprintf("%s, at most %s", seconds(all[len(all)/2]), seconds(all[len(all)-1]))
+}
+
+func table() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, `# What was killed, and what became of the promises
+
+Written by `+"`go test -tags servers ./e2e/faults`"+` (`+"`make soak MINUTES=30`"+` runs the kill loop for longer): the real binaries and the real servers under load,
+on loopback, %d processors. Promised are different orders that were answered 202. Lost: of them, those that MySQL does not have, or rejected.
+Duplicated: orders beyond the first of one buyer and Idempotency-Key. Oversold: live units beyond the stock. Stranded: orders on which Redis
+and MySQL do not agree in the end, and changes that are not done. The gate: from the kill to the first order that was asked for after it and decided. Settled: from the
+(last) kill until every equation held and the auditor agreed, with the load still running in between.
+
+| fault | injected | times | promised | lost | duplicated | oversold | stranded | until the gate opened | until settled |
+|---|---|---:|---:|---:|---:|---:|---:|---:|---:|
+`, runtime.NumCPU())
+	for _, l := range results.lines {
+		counts := "| | | | |"
+		if c := l.tally; c != nil {
+			counts = fmt.Sprintf("%d | %d | %d | %d | %d", c.Promised, c.Lost, c.Duplicated, c.Oversold, c.Stranded)
+		}
+		fmt.Fprintf(&b, "| %s | %s | %d | %s | %s | %s |\n", l.fault, l.injected, l.times, counts, spread(l.opened), seconds(l.settled))
+	}
+	for _, n := range results.notes {
+		fmt.Fprintf(&b, "\n%s\n", n)
+	}
+	return b.String()
+}
+
+// TestMain writes build/faults.md after the tests, whatever came of them.
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if len(results.lines) > 0 {
+		root, err := stack.Root()
+		if err == nil {
+			err = os.MkdirAll(filepath.Join(root, "build"), 0o755)
+		}
+		if err == nil {
+			err = os.WriteFile(filepath.Join(root, "build", "faults.md"), []byte(table()), 0o644)
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "write the table:", err)
+			code = max(code, 1)
+		}
+	}
+	os.Exit(code)
+}

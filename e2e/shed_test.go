@@ -1,0 +1,116 @@
+//go:build servers
+
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"floodgate.internal/shared/wire"
+)
+
+// metric is a sample of the backend's metrics as they stand now.
+func (w *world) metric(name string) float64 {
+	w.t.Helper()
+	a := w.admin("GET", "/metrics", "")
+	for lines := bufio.NewScanner(bytes.NewReader(a.body)); lines.Scan(); {
+		if value, ok := strings.CutPrefix(lines.Text(), name+" "); ok {
+			v, err := strconv.ParseFloat(value, 64)
+			w.must(err)
+			return v
+		}
+	}
+	w.t.Fatalf("there is no metric %s", name)
+	return 0
+}
+
+// TestNewOrdersAreShedWhileAStoreIsAway: what cannot be finished within its bound is not accepted, what was accepted is
+// finished, and the metrics say both.
+func TestNewOrdersAreShedWhileAStoreIsAway(t *testing.T) {
+	const stock = 20
+	begin := func(t *testing.T, o options) (w *world, sale int64, j *journal, press func(uid int) answer) {
+		o.orders = freely
+		w = newWorld(t, o)
+		sale = w.newSale("Twenty", stock, time.Now().Add(-time.Minute), 600)
+		w.state(sale, wire.Open)
+		j = newJournal()
+		tokens := w.tokens(1, stock)
+		return w, sale, j, func(uid int) answer {
+			a := w.public("POST", fmt.Sprintf("/v1/sales/%d/orders", sale), tokens[uid-1], "")
+			j.add(entry{fmt.Sprint(uid), "", a})
+			return a
+		}
+	}
+	shed := func(w *world, press func(int) answer, uid int) {
+		w.t.Helper()
+		w.until("a new order is shed", patience, func() (bool, string) {
+			a := press(uid) // accepted, and then told of its order, until then
+			return a.code == "OVERLOADED", a.String()
+		})
+	}
+	t.Run("mysql", func(t *testing.T) {
+		w, sale, j, press := begin(t, options{queuedBound: "2s", maxOutage: "5s"})
+		w.want(press(1), 202, "")
+		w.settle(sale, stock, j)
+		w.must(w.servers.MySQL.Signal(syscall.SIGSTOP))
+		w.want(press(2), 202, "")
+		shed(w, press, 3)
+		w.until("the alert is on", patience, func() (bool, string) {
+			return w.metric("backend_queued_past_bound") == 1, fmt.Sprint(w.metric("backend_queued_oldest_seconds"), " s")
+		})
+		w.must(w.servers.MySQL.Signal(syscall.SIGCONT))
+		w.until("orders are taken again", patience, func() (bool, string) {
+			a := press(stock)
+			return a.status == 202, a.String()
+		})
+		w.settle(sale, stock, j)
+		n := float64(j.Promised())
+		if got := w.metric("backend_order_queued_seconds_count"); got != n {
+			t.Errorf("the time in queued of %v orders was measured, want %v", got, n)
+		}
+		if got := w.metric("backend_orders_late_total"); got < 1 {
+			t.Errorf("got %v orders past the bound, want at least the one that waited for MySQL", got)
+		}
+		if got := w.metric(`backend_shed_total{reason="outage"}`) + w.metric(`backend_shed_total{reason="lag"}`); got < 1 {
+			t.Errorf("got %v orders shed, want at least one", got)
+		}
+		w.until("the alert is off", patience, func() (bool, string) {
+			return w.metric("backend_queued_past_bound") == 0, "it is on"
+		})
+	})
+	t.Run("rabbitmq, confirm", func(t *testing.T) {
+		w, sale, j, press := begin(t, options{after: "confirm", maxOutage: "1h"})
+		w.want(press(1), 202, "")
+		w.must(w.servers.RabbitMQ.Kill(w.ctx))
+		shed(w, press, 2)
+		w.must(w.servers.RabbitMQ.Start(w.ctx))
+		w.until("orders are taken again", patience, func() (bool, string) {
+			a := press(stock)
+			return a.status == 202, a.String()
+		})
+		w.settle(sale, stock, j)
+	})
+	t.Run("consumer", func(t *testing.T) {
+		w, sale, j, press := begin(t, options{ownConsumer: true, maxLag: "1s"})
+		w.must(w.consumer.Kill(w.ctx))
+		for uid := 1; uid <= 8; uid++ { // fewer could be such as nothing settles
+			w.want(press(uid), 202, "")
+		}
+		shed(w, press, 9)
+		if got := w.metric(`backend_shed_total{reason="lag"}`); got < 1 {
+			t.Errorf("got %v orders shed for lag, want at least one", got)
+		}
+		w.must(w.consumer.Start(w.ctx))
+		w.until("orders are taken again", patience, func() (bool, string) {
+			a := press(stock)
+			return a.status == 202, a.String()
+		})
+		w.settle(sale, stock, j)
+	})
+}

@@ -1,0 +1,419 @@
+//go:build servers
+
+package e2e
+
+import (
+	"fmt"
+	"net/http"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/valyala/fasthttp"
+
+	"floodgate.internal/shared/development"
+	"floodgate.internal/shared/signing"
+	"floodgate.internal/shared/wire"
+)
+
+// TestContractWalk asks every operation of docs/openapi.yaml for something good and something bad. Every answer is held
+// against the contract; every operation must have answered well.
+func TestContractWalk(t *testing.T) {
+	w := newWorld(t, options{})
+	k := &walk{w: w, good: map[string]bool{}}
+	open := w.newSale("Open", 3, time.Now().Add(-time.Minute), 600)
+	soon := w.newSale("Soon", 3, time.Now().Add(time.Hour), 600)
+	over := w.newSale("Over", 3, time.Now().Add(-2*time.Hour), 600)
+	w.state(open, wire.Open)
+	w.state(over, wire.Ended)
+	k.tokens = w.tokens(1, 12)
+	k.pages(open)
+	k.reads(open)
+	k.orders(open, soon, over)
+	k.ops()
+	k.feed()
+	k.adminSKUs()
+	k.adminSales()
+	k.paused()
+	for _, r := range w.contract.routes {
+		if id := r.kin.Operation.OperationID; !k.good[id] {
+			t.Errorf("%s %s (%s) never answered well", r.kin.Method, r.kin.Path, id)
+		}
+	}
+}
+
+// walk remembers which operations answered well.
+type walk struct {
+	w      *world
+	tokens []string
+	good   map[string]bool
+}
+
+// try sends a request, which must be answered with this status, and this code if it is a problem.
+func (k *walk) try(c call, status int, code string) answer {
+	k.w.t.Helper()
+	a := k.w.do(k.w.ctx, c)
+	if a.status != status || a.code != code {
+		k.w.t.Errorf("%s %s %s: got %s, want %d %s", c.method, c.url, c.body, a, status, code)
+	}
+	if a.status/100 == 2 {
+		u, err := url.Parse(c.url)
+		k.w.must(err)
+		if r, _ := k.w.contract.find(k.w.usual(u), c.method, u.Path); r != nil {
+			k.good[r.kin.Operation.OperationID] = true
+		}
+	}
+	return a
+}
+
+func (k *walk) public(method, path, token, body string, status int, code string) answer {
+	k.w.t.Helper()
+	return k.try(call{method: method, url: k.w.ports.PublicURL() + path, token: token, body: body}, status, code)
+}
+
+func (k *walk) admin(method, path, body string, status int, code string) answer {
+	k.w.t.Helper()
+	return k.try(call{method: method, url: k.w.ports.AdminURL() + "/admin/v1" + path, token: development.AdminToken, body: body}, status, code)
+}
+
+func (k *walk) pages(sale int64) {
+	k.w.t.Helper()
+	for _, path := range []string{"/", fmt.Sprintf("/sales/%d", sale), "/sales/999999", "/assets/app.js", "/assets/core.js", "/assets/app.css", "/assets/favicon.svg"} {
+		a := k.public("GET", path, "", "", 200, "")
+		k.try(call{method: "GET", url: k.w.ports.PublicURL() + path, header: map[string]string{"If-None-Match": a.header.Get("ETag")}}, 304, "")
+		k.public("POST", path, "", "", 405, "METHOD_NOT_ALLOWED")
+	}
+	for _, path := range []string{"/sales/x", "/sales/0", "/assets/none.js", "/nowhere", "/v1", "/v1/nowhere", "/v2/sales", "/-/ready", "/metrics",
+		"/internal/v1/feed", "/admin/v1/sales", "/debug/pprof/", "/favicon.ico/x"} {
+		k.public("GET", path, "", "", 404, "NOT_FOUND")
+	}
+	a := k.public("POST", "/v1/dev/session", "", `{"uid":"walker"}`, 200, "")
+	cookie, _, _ := strings.Cut(a.header.Get("Set-Cookie"), ";")
+	list := k.try(call{method: "GET", url: k.w.ports.PublicURL() + "/v1/orders", header: map[string]string{"Cookie": cookie}}, 200, "")
+	if len(list.body) == 0 {
+		k.w.t.Errorf("orders by cookie: got %s", list)
+	}
+	k.try(call{method: "GET", url: k.w.ports.PublicURL() + "/v1/orders", header: map[string]string{"Cookie": cookie + "x"}}, 401, "UNAUTHENTICATED")
+	for _, body := range []string{"", "{}", `{"uid":""}`, `{"uid":"a b"}`, `{"uid":1}`, `{"uid":"a","x":1}`, "x", "[]", `{"uid":"` + strings.Repeat("a", 65) + `"}`} {
+		k.public("POST", "/v1/dev/session", "", body, 400, "BAD_REQUEST")
+	}
+	k.public("POST", "/v1/session", "", `{"token":"`+k.tokens[0]+`"}`, 200, "")
+	k.public("POST", "/v1/session", "", `{"token":"x"}`, 401, "UNAUTHENTICATED")
+	for _, body := range []string{`{"token":1}`, `{"x":1}`, "x", "[]"} {
+		k.public("POST", "/v1/session", "", body, 400, "BAD_REQUEST")
+	}
+	for _, body := range []string{"", "{}", `{"token":""}`} {
+		k.public("POST", "/v1/session", "", body, 401, "UNAUTHENTICATED")
+	}
+	session := func(method string, header map[string]string, status int, code string) answer {
+		k.w.t.Helper()
+		header["Cookie"] = cookie
+		return k.try(call{method: method, url: k.w.ports.PublicURL() + "/v1/session", header: header}, status, code)
+	}
+	if who := session("GET", map[string]string{}, 200, ""); !strings.Contains(string(who.body), `"walker"`) {
+		k.w.t.Errorf("the session is %s, want walker's", who)
+	}
+	session("DELETE", map[string]string{"Sec-Fetch-Site": "cross-site"}, 403, "FORBIDDEN")
+	session("DELETE", map[string]string{"Sec-Fetch-Site": "same-origin"}, 204, "")
+	k.public("GET", "/v1/session", "", "", 401, "UNAUTHENTICATED")
+	k.public("PUT", "/v1/session", "", "", 405, "METHOD_NOT_ALLOWED")
+}
+
+func (k *walk) reads(sale int64) {
+	k.w.t.Helper()
+	one := fmt.Sprintf("/v1/sales/%d", sale)
+	k.public("GET", "/v1/time", "", "", 200, "")
+	for _, path := range []string{"/v1/sales", one} {
+		a := k.public("GET", path, "", "", 200, "")
+		if a.header.Get("X-Cache") == "" {
+			k.w.t.Errorf("GET %s: no X-Cache in %v", path, a.header)
+		}
+		k.try(call{method: "GET", url: k.w.ports.PublicURL() + path, header: map[string]string{"If-None-Match": a.header.Get("ETag")}}, 304, "")
+		k.public("GET", path, k.tokens[0], "", 200, "")
+		k.public("DELETE", path, "", "", 405, "METHOD_NOT_ALLOWED")
+	}
+	k.public("POST", "/v1/time", "", "", 405, "METHOD_NOT_ALLOWED")
+	k.public("GET", "/v1/sales/999999", "", "", 404, "SALE_NOT_FOUND")
+	for _, id := range []string{"0", "01", "-1", "x", "1.5", "99999999999999999999", "%31", "1%2f2"} {
+		k.refused(call{method: "GET", url: k.w.ports.PublicURL() + "/v1/sales/" + id})
+		k.refused(call{method: "POST", url: k.w.ports.PublicURL() + "/v1/sales/" + id + "/orders", token: k.tokens[0]})
+	}
+}
+
+// refused sends a malformed request: any 4xx that the contract has will do.
+func (k *walk) refused(c call) {
+	k.w.t.Helper()
+	if a := k.w.do(k.w.ctx, c); a.status/100 != 4 || a.code == "" {
+		k.w.t.Errorf("%s %s %q: got %s, want a problem of 4xx", c.method, c.url, c.body, a)
+	}
+}
+
+func (k *walk) orders(open, soon, over int64) {
+	k.w.t.Helper()
+	path := func(sale int64) string { return fmt.Sprintf("/v1/sales/%d/orders", sale) }
+	at := k.w.ports.PublicURL() + path(open)
+	k.public("POST", path(999999), "", "", 404, "SALE_NOT_FOUND")
+	k.public("POST", path(soon), "", "", 403, "SALE_NOT_STARTED")
+	k.public("POST", path(over), "", "", 403, "SALE_ENDED")
+	k.public("POST", path(open), "", "", 401, "UNAUTHENTICATED")
+	k.public("GET", path(open), k.tokens[0], "", 405, "METHOD_NOT_ALLOWED")
+	for i, body := range []string{"x", `{"quantity":0}`, `{"quantity":2}`, `{"quantity":"1"}`, `{"uid":"bob"}`, `[]`, `{"quantity":1,"quantity":1}`} {
+		// A token each: a refused order draws on the limit, too.
+		k.try(call{method: "POST", url: at, token: k.w.tokens(100+i, 100+i)[0], body: body}, 400, "BAD_REQUEST")
+	}
+	k.try(call{method: "POST", url: at, token: k.w.tokens(110, 110)[0], key: strings.Repeat("k", 129)}, 400, "BAD_REQUEST")
+	k.try(call{method: "POST", url: at, token: k.w.tokens(111, 111)[0], body: "{}", header: map[string]string{"Content-Type": "text/plain"}}, 415, "UNSUPPORTED_MEDIA_TYPE")
+	k.try(call{method: "POST", url: at, token: k.w.tokens(112, 112)[0], body: `{"quantity":` + strings.Repeat(" ", 70000) + `1}`}, 413, "PAYLOAD_TOO_LARGE")
+
+	mine, other := k.tokens[1], k.tokens[2]
+	a := k.try(call{method: "POST", url: at, token: mine, key: "walk", body: `{"quantity":1}`}, 202, "")
+	id := a.orderID
+	k.public("POST", path(open), mine, "", 429, "RATE_LIMITED")
+	k.w.order(id, mine, wire.PendingPayment)
+	order := "/v1/orders/" + id
+	k.public("GET", order, mine, "", 200, "")
+	k.public("GET", order+"?wait_ms=100", mine, "", 200, "")
+	k.public("GET", order, other, "", 404, "ORDER_NOT_FOUND")
+	k.public("GET", order, "", "", 401, "UNAUTHENTICATED")
+	for _, q := range []string{"?wait_ms=x", "?wait_ms=-1", "?wait_ms=20001", "?wait_ms=1&wait_ms=2"} {
+		k.public("GET", order+q, k.tokens[3], "", 400, "BAD_REQUEST")
+	}
+	k.public("GET", "/v1/orders/nonsense", k.tokens[4], "", 404, "ORDER_NOT_FOUND")
+	k.public("GET", "/v1/orders", mine, "", 200, "")
+	k.public("GET", fmt.Sprintf("/v1/orders?sale_id=%d", open), mine, "", 200, "")
+	k.public("GET", "/v1/orders", "", "", 401, "UNAUTHENTICATED")
+	for _, q := range []string{"?sale_id=x", "?sale_id=0", "?cursor=%20", "?cursor=nonsense"} {
+		k.public("GET", "/v1/orders"+q, k.tokens[5], "", 400, "BAD_REQUEST")
+	}
+	for _, what := range []string{"/payment", "/cancellation"} {
+		k.public("POST", order+what, "", "", 401, "UNAUTHENTICATED")
+		k.public("POST", order+what, other, "", 404, "ORDER_NOT_FOUND")
+		k.public("POST", "/v1/orders/nonsense"+what, k.tokens[6], "", 404, "ORDER_NOT_FOUND")
+		k.public("GET", order+what, mine, "", 405, "METHOD_NOT_ALLOWED")
+		k.public("POST", order+what, mine, `{"x":1}`, 400, "BAD_REQUEST")
+		k.try(call{method: "POST", url: k.w.ports.PublicURL() + order + what, token: mine, body: "x", header: map[string]string{"Content-Type": "text/plain"}},
+			415, "UNSUPPORTED_MEDIA_TYPE")
+	}
+	k.public("POST", order+"/payment", mine, "", 200, "")
+	k.public("POST", order+"/payment", mine, "{}", 200, "")
+	k.public("POST", order+"/cancellation", mine, "", 409, "ORDER_STATE_CONFLICT")
+
+	// Past the gateway's limit the backend answers the repeats.
+	signer := signing.NewSigner(signing.Key{ID: development.SigningKeyID, Secret: development.SigningSecret})
+	internal := func(uid, key, body string, status int, code string) answer {
+		k.w.t.Helper()
+		return k.try(k.signed(signer, "POST", path(open), uid, key, body), status, code)
+	}
+	if again := internal("2", "walk", `{"quantity":1}`, 202, ""); again.orderID != id {
+		k.w.t.Errorf("the same key: got order %s, want %s", again.orderID, id)
+	}
+	internal("2", "", "", 409, "ALREADY_ORDERED")
+	b := internal("bob", "one", "", 202, "")
+	internal("bob", "one", "", 202, "")
+	k.w.until("bob's order is there", patience, func() (bool, string) {
+		a := k.w.do(k.w.ctx, k.signed(signer, "POST", "/v1/orders/"+b.orderID+"/cancellation", "bob", "", ""))
+		return a.status == 200, a.String()
+	})
+	k.try(k.signed(signer, "POST", "/v1/orders/"+b.orderID+"/cancellation", "bob", "", ""), 200, "")
+	internal("carol", "", "", 202, "")
+	internal("dave", "", "", 202, "")
+	internal("erin", "", "", 409, "SOLD_OUT")
+	k.w.state(open, wire.SoldOut)
+	k.public("POST", path(open), k.tokens[7], "", 409, "SOLD_OUT")
+	k.public("POST", path(open), "", "", 409, "SOLD_OUT")
+}
+
+// signed is a call to the internal listener as a gateway makes it.
+func (k *walk) signed(s *signing.Signer, method, target, uid, key, body string) call {
+	var req fasthttp.Request
+	req.Header.SetMethod(method)
+	req.SetRequestURI(target)
+	if key != "" {
+		req.Header.Set("Idempotency-Key", key)
+	}
+	req.SetBodyString(body)
+	s.Sign(&req, uid, time.Now())
+	c := call{method: method, url: k.w.ports.InternalURL() + target, key: key, body: body, header: map[string]string{}}
+	for name, v := range req.Header.All() {
+		if n := string(name); strings.HasPrefix(n, "Floodgate-") {
+			c.header[n] = string(v)
+		}
+	}
+	return c
+}
+
+func (k *walk) ops() {
+	k.w.t.Helper()
+	ops := k.w.ports.OpsURL()
+	for _, base := range []string{ops, k.w.ports.AdminURL()} {
+		for _, path := range []string{"/-/healthy", "/-/ready", "/metrics"} {
+			k.try(call{method: "GET", url: base + path}, 200, "")
+			k.try(call{method: "DELETE", url: base + path}, 405, "METHOD_NOT_ALLOWED")
+		}
+		k.refused(call{method: "GET", url: base + "/nowhere"})
+	}
+	k.try(call{method: "GET", url: ops + "/debug/pprof/"}, 200, "")
+	k.try(call{method: "GET", url: k.w.ports.AdminURL() + "/debug/pprof/", token: development.AdminToken}, 200, "")
+	k.try(call{method: "GET", url: k.w.ports.AdminURL() + "/debug/pprof/"}, 401, "UNAUTHENTICATED")
+	a := k.try(call{method: "GET", url: ops + "/-/config"}, 200, "")
+	for _, secret := range []string{development.LoginSecret, development.SigningSecret} {
+		if strings.Contains(string(a.body), secret) {
+			k.w.t.Errorf("/-/config shows a secret: %s", a)
+		}
+	}
+	k.try(call{method: "POST", url: ops + "/-/reload"}, 200, "")
+	k.try(call{method: "GET", url: ops + "/-/reload"}, 405, "METHOD_NOT_ALLOWED")
+}
+
+func (k *walk) feed() {
+	k.w.t.Helper()
+	signer := signing.NewSigner(signing.Key{ID: development.SigningKeyID, Secret: development.SigningSecret})
+	var feed wire.Feed
+	k.try(k.signed(signer, "GET", wire.FeedPath, "", "", ""), 200, "").decode(k.w, &feed)
+	if !feed.Full || len(feed.Sales) < 3 {
+		k.w.t.Errorf("the first answer of the feed: got %+v", feed)
+	}
+	k.try(k.signed(signer, "GET", fmt.Sprintf("%s?instance=%s&since=%d&wait_ms=50", wire.FeedPath, feed.Instance, feed.Version), "", "", ""), 200, "")
+	for _, q := range []string{"?since=x", "?wait_ms=20001", "?wait_ms=x", "?instance=a/b", "?x=1"} {
+		k.try(k.signed(signer, "GET", wire.FeedPath+q, "", "", ""), 400, "BAD_REQUEST")
+	}
+	for _, path := range []string{"/v1/time", "/v1/sales", "/v1/sales/1"} {
+		// The paths of the public API are there, too; what they answer is held against the contract at the gateway.
+		if a := k.w.do(k.w.ctx, k.signed(signer, "GET", path, "", "", "")); a.status != 200 {
+			k.w.t.Errorf("internal GET %s: got %s", path, a)
+		}
+	}
+}
+
+func (k *walk) adminSKUs() {
+	k.w.t.Helper()
+	sku := k.admin("POST", "/skus", `{"title":"A mug","price":900,"currency":"EUR","stock":10}`, 201, "")
+	at := strings.TrimPrefix(sku.header.Get("Location"), "/admin/v1")
+	k.admin("GET", "/skus", "", 200, "")
+	k.admin("GET", "/skus?limit=1", "", 200, "")
+	k.admin("GET", at, "", 200, "")
+	k.admin("PATCH", at, `{"title":"A better mug"}`, 200, "")
+	k.admin("POST", at+"/restock", `{"quantity":5}`, 200, "")
+	k.admin("GET", "/skus/999999", "", 404, "NOT_FOUND")
+	k.admin("GET", "/skus/x", "", 404, "NOT_FOUND")
+	k.admin("PATCH", "/skus/999999", `{"title":"x"}`, 404, "NOT_FOUND")
+	k.admin("POST", "/skus/999999/restock", `{"quantity":1}`, 404, "NOT_FOUND")
+	k.admin("DELETE", at, "", 405, "METHOD_NOT_ALLOWED")
+	k.admin("GET", "/skus?cursor=x", "", 400, "BAD_REQUEST")
+	k.admin("POST", at+"/restock", `{"quantity":0}`, 400, "BAD_REQUEST")
+	for _, body := range []string{"", "x", "{}", `{"title":"","price":1,"currency":"EUR","stock":1}`, `{"title":"a","price":-1,"currency":"EUR","stock":1}`,
+		`{"title":"a","price":1,"currency":"euro","stock":1}`, `{"title":"a","price":1,"currency":"EUR","stock":0}`, `{"title":"a","price":1,"currency":"EUR","stock":1,"x":1}`} {
+		k.admin("POST", "/skus", body, 400, "BAD_REQUEST")
+	}
+	for _, c := range []call{{method: "GET", url: "/skus"}, {method: "POST", url: "/skus", body: "{}"}, {method: "GET", url: "/sales", token: "wrong"}, {method: "GET", url: "/nowhere"}} {
+		c.url = k.w.ports.AdminURL() + "/admin/v1" + c.url
+		k.try(c, 401, "UNAUTHENTICATED")
+	}
+	k.admin("GET", "/nowhere", "", 404, "NOT_FOUND")
+	k.admin("POST", "/skus", `{"title":"`+strings.Repeat("a", 70000)+`"}`, 413, "PAYLOAD_TOO_LARGE")
+	k.try(call{method: "POST", url: k.w.ports.AdminURL() + "/admin/v1/skus", token: development.AdminToken, body: "x", header: map[string]string{"Content-Type": "text/plain"}},
+		415, "UNSUPPORTED_MEDIA_TYPE")
+}
+
+func (k *walk) adminSales() {
+	k.w.t.Helper()
+	now, later := time.Now().UTC().Format(wire.TimeFormat), time.Now().Add(time.Hour).UTC().Format(wire.TimeFormat)
+	body := func(more string) string {
+		return fmt.Sprintf(`{"kind":"goods","title":"Walked","price":100,"currency":"EUR","stock":4,"starts_at":%q,"ends_at":%q%s}`, now, later, more)
+	}
+	sales := k.w.ports.AdminURL() + "/admin/v1/sales"
+	first := k.try(call{method: "POST", url: sales, token: development.AdminToken, key: "make-it-once", body: body("")}, 201, "")
+	again := k.try(call{method: "POST", url: sales, token: development.AdminToken, key: "make-it-once", body: body("")}, 201, "")
+	if string(first.body) != string(again.body) {
+		k.w.t.Errorf("the same Idempotency-Key: got %s, before %s", again, first)
+	}
+	k.try(call{method: "POST", url: sales, token: development.AdminToken, key: "make-it-once", body: body(`,"per_user_limit":2`)}, 422, "IDEMPOTENCY_KEY_REUSED")
+	at := strings.TrimPrefix(first.header.Get("Location"), "/admin/v1")
+	k.admin("GET", "/sales", "", 200, "")
+	k.admin("GET", at, "", 200, "")
+	k.admin("GET", at+"/audit", "", 200, "")
+	k.admin("POST", at+"/rebuild", "", 200, "")
+	k.admin("POST", at+"/restock", `{"quantity":2}`, 200, "")
+	k.admin("POST", at+"/pause", "", 200, "")
+	k.admin("POST", at+"/pause", "", 200, "")
+	k.admin("POST", at+"/resume", "", 200, "")
+	sale := k.admin("GET", at, "", 200, "")
+	patch := func(tag, body string, status int, code string) {
+		k.w.t.Helper()
+		k.try(call{method: "PATCH", url: k.w.ports.AdminURL() + "/admin/v1" + at, token: development.AdminToken, body: body, header: map[string]string{"If-Match": tag}}, status, code)
+	}
+	patch(`"1"`, `{"title":"Changed"}`, 412, "PRECONDITION_FAILED")
+	patch(sale.header.Get("ETag"), `{"price":-1}`, 400, "BAD_REQUEST")
+	patch(sale.header.Get("ETag"), `{"stock":9}`, 400, "BAD_REQUEST")
+	patch(sale.header.Get("ETag"), `{"title":"Changed"}`, 200, "")
+	k.admin("PATCH", at, `{"title":"No If-Match"}`, 400, "BAD_REQUEST")
+	k.admin("POST", at+"/close", "", 200, "")
+	k.admin("POST", at+"/close", "", 200, "")
+	k.admin("POST", at+"/restock", `{"quantity":2}`, 403, "SALE_ENDED")
+	k.admin("POST", at+"/pause", "", 403, "SALE_ENDED")
+	k.admin("POST", at+"/resume", "", 403, "SALE_ENDED")
+
+	for what, text := range map[string]string{
+		"stock 0": strings.Replace(body(""), `"stock":4`, `"stock":0`, 1), "stock negative": strings.Replace(body(""), `"stock":4`, `"stock":-4`, 1),
+		"ends before it starts": fmt.Sprintf(`{"title":"x","price":1,"currency":"EUR","stock":1,"starts_at":%q,"ends_at":%q}`, later, now),
+		"price negative":        strings.Replace(body(""), `"price":100`, `"price":-1`, 1), "kind": strings.Replace(body(""), "goods", "bads", 1),
+		"duplicate tranche": body(fmt.Sprintf(`,"tranches":[{"at":%q,"quantity":2},{"at":%q,"quantity":2}]`, now, now)),
+		"tranches short":    body(fmt.Sprintf(`,"tranches":[{"at":%q,"quantity":2}]`, now)),
+		"unknown SKU":       body(`,"sku_id":999999`), "time": strings.Replace(body(""), now, "yesterday", 1), "limit": body(`,"per_user_limit":0`),
+		"unknown member": body(`,"colour":"red"`), "trailing": body("") + "{}", "empty": "", "array": "[]",
+	} {
+		if a := k.admin("POST", "/sales", text, 400, "BAD_REQUEST"); !strings.Contains(string(a.body), `"field":`) && what != "empty" && what != "array" && what != "trailing" {
+			k.w.t.Errorf("a sale with a bad %s: the answer names no field: %s", what, a)
+		}
+	}
+	k.admin("POST", "/sales", body(`,"sku_id":1`), 409, "INSUFFICIENT_STOCK")
+	for _, what := range []string{"", "/audit"} {
+		k.admin("GET", "/sales/999999"+what, "", 404, "SALE_NOT_FOUND")
+		k.admin("GET", "/sales/x"+what, "", 404, "SALE_NOT_FOUND")
+	}
+	for _, what := range []string{"/restock", "/pause", "/resume", "/close", "/rebuild"} {
+		body := map[string]string{"/restock": `{"quantity":1}`}[what]
+		k.admin("POST", "/sales/999999"+what, body, 404, "SALE_NOT_FOUND")
+		k.admin("POST", at+what, `{"x":1}`, 400, "BAD_REQUEST")
+		k.admin("GET", at+what, "", 405, "METHOD_NOT_ALLOWED")
+	}
+	k.admin("POST", "/coupons", fmt.Sprintf(`{"title":"Ten off","category":"shoes","published":true,"valid_from":%q,"valid_until":%q,"per_user_limit":1,"total":3,"guard":"version"}`, now, later), 201, "")
+	k.admin("POST", "/coupons", `{"title":"Ten off"}`, 400, "BAD_REQUEST")
+	k.admin("GET", "/queue", "", 200, "")
+	k.w.management("POST", "/api/exchanges/"+k.w.vhost+"/fg.orders/publish",
+		`{"properties":{"type":"order"},"routing_key":"0","payload":"no order","payload_encoding":"string"}`, nil)
+	k.w.until("a dead letter", 20*time.Second, func() (bool, string) {
+		a := k.admin("GET", "/dead-letters", "", 200, "")
+		return strings.Contains(string(a.body), "no order"), string(a.body)
+	})
+	k.admin("GET", "/dead-letters/1", "", 200, "")
+	k.admin("POST", "/dead-letters/1/replay", "", 200, "")
+	k.admin("POST", "/dead-letters/1/replay", "", 200, "")
+	k.admin("GET", "/dead-letters?open=true&limit=1", "", 200, "")
+	k.admin("GET", "/dead-letters?open=x", "", 400, "BAD_REQUEST")
+	k.admin("GET", "/dead-letters/999999", "", 404, "NOT_FOUND")
+	k.admin("POST", "/dead-letters/999999/replay", "", 404, "NOT_FOUND")
+	log := k.admin("GET", "/audit-log", "", 200, "")
+	for _, action := range []string{"sale.create", "sale.pause", "sale.resume", "sale.restock", "sale.update", "sale.close", "sale.rebuild", "sku.create", "sku.update",
+		"sku.restock", "coupon.create"} {
+		if !strings.Contains(string(log.body), `"`+action+`"`) {
+			k.w.t.Errorf("the audit log has no %s", action)
+		}
+	}
+	k.admin("GET", "/audit-log?limit=1", "", 200, "")
+	k.admin("GET", "/audit-log?limit=0", "", 400, "BAD_REQUEST")
+}
+
+// paused shows a refusal that passes by itself: a paused sale is OVERLOADED, with Retry-After.
+func (k *walk) paused() {
+	k.w.t.Helper()
+	sale := k.w.newSale("Paused", 1, time.Now().Add(-time.Minute), 600)
+	k.w.state(sale, wire.Open)
+	k.admin("POST", fmt.Sprintf("/sales/%d/pause", sale), "", 200, "")
+	k.w.state(sale, wire.Paused)
+	k.public("POST", fmt.Sprintf("/v1/sales/%d/orders", sale), k.tokens[8], "", http.StatusServiceUnavailable, "OVERLOADED")
+	k.admin("POST", fmt.Sprintf("/sales/%d/resume", sale), "", 200, "")
+	k.w.state(sale, wire.Open)
+	k.public("POST", fmt.Sprintf("/v1/sales/%d/orders", sale), k.tokens[9], "", 202, "")
+}

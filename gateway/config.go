@@ -1,0 +1,293 @@
+package gateway
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"net/url"
+	"time"
+
+	"floodgate.internal/gateway/identity"
+	"floodgate.internal/gateway/limit"
+	"floodgate.internal/shared/conf"
+	"floodgate.internal/shared/signing"
+)
+
+// Config is the gateway's configuration file; configs/gateway.yaml explains every key. Fields tagged reload:"restart"
+// cannot change while the gateway runs.
+type Config struct {
+	Development bool             `yaml:"development" reload:"restart"`
+	Listen      ListenConfig     `yaml:"listen"`
+	OpsToken    conf.Secret      `yaml:"ops_token"`
+	Backends    []string         `yaml:"backends"`
+	SigningKey  SigningKeyConfig `yaml:"signing_key"`
+	Identity    IdentityConfig   `yaml:"identity"`
+	Limits      LimitsConfig     `yaml:"limits"`
+	Server      ServerConfig     `yaml:"server"`
+	Upstream    UpstreamConfig   `yaml:"upstream"`
+	Feed        FeedConfig       `yaml:"feed"`
+	Cache       CacheConfig      `yaml:"cache"`
+	Log         LogConfig        `yaml:"log"`
+}
+
+// ListenConfig is where the gateway listens.
+type ListenConfig struct {
+	Public string `yaml:"public" reload:"restart"`
+	Ops    string `yaml:"ops" reload:"restart"`
+}
+
+// SigningKeyConfig is the key that signs what is sent to the backends.
+type SigningKeyConfig struct {
+	ID     string      `yaml:"id"`
+	Secret conf.Secret `yaml:"secret"`
+}
+
+// IdentityConfig is whose tokens are taken.
+type IdentityConfig struct {
+	Leeway time.Duration  `yaml:"leeway"`
+	Keys   []identity.Key `yaml:"keys"`
+}
+
+// LimitsConfig is the token buckets.
+type LimitsConfig struct {
+	Order    LimitConfig `yaml:"order"`
+	Read     LimitConfig `yaml:"read"`
+	IP       LimitConfig `yaml:"ip"`
+	IPExempt []string    `yaml:"ip_exempt"`
+}
+
+// LimitConfig is one rule.
+type LimitConfig struct {
+	Rate    float64 `yaml:"rate"`
+	Burst   int     `yaml:"burst"`
+	MaxKeys int     `yaml:"max_keys"`
+}
+
+// ServerConfig bounds the public listener.
+type ServerConfig struct {
+	ReadTimeout         time.Duration `yaml:"read_timeout" reload:"restart"`
+	WriteTimeout        time.Duration `yaml:"write_timeout" reload:"restart"`
+	IdleTimeout         time.Duration `yaml:"idle_timeout" reload:"restart"`
+	MaxHeader           int           `yaml:"max_header" reload:"restart"`
+	MaxBody             int           `yaml:"max_body" reload:"restart"`
+	MaxConnections      int           `yaml:"max_connections" reload:"restart"`
+	MaxConnectionsPerIP int           `yaml:"max_connections_per_ip" reload:"restart"`
+	Drain               time.Duration `yaml:"drain"`
+}
+
+// UpstreamConfig bounds what goes to the backends.
+type UpstreamConfig struct {
+	Timeout     time.Duration `yaml:"timeout"`
+	MaxInFlight int           `yaml:"max_in_flight"`
+	MaxWaiting  int           `yaml:"max_waiting"`
+}
+
+// FeedConfig is about the sale-state feed.
+type FeedConfig struct {
+	StaleAfter time.Duration `yaml:"stale_after"`
+}
+
+// CacheConfig is about the page cache.
+type CacheConfig struct {
+	MaxBytes int64         `yaml:"max_bytes"`
+	TTL      time.Duration `yaml:"ttl"`
+	Stale    time.Duration `yaml:"stale"`
+}
+
+// LogConfig is about the log.
+type LogConfig struct {
+	Level slog.Level `yaml:"level"`
+}
+
+// DefaultConfig is what holds where the file says nothing. Keys and secrets have no default.
+func DefaultConfig() Config {
+	return Config{
+		Listen:   ListenConfig{Public: "127.0.0.1:8080", Ops: "127.0.0.1:8081"},
+		Backends: []string{"http://127.0.0.1:9080"},
+		Identity: IdentityConfig{Leeway: 30 * time.Second},
+		Limits: LimitsConfig{
+			Order: LimitConfig{0.2, 1, 1_000_000}, Read: LimitConfig{10, 20, 1_000_000}, IP: LimitConfig{50, 100, 1_000_000},
+		},
+		Server: ServerConfig{
+			ReadTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: 30 * time.Second,
+			MaxHeader: 8192, MaxBody: 65536, MaxConnections: 65536, MaxConnectionsPerIP: 512, Drain: 20 * time.Second,
+		},
+		Upstream: UpstreamConfig{Timeout: 3 * time.Second, MaxInFlight: 1024, MaxWaiting: 16384},
+		Feed:     FeedConfig{StaleAfter: 5 * time.Second},
+		Cache:    CacheConfig{MaxBytes: 64 << 20, TTL: time.Second, Stale: 30 * time.Second},
+	}
+}
+
+// Load reads, expands and validates a configuration file.
+func Load(path string) (c Config, hash string, err error) {
+	c = DefaultConfig()
+	if hash, err = conf.Load(path, &c); err != nil {
+		return c, "", err
+	}
+	if err := c.Validate(); err != nil {
+		return c, "", fmt.Errorf("%s: %w", path, err)
+	}
+	return c, hash, nil
+}
+
+// Validate names every field that is out of its bounds.
+func (c *Config) Validate() error {
+	var errs []error
+	bad := func(field, format string, args ...any) {
+		errs = append(errs, fmt.Errorf("%s: "+format, append([]any{field}, args...)...))
+	}
+	duration := func(field string, d, least, most time.Duration) {
+		if d < least || d > most {
+			bad(field, "%v must be %v to %v", d, least, most)
+		}
+	}
+	number := func(field string, n, least, most int64) {
+		if n < least || n > most {
+			bad(field, "%d must be %d to %d", n, least, most)
+		}
+	}
+	secret := func(field string, s conf.Secret) {
+		if s.Development() && !c.Development {
+			bad(field, "a development secret (dev-...) is accepted only with development: true")
+		}
+	}
+
+	for _, l := range []struct{ field, addr string }{{"listen.public", c.Listen.Public}, {"listen.ops", c.Listen.Ops}} {
+		if _, _, err := net.SplitHostPort(l.addr); err != nil {
+			bad(l.field, "%q must be host:port", l.addr)
+		} else if c.Development && !conf.Loopback(l.addr) {
+			bad(l.field, "%q must be on loopback with development: true", l.addr)
+		}
+	}
+	secret("ops_token", c.OpsToken)
+	if len(c.Backends) < 1 || len(c.Backends) > 64 {
+		bad("backends", "%d of them, there must be 1 to 64", len(c.Backends))
+	}
+	seen := map[string]bool{}
+	for i, b := range c.Backends {
+		field := fmt.Sprintf("backends[%d]", i)
+		if u, err := url.Parse(b); err != nil || u.Scheme != "http" || u.Port() == "" || u.Hostname() == "" || u.Path != "" || u.RawQuery != "" || u.User != nil || u.Fragment != "" {
+			bad(field, "%q must be http://host:port", b)
+		} else if seen[u.Host] {
+			bad(field, "%q is there twice", b)
+		} else {
+			seen[u.Host] = true
+		}
+	}
+	if c.SigningKey.ID == "" || !plain(c.SigningKey.ID) {
+		bad("signing_key.id", "%q must be 1 or more of [A-Za-z0-9._-]", c.SigningKey.ID)
+	}
+	if n := len(c.SigningKey.Secret); n < signing.MinSecret {
+		bad("signing_key.secret", "%d bytes, at least %d are needed", n, signing.MinSecret)
+	}
+	secret("signing_key.secret", c.SigningKey.Secret)
+
+	duration("identity.leeway", c.Identity.Leeway, 0, 5*time.Minute)
+	if len(c.Identity.Keys) < 1 || len(c.Identity.Keys) > 64 {
+		bad("identity.keys", "%d of them, there must be 1 to 64", len(c.Identity.Keys))
+	}
+	kids := map[string]bool{}
+	for i, k := range c.Identity.Keys {
+		field := fmt.Sprintf("identity.keys[%d]", i)
+		if err := k.Check(); err != nil {
+			errs = append(errs, fmt.Errorf("%s.%w", field, err))
+		}
+		if kids[k.KID] {
+			bad(field+".kid", "%q is there twice", k.KID)
+		}
+		kids[k.KID] = true
+		secret(field+".secret", k.Secret)
+		if k.Sign && !c.Development {
+			bad(field+".sign", "a key that signs test tokens is accepted only with development: true")
+		}
+	}
+
+	for _, l := range []struct {
+		field string
+		LimitConfig
+	}{{"limits.order", c.Limits.Order}, {"limits.read", c.Limits.Read}, {"limits.ip", c.Limits.IP}} {
+		if !(l.Rate > 0) {
+			bad(l.field+".rate", "%v must be positive", l.Rate)
+		} else if l.Rate > 1e6 || l.Rate < 1e-4 {
+			bad(l.field+".rate", "%v must be 0.0001 to 1000000", l.Rate)
+		}
+		number(l.field+".burst", int64(l.Burst), 1, 1_000_000)
+		if l.Rate > 0 && float64(l.Burst)/l.Rate > limit.MaxFill.Seconds() {
+			bad(l.field+".burst", "%d tokens at %v a second fill in more than %v", l.Burst, l.Rate, limit.MaxFill)
+		}
+		number(l.field+".max_keys", int64(l.MaxKeys), 1, 100_000_000)
+	}
+	for i, n := range c.Limits.IPExempt {
+		if _, err := netip.ParsePrefix(n); err != nil {
+			bad(fmt.Sprintf("limits.ip_exempt[%d]", i), "%q must be a network like 10.0.0.0/8", n)
+		}
+	}
+
+	s := c.Server
+	duration("server.read_timeout", s.ReadTimeout, 100*time.Millisecond, time.Minute)
+	duration("server.write_timeout", s.WriteTimeout, 100*time.Millisecond, 10*time.Minute)
+	duration("server.idle_timeout", s.IdleTimeout, 100*time.Millisecond, 10*time.Minute)
+	number("server.max_header", int64(s.MaxHeader), 1024, 1<<20)
+	number("server.max_body", int64(s.MaxBody), 64, 16<<20)
+	number("server.max_connections", int64(s.MaxConnections), 1, 1<<20)
+	number("server.max_connections_per_ip", int64(s.MaxConnectionsPerIP), 1, 1<<20)
+	duration("server.drain", s.Drain, 0, 10*time.Minute)
+	duration("upstream.timeout", c.Upstream.Timeout, 10*time.Millisecond, time.Minute)
+	number("upstream.max_in_flight", int64(c.Upstream.MaxInFlight), 1, 1<<20)
+	number("upstream.max_waiting", int64(c.Upstream.MaxWaiting), 1, 1<<20)
+	duration("feed.stale_after", c.Feed.StaleAfter, 100*time.Millisecond, 5*time.Minute)
+	number("cache.max_bytes", c.Cache.MaxBytes, 64<<10, 64<<30)
+	duration("cache.ttl", c.Cache.TTL, time.Millisecond, time.Minute)
+	duration("cache.stale", c.Cache.Stale, 0, time.Hour)
+	return errors.Join(errs...)
+}
+
+func plain(s string) bool {
+	for _, c := range s {
+		if !('a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '.' || c == '_' || c == '-') {
+			return false
+		}
+	}
+	return true
+}
+
+// exempt is limits.ip_exempt, parsed.
+func (c *Config) exempt() []netip.Prefix {
+	var networks []netip.Prefix
+	for _, n := range c.Limits.IPExempt {
+		networks = append(networks, netip.MustParsePrefix(n).Masked()) // validated
+	}
+	return networks
+}
+
+// backends is the backends' addresses, host:port.
+func (c *Config) backends() []string {
+	var addrs []string
+	for _, b := range c.Backends {
+		u, err := url.Parse(b)
+		if err != nil {
+			panic("BUG: a backend that was not validated: " + b)
+		}
+		addrs = append(addrs, u.Host)
+	}
+	return addrs
+}
+
+// developmentSecrets names the fields that hold one.
+func (c *Config) developmentSecrets() []string {
+	var fields []string
+	if c.OpsToken.Development() {
+		fields = append(fields, "ops_token")
+	}
+	if c.SigningKey.Secret.Development() {
+		fields = append(fields, "signing_key.secret")
+	}
+	for i, k := range c.Identity.Keys {
+		if k.Secret.Development() || k.Sign {
+			fields = append(fields, fmt.Sprintf("identity.keys[%d]", i))
+		}
+	}
+	return fields
+}

@@ -1,0 +1,128 @@
+package gateway
+
+import (
+	"crypto/ed25519"
+	"crypto/rand"
+	"encoding/base64"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"floodgate.internal/gateway/identity"
+)
+
+func TestSampleLoadsAndHoldsTheDefaults(t *testing.T) {
+	pub, _, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("FLOODGATE_OPS_TOKEN", "an-ops-token")
+	t.Setenv("FLOODGATE_SIGNING_KEY", "0123456789abcdef0123456789abcdef")
+	t.Setenv("LOGIN_PUBLIC_KEY", base64.StdEncoding.EncodeToString(pub))
+	c, hash, err := Load("../configs/gateway.yaml")
+	if err != nil || len(hash) != 16 {
+		t.Fatalf("got %v, hash %q", err, hash)
+	}
+	want := DefaultConfig()
+	want.OpsToken, want.SigningKey = "an-ops-token", SigningKeyConfig{"gw-1", "0123456789abcdef0123456789abcdef"}
+	want.Identity.Keys = []identity.Key{{KID: "login-1", Alg: "EdDSA", PublicKey: base64.StdEncoding.EncodeToString(pub)}}
+	want.Limits.IPExempt = []string{}
+	if !reflect.DeepEqual(c, want) {
+		t.Errorf("the sample is not the defaults:\n%s", strings.Join(want.Diff(c), "\n"))
+	}
+	// Every key of the configuration is in the sample.
+	text, err := os.ReadFile("../configs/gateway.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	flat := map[string]string{}
+	flatten("", roundTrip(c.Tree()), flat)
+	for path := range flat {
+		key := path[strings.LastIndex(path, ".")+1:]
+		if key, _, _ = strings.Cut(key, "["); key == "sign" { // development only
+			continue
+		}
+		if !strings.Contains(string(text), key+":") {
+			t.Errorf("%s is not in the sample", path)
+		}
+	}
+}
+
+func TestValidateNamesFieldValueAndBound(t *testing.T) {
+	base := configText([]string{"127.0.0.1:9080"})
+	dir := t.TempDir()
+	load := func(text string) error {
+		file := filepath.Join(dir, "gateway.yaml")
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, _, err := Load(file)
+		return err
+	}
+	if err := load(base); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ old, new, want string }{
+		{"order: {rate: 0.2", "order: {rate: 0", "limits.order.rate: 0 must be positive"},
+		{"order: {rate: 0.2", "order: {rate: .nan", "limits.order.rate: NaN must be positive"},
+		{"order: {rate: 0.2", "order: {rate: .inf", "limits.order.rate: +Inf must be"},
+		{"burst: 20", "burst: 0", "limits.read.burst: 0 must be 1 to"},
+		{"burst: 100", "burst: many", "many"},
+		{"rate: 0.2, burst: 1", "rate: 0.001, burst: 1000000", "limits.order.burst: 1000000 tokens at 0.001 a second fill in more than 720h"},
+		{"max_keys: 1000}", "max_keys: 0}", "limits.order.max_keys: 0 must be"},
+		{"127.0.0.0/8", "127.0.0.1", "limits.ip_exempt[0]: \"127.0.0.1\" must be a network"},
+		{"read_timeout: 2s", "read_timeout: 0s", "server.read_timeout: 0s must be"},
+		{"read_timeout: 2s", "raed_timeout: 2s", "raed_timeout"},
+		{`public: "127.0.0.1:0"`, `public: "0.0.0.0:0"`, "listen.public: \"0.0.0.0:0\" must be on loopback"},
+		{`ops: "127.0.0.1:0"`, `ops: "8081"`, "listen.ops: \"8081\" must be host:port"},
+		{"development: true", "development: false", "signing_key.secret: a development secret"},
+		{"development: true", "development: false", "identity.keys[0].sign: a key that signs"},
+		{"http://127.0.0.1:9080", "https://127.0.0.1:9080", "backends[0]: \"https://127.0.0.1:9080\" must be http://host:port"},
+		{"http://127.0.0.1:9080", "http://127.0.0.1:9080/x", "backends[0]:"},
+		{`["http://127.0.0.1:9080"]`, `[]`, "backends: 0 of them"},
+		{"alg: HS256", "alg: none", "identity.keys[0].alg: \"none\" must be EdDSA or HS256"},
+		{"secret: " + testSecret, "secret: short", "signing_key.secret: 5 bytes, at least 32"},
+		{"timeout: 3s", "timeout: 0s", "upstream.timeout: 0s must be"},
+		{"stale_after: 2s", "stale_after: 1ns", "feed.stale_after: 1ns must be"},
+		{"cache: {ttl: 1s", "cache: {max_bytes: 1, ttl: 1s", "cache.max_bytes: 1 must be"},
+		{"feed: {", "log: {level: loud}\nfeed: {", "loud"},
+	} {
+		if err := load(with(c.old, c.new)(base)); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: got %v, want %q", c.new, err, c.want)
+		}
+	}
+}
+
+func TestDiffIsInWordsAndKeepsSecrets(t *testing.T) {
+	load := func(edits ...edit) Config {
+		file := filepath.Join(t.TempDir(), "gateway.yaml")
+		if err := os.WriteFile(file, []byte(configText([]string{"127.0.0.1:9080"}, edits...)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c, _, err := Load(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	a := load()
+	b := load(with("rate: 0.2", "rate: 0.5"), with(testSecret, "dev-another-secret-of-enough-bytes-01"), with("cache: {ttl: 1s", "cache: {ttl: 2s"),
+		with(`["127.0.0.0/8"]`, `["127.0.0.0/8", "10.0.0.0/8"]`))
+	got := strings.Join(a.Diff(b), "\n")
+	want := `cache.ttl: "1s" becomes "2s"
+limits.ip_exempt[1]: "10.0.0.0/8" is new
+limits.order.rate: 0.2 becomes 0.5
+signing_key.secret: another secret`
+	if got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+	if len(a.Diff(a)) != 0 {
+		t.Errorf("a configuration differs from itself: %v", a.Diff(a))
+	}
+	c := load(with(`public: "127.0.0.1:0"`, `public: "127.0.0.1:1"`), with("read_timeout: 2s", "read_timeout: 3s"))
+	if got := strings.Join(a.restarts(c), " "); got != "listen.public server.read_timeout" {
+		t.Errorf("got %q", got)
+	}
+}

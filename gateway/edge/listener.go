@@ -1,0 +1,171 @@
+package edge
+
+import (
+	"io"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"floodgate.internal/shared/problem"
+)
+
+// Listener bounds the connections, in all and for each address, and keeps them, so that they can be closed when the time
+// for draining is over. A connection beyond a bound is told so and closed.
+type Listener struct {
+	net.Listener
+	max, perAddr int
+	exempt       atomic.Pointer[[]netip.Prefix]
+
+	mu    sync.Mutex // guards what follows
+	open  map[*conn]struct{}
+	count map[[16]byte]int // by bucketKey, of addresses that are not exempt
+
+	refusedAll, refusedAddr prometheus.Counter
+}
+
+// NewListener wraps inner.
+func NewListener(inner net.Listener, max, perAddr int, reg prometheus.Registerer) *Listener {
+	l := &Listener{Listener: inner, max: max, perAddr: perAddr, open: map[*conn]struct{}{}, count: map[[16]byte]int{}}
+	l.SetExempt(nil)
+	v := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gateway_connections_refused_total", Help: "Connections refused by bound."}, []string{"bound"})
+	l.refusedAll, l.refusedAddr = v.WithLabelValues("all"), v.WithLabelValues("address")
+	reg.MustRegister(v, prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "gateway_connections", Help: "Open connections."}, func() float64 {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return float64(len(l.open))
+	}))
+	return l
+}
+
+// SetExempt names the networks without a bound for each address.
+func (l *Listener) SetExempt(networks []netip.Prefix) { l.exempt.Store(&networks) }
+
+func exempted(networks []netip.Prefix, a netip.Addr) bool {
+	for _, n := range networks {
+		if n.Contains(a) {
+			return true
+		}
+	}
+	return false
+}
+
+// bucketKey is the key under which an address is counted: IPv4 as it is, IPv6 by its /64.
+func bucketKey(a netip.Addr) [16]byte {
+	b := a.As16()
+	if a.Is6() {
+		clear(b[8:])
+	}
+	return b
+}
+
+// Accept implements net.Listener.
+func (l *Listener) Accept() (net.Conn, error) {
+	for {
+		inner, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		var addr netip.Addr
+		if t, ok := inner.RemoteAddr().(*net.TCPAddr); ok {
+			addr = t.AddrPort().Addr().Unmap().WithZone("")
+		}
+		c := &conn{Conn: inner, listener: l, addr: addr, key: bucketKey(addr)}
+		c.counted = !exempted(*l.exempt.Load(), addr)
+		l.mu.Lock()
+		switch {
+		case len(l.open) >= l.max:
+			l.mu.Unlock()
+			l.refusedAll.Inc()
+			refuseConn(inner, tooManyAll)
+			continue
+		case c.counted && l.count[c.key] >= l.perAddr:
+			l.mu.Unlock()
+			l.refusedAddr.Inc()
+			refuseConn(inner, tooManyAddr)
+			continue
+		}
+		l.open[c] = struct{}{}
+		if c.counted {
+			l.count[c.key]++
+		}
+		l.mu.Unlock()
+		return c, nil
+	}
+}
+
+// CloseAll closes every open connection.
+func (l *Listener) CloseAll() {
+	l.mu.Lock()
+	all := make([]*conn, 0, len(l.open))
+	for c := range l.open {
+		all = append(all, c)
+	}
+	l.mu.Unlock()
+	for _, c := range all {
+		c.linger.Store(false)
+		c.Close()
+	}
+}
+
+var (
+	tooManyAll  = wholeResponse(problem.New(problem.Overloaded, "too many connections; nothing was done"))
+	tooManyAddr = wholeResponse(problem.New(problem.Overloaded, "too many connections from your address; nothing was done"))
+)
+
+func wholeResponse(p *problem.Problem) []byte {
+	body := p.JSON("-")
+	head := "HTTP/1.1 503 Service Unavailable\r\nContent-Type: " + problem.ContentType +
+		"\r\nCache-Control: no-store\r\nRetry-After: 2\r\nX-Request-Id: -\r\nConnection: close\r\nContent-Length: " + itoa(len(body)) + "\r\n\r\n"
+	return append([]byte(head), body...)
+}
+
+// refuseConn does not hold up the next Accept: the send buffer of a new connection is empty.
+func refuseConn(c net.Conn, response []byte) {
+	c.SetWriteDeadline(time.Now().Add(50 * time.Millisecond))
+	c.Write(response)
+	c.Close()
+}
+
+// conn is a client's connection.
+type conn struct {
+	net.Conn
+	listener *Listener
+	addr     netip.Addr
+	key      [16]byte
+	counted  bool
+	linger   atomic.Bool
+	closed   atomic.Bool
+}
+
+// lingerFor and lingerBytes bound what is still read from a client that was refused in the middle of sending: closing at
+// once would reset the connection, and the client might never see the answer.
+const (
+	lingerFor   = 500 * time.Millisecond
+	lingerBytes = 256 << 10
+)
+
+// Close implements net.Conn.
+func (c *conn) Close() error {
+	if c.closed.Swap(true) {
+		return net.ErrClosed
+	}
+	if t, ok := c.Conn.(*net.TCPConn); ok && c.linger.Load() {
+		if t.CloseWrite() == nil && t.SetReadDeadline(time.Now().Add(lingerFor)) == nil {
+			io.CopyN(io.Discard, struct{ io.Reader }{t}, lingerBytes)
+		}
+	}
+	l := c.listener
+	l.mu.Lock()
+	delete(l.open, c)
+	if c.counted {
+		if l.count[c.key]--; l.count[c.key] <= 0 {
+			delete(l.count, c.key)
+		}
+	}
+	l.mu.Unlock()
+	return c.Conn.Close()
+}

@@ -1,0 +1,92 @@
+package edge
+
+import (
+	"bytes"
+	"slices"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"floodgate.internal/shared/problem"
+)
+
+// result is how a request ended: a metric's label.
+type result int
+
+const (
+	resultOK result = iota
+	resultNotModified
+	resultOther
+	firstCode // the problem codes follow, in the order of codes
+)
+
+var codes = func() []problem.Code {
+	var all []problem.Code
+	for c := range problem.Codes() {
+		all = append(all, c)
+	}
+	slices.Sort(all)
+	return all
+}()
+
+func resultOf(code problem.Code) result {
+	if i, ok := slices.BinarySearch(codes, code); ok {
+		return firstCode + result(i)
+	}
+	return resultOther
+}
+
+// resultOfAnswer is the result of a backend's answer.
+func resultOfAnswer(status int, body []byte) result {
+	if status < 300 {
+		return resultOK
+	}
+	_, rest, _ := bytes.Cut(body, []byte(`"code":"`))
+	code, _, _ := bytes.Cut(rest, []byte(`"`))
+	return resultOf(problem.Code(code))
+}
+
+// rule is what refused a request.
+type rule int
+
+const (
+	ruleProtocol rule = iota
+	ruleGate
+	ruleIP
+	ruleIdentity
+	ruleOrigin
+	ruleOrder
+	ruleRead
+	ruleBody
+	ruleInFlight
+	rules
+)
+
+var ruleNames = [rules]string{"protocol", "gate", "ip", "identity", "origin", "order", "read", "body", "in_flight"}
+
+type metrics struct {
+	requests [routes][]prometheus.Counter // by result
+	refusals [rules]prometheus.Counter
+	panics   prometheus.Counter
+}
+
+func newMetrics(reg prometheus.Registerer) *metrics {
+	m := &metrics{}
+	requests := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gateway_requests_total", Help: "Requests by route and result (ok, not_modified, a problem's code, other)."}, []string{"route", "result"})
+	refusals := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gateway_refusals_total", Help: "Requests that the gateway refused itself, by rule."}, []string{"rule"})
+	m.panics = prometheus.NewCounter(prometheus.CounterOpts{Name: "gateway_panics_total", Help: "Requests that broke the handler and were answered 500."})
+	reg.MustRegister(requests, refusals, m.panics)
+	names := []string{"ok", "not_modified", "other"}
+	for _, c := range codes {
+		names = append(names, strings.ToLower(string(c)))
+	}
+	for r := range m.requests {
+		for _, name := range names {
+			m.requests[r] = append(m.requests[r], requests.WithLabelValues(routeNames[r], name))
+		}
+	}
+	for r := range m.refusals {
+		m.refusals[r] = refusals.WithLabelValues(ruleNames[r])
+	}
+	return m
+}

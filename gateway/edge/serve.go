@@ -1,0 +1,405 @@
+package edge
+
+import (
+	"bytes"
+	"errors"
+	"strconv"
+	"time"
+
+	"github.com/valyala/fasthttp"
+
+	"floodgate.internal/gateway/identity"
+	"floodgate.internal/gateway/limit"
+	"floodgate.internal/gateway/upstream"
+	"floodgate.internal/shared/failpoint"
+	"floodgate.internal/shared/problem"
+	"floodgate.internal/shared/wire"
+)
+
+// serve judges the request, in order.
+func (x *exchange) serve() {
+	h := &x.ctx.Request.Header
+	if p := guard(h); p != nil {
+		x.route = routeMalformed
+		x.reject(ruleProtocol, p)
+		x.close()
+		return
+	}
+	path, query, ok := split(h.RequestURI())
+	if !ok {
+		x.route = routeMalformed
+		x.reject(ruleProtocol, problem.New(problem.BadRequest, "the path must be plain: no percent-encoding, no empty or dot segments, no host"))
+		return
+	}
+	r, sale, order := match(path)
+	x.route = r
+	if r == routeNone || r == routeDevSession && x.set.Sign == nil {
+		x.refuse(problem.New(problem.NotFound, "there is no such path"))
+		return
+	}
+	if !x.allowed() {
+		return
+	}
+	if len(query) > 0 && (r == routeStatus || r == routeMine) {
+		for _, name := range []string{"wait_ms", "sale_id", "cursor"} {
+			if len(x.ctx.QueryArgs().PeekMulti(name)) > 1 {
+				x.reject(ruleBody, problem.Invalid(name, "it is there twice"))
+				return
+			}
+		}
+	}
+	switch r {
+	case routePage:
+		x.page(string(path))
+	case routeTime:
+		body, _ := wire.Millis(x.s.Clock.NowMillis()).MarshalJSON()
+		x.json(200, append(append([]byte(`{"now":`), body...), '}'))
+	case routeSales:
+		x.cached("/v1/sales")
+	case routeSale:
+		if refusal, sure := x.s.Gate.Unknown(sale, x.now); sure {
+			x.prepared(refusal)
+			return
+		}
+		if sale == 0 {
+			x.refuse(problem.New(problem.SaleNotFound, "there is no such sale"))
+			return
+		}
+		x.cached("/v1/sales/" + strconv.FormatInt(sale, 10))
+	case routeOrder:
+		x.order(sale)
+	case routeSession:
+		x.session()
+	case routeDevSession:
+		x.devSession()
+	default:
+		x.mine(order)
+	}
+}
+
+// allowed checks the method, and that nothing carries a body that has no use for one.
+func (x *exchange) allowed() bool {
+	h := &x.ctx.Request.Header
+	ok := false
+	switch {
+	case h.IsGet() || h.IsHead():
+		ok = allow[x.route] != "POST"
+	case h.IsPost():
+		ok = allow[x.route] == "POST" || x.route == routeSession
+	case h.IsDelete():
+		ok = x.route == routeSession
+	}
+	if !ok {
+		x.ctx.Response.Header.Set("Allow", allow[x.route])
+		x.refuse(problem.New(problem.MethodNotAllowed, "allowed here: "+allow[x.route]))
+		return false
+	}
+	if !h.IsPost() && len(x.ctx.Request.Body()) > 0 {
+		x.reject(ruleBody, problem.New(problem.BadRequest, "a request of this method has no body"))
+		return false
+	}
+	return true
+}
+
+// takeIP draws on the address's bucket.
+func (x *exchange) takeIP() (limit.Decision, bool) {
+	if x.addr == nil || exempted(x.set.Exempt, x.addr.addr) {
+		return limit.Decision{}, true
+	}
+	d := x.s.ips.Take(x.addr.key, x.set.IP, x.now)
+	return d, d.OK
+}
+
+// limited answers 429.
+func (x *exchange) limited(by rule, law *limit.Law, d limit.Decision) {
+	name, detail := `"order"`, "one order at a time; nothing was done"
+	switch by {
+	case ruleRead:
+		name, detail = `"read"`, "too many requests; nothing was done"
+	case ruleIP:
+		name, detail = `"ip"`, "too many requests from your address; nothing was done"
+	}
+	seconds := max(1, d.Seconds())
+	h := &x.ctx.Response.Header
+	p := problem.New(problem.RateLimited, detail)
+	p.RetryAfter = time.Duration(seconds)*time.Second + jitter(time.Second)
+	h.Set("RateLimit-Policy", law.Policy())
+	h.Set("RateLimit", name+";r=0;t="+itoa(seconds))
+	x.reject(by, p)
+}
+
+const sessionCookie = "floodgate_session"
+
+var bearer = []byte("Bearer ")
+
+// token returns the request's token, and whether the browser sent it by itself, as a cookie.
+func (x *exchange) token() (token []byte, byCookie bool) {
+	h := &x.ctx.Request.Header
+	if auth := h.Peek("Authorization"); len(auth) > 0 {
+		if len(auth) > len(bearer) && bytes.EqualFold(auth[:len(bearer)], bearer) {
+			return bytes.Trim(auth[len(bearer):], " "), false
+		}
+		return auth, false // not a token: refused as one that is not valid
+	}
+	c := h.Cookie(sessionCookie)
+	return c, len(c) > 0
+}
+
+// identify returns the user, or answers 401 or 403.
+func (x *exchange) identify() (identity.Who, bool) {
+	token, byCookie := x.token()
+	if byCookie && x.ctx.Request.Header.IsPost() && !x.sameOrigin() {
+		x.reject(ruleOrigin, problem.New(problem.Forbidden, "a request by cookie must come from this site's own page"))
+		return identity.Who{}, false
+	}
+	who, err := x.set.Verifier.Verify(token)
+	if err != nil {
+		x.reject(ruleIdentity, problem.New(problem.Unauthenticated, err.Error()))
+		return identity.Who{}, false
+	}
+	return who, true
+}
+
+// sameOrigin reports whether a browser says that its request comes from a page of this host.
+func (x *exchange) sameOrigin() bool {
+	h := &x.ctx.Request.Header
+	if site := h.Peek("Sec-Fetch-Site"); len(site) > 0 {
+		return string(site) == "same-origin"
+	}
+	origin := h.Peek("Origin")
+	_, host, ok := bytes.Cut(origin, []byte("://"))
+	return ok && len(host) > 0 && bytes.EqualFold(host, h.Host())
+}
+
+// user is what every request in a user's name goes through: the address's bucket and the token.
+func (x *exchange) user() (identity.Who, bool) {
+	if d, ok := x.takeIP(); !ok {
+		x.limited(ruleIP, x.set.IP, d)
+		return identity.Who{}, false
+	}
+	return x.identify()
+}
+
+// takeRead draws on the user's bucket for everything but orders, or answers 429.
+func (x *exchange) takeRead(uid string) bool {
+	d := x.s.reads.Take(uid, x.set.Read, x.now)
+	if !d.OK {
+		x.limited(ruleRead, x.set.Read, d)
+	}
+	return d.OK
+}
+
+// order is POST /v1/sales/{id}/orders.
+func (x *exchange) order(sale int64) {
+	if sale == 0 {
+		x.refuse(problem.New(problem.SaleNotFound, "there is no such sale"))
+		return
+	}
+	v := x.s.Gate.Order(sale, x.now)
+	if v.Refusal != nil {
+		x.prepared(v.Refusal)
+		return
+	}
+	who, ok := x.user()
+	if !ok {
+		return
+	}
+	h := &x.ctx.Request.Header
+	key := string(h.Peek("Idempotency-Key"))
+	if len(h.PeekAll("Idempotency-Key")) > 0 && !wire.ValidIdempotencyKey(key) {
+		x.reject(ruleBody, problem.Invalid("Idempotency-Key", "it must be 1 to 128 visible ASCII characters"))
+		return
+	}
+	limit := 1 << 30 // not known: the backend knows
+	if v.Sale != nil {
+		limit = v.Sale.PerUserLimit
+	}
+	body := x.ctx.Request.Body()
+	if !x.isJSON(body) {
+		return
+	}
+	quantity, err := wire.ParseOrderRequest(body, limit)
+	if err != nil {
+		x.reject(ruleBody, problem.New(problem.BadRequest, err.Error()))
+		return
+	}
+	d := x.s.orders.Take(who.UID, x.set.Order, x.now)
+	if !d.OK {
+		x.limited(ruleOrder, x.set.Order, d)
+		return
+	}
+	status := x.forward(&upstream.Request{
+		Method: fasthttp.MethodPost, Target: "/v1/sales/" + strconv.FormatInt(sale, 10) + "/orders", UID: who.UID,
+		IdempotencyKey: key, Body: append(strconv.AppendInt([]byte(`{"quantity":`), int64(quantity), 10), '}'),
+	})
+	x.notBefore(d.Seconds())
+	if v.Sale == nil {
+		return
+	}
+	switch {
+	case status == 202:
+		v.Sale.Sold(x.now)
+	case status == 409 && quantity == 1 && x.result == resultOf(problem.SoldOut):
+		v.Sale.SoldOut(x.now)
+	}
+}
+
+// notBefore makes a Retry-After true for a user whose next request would still find the bucket empty.
+func (x *exchange) notBefore(seconds int) {
+	h := &x.ctx.Response.Header
+	if told, err := strconv.Atoi(string(h.Peek("Retry-After"))); err == nil && told < seconds {
+		h.Set("Retry-After", itoa(seconds+int(jitter(2*time.Second)/time.Second)))
+	}
+}
+
+// isJSON checks the media type of a body that is not empty, or answers 415.
+func (x *exchange) isJSON(body []byte) bool {
+	if len(body) == 0 {
+		return true
+	}
+	media, _, _ := bytes.Cut(x.ctx.Request.Header.ContentType(), []byte(";"))
+	if bytes.EqualFold(bytes.TrimSpace(media), []byte("application/json")) {
+		return true
+	}
+	x.reject(ruleBody, problem.New(problem.UnsupportedMediaType, "the body must be application/json"))
+	return false
+}
+
+// mine is what a user asks about orders: GET /v1/orders, GET /v1/orders/{id}, and payment and cancellation.
+func (x *exchange) mine(order []byte) {
+	who, ok := x.user()
+	if !ok {
+		return
+	}
+	args := x.ctx.QueryArgs()
+	r := &upstream.Request{Method: fasthttp.MethodGet, UID: who.UID}
+	if x.route == routeMine {
+		r.Target = "/v1/orders"
+		join := "?"
+		if sale := string(args.Peek("sale_id")); sale != "" {
+			if _, ok := wire.ParseID(sale); !ok {
+				x.reject(ruleBody, problem.Invalid("sale_id", "it must be a positive integer"))
+				return
+			}
+			r.Target += join + "sale_id=" + sale
+			join = "&"
+		}
+		if cursor := string(args.Peek("cursor")); cursor != "" {
+			if !plainCursor(cursor) {
+				x.reject(ruleBody, problem.Invalid("cursor", "it must be one that an earlier answer gave"))
+				return
+			}
+			r.Target += join + "cursor=" + cursor
+		}
+	} else {
+		id := string(order)
+		if _, ok := wire.SaleOfOrder(id); !ok {
+			x.refuse(problem.New(problem.OrderNotFound, "there is no such order of yours"))
+			return
+		}
+		r.Target = wire.OrderPath(id)
+		switch x.route {
+		case routePay:
+			r.Method, r.Target = fasthttp.MethodPost, r.Target+"/payment"
+		case routeCancel:
+			r.Method, r.Target = fasthttp.MethodPost, r.Target+"/cancellation"
+		}
+		if r.Method == fasthttp.MethodPost {
+			body := x.ctx.Request.Body()
+			if !x.isJSON(body) {
+				return
+			}
+			if len(body) > 0 {
+				if err := wire.DecodeStrict(body, &struct{}{}); err != nil {
+					x.reject(ruleBody, problem.New(problem.BadRequest, err.Error()))
+					return
+				}
+			}
+		} else if ms := string(args.Peek("wait_ms")); ms != "" {
+			n, err := strconv.ParseUint(ms, 10, 32)
+			if err != nil || n > uint64(wire.MaxWait/time.Millisecond) {
+				x.reject(ruleBody, problem.Invalid("wait_ms", "it must be 0 to "+itoa(int(wire.MaxWait/time.Millisecond))))
+				return
+			}
+			r.Wait = time.Duration(n) * time.Millisecond
+		}
+	}
+	if !x.takeRead(who.UID) {
+		return
+	}
+	if r.Wait > 0 && (x.s.draining.Load() || !x.s.Pool.CanWait()) {
+		r.Wait = 0 // the present status at once is better than none
+	}
+	if r.Wait > 0 {
+		r.Target += "?wait_ms=" + strconv.FormatInt(r.Wait.Milliseconds(), 10)
+	}
+	x.forward(r)
+}
+
+// plainCursor keeps what is forwarded to characters that mean nothing else in a query.
+func plainCursor(s string) bool {
+	if len(s) > 200 {
+		return false
+	}
+	for i := 0; i < len(s); i++ {
+		c := s[i]
+		if !('a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '-' || c == '_' || c == '.' || c == '~') {
+			return false
+		}
+	}
+	return true
+}
+
+// forward sends r and passes the answer on: its status, body and the headers that are allowed. It returns the status, 0
+// where there was no answer.
+func (x *exchange) forward(r *upstream.Request) int {
+	r.RequestID = x.id
+	resp := fasthttp.AcquireResponse()
+	defer fasthttp.ReleaseResponse(resp)
+	err := x.s.Pool.Do(r, resp)
+	if err != nil {
+		x.unanswered(r, err)
+		return 0
+	}
+	code := resp.StatusCode()
+	if code == fasthttp.StatusUnauthorized {
+		// It is this gateway that the backend does not know, not the shopper.
+		x.s.warn("check the signing keys on both sides", errSignature, x.id)
+		x.overloaded("the shop cannot be reached; nothing was done")
+		return 0
+	}
+	if r.Method == fasthttp.MethodPost {
+		failpoint.Hit("gateway.before-answer")
+	}
+	out := &x.ctx.Response
+	out.SetStatusCode(code)
+	out.Header.Set("Cache-Control", "no-store")
+	for _, name := range passed {
+		if v := resp.Header.Peek(name); len(v) > 0 {
+			out.Header.SetBytesV(name, v)
+		}
+	}
+	out.SetBody(resp.Body())
+	x.result = resultOfAnswer(code, resp.Body())
+	return code
+}
+
+// passed is every header of a backend's answer that a client sees.
+var passed = []string{"Content-Type", "Location", "ETag", "Cache-Control", "Retry-After"}
+
+// unanswered says what is known of a request that got no answer.
+func (x *exchange) unanswered(r *upstream.Request, err error) {
+	if r.Method == fasthttp.MethodPost && errors.Is(err, upstream.ErrUnknown) {
+		x.s.warn("no answer from the backend", err, x.id)
+		p := problem.New(problem.OutcomeUnknown, "the request was sent on and no answer came: ask again with the same Idempotency-Key, or look at GET /v1/orders?sale_id=")
+		p.RetryAfter = time.Second + jitter(2*time.Second)
+		x.refuse(p)
+		return
+	}
+	if errors.Is(err, upstream.ErrBusy) {
+		x.s.metrics.refusals[ruleInFlight].Inc()
+	} else {
+		x.s.warn("the backend was not reached", err, x.id)
+	}
+	x.overloaded("the shop is busy or cannot be reached; nothing was done")
+}

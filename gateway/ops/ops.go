@@ -1,0 +1,156 @@
+// Package ops is the listener for operators: health, reload, configuration, metrics, profiles. It is never public.
+package ops
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"floodgate.internal/shared/problem"
+)
+
+// Running is the process that operators ask about.
+type Running struct {
+	// Ready returns why the gateway is not ready, and what is amiss though it is.
+	Ready func() (reasons, warnings []string)
+	// Reload takes the file over and says what has changed; an error leaves everything as it was.
+	Reload func() (diff string, err error)
+	// Config is the present configuration, secrets masked.
+	Config func() Config
+	// Token is what POST /-/reload needs; "" for nothing.
+	Token func() string
+}
+
+// Config is the answer of /-/config.
+type Config struct {
+	Generation int    `json:"generation"`
+	Hash       string `json:"hash"`
+	Config     any    `json:"config"`
+}
+
+// Handler is the listener's handler.
+func Handler(r Running, metrics prometheus.Gatherer, log *slog.Logger) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /-/healthy", func(w http.ResponseWriter, _ *http.Request) {
+		text(w, 200, "healthy\n")
+	})
+	mux.HandleFunc("GET /-/ready", func(w http.ResponseWriter, _ *http.Request) {
+		reasons, warnings := r.Ready()
+		code := 200
+		if len(reasons) > 0 {
+			code = 503
+		}
+		writeJSON(w, code, struct {
+			Ready    bool     `json:"ready"`
+			Reasons  []string `json:"reasons,omitempty"`
+			Warnings []string `json:"warnings,omitempty"`
+		}{len(reasons) == 0, reasons, warnings})
+	})
+	mux.HandleFunc("POST /-/reload", func(w http.ResponseWriter, req *http.Request) {
+		if want := r.Token(); want != "" {
+			got, _ := strings.CutPrefix(req.Header.Get("Authorization"), "Bearer ")
+			a, b := sha256.Sum256([]byte(got)), sha256.Sum256([]byte(want))
+			if subtle.ConstantTimeCompare(a[:], b[:]) != 1 {
+				w.Header().Set("WWW-Authenticate", `Bearer realm="floodgate"`)
+				refuse(w, problem.New(problem.Unauthenticated, "reload needs Authorization: Bearer followed by the ops token"))
+				return
+			}
+		}
+		diff, err := r.Reload()
+		if err != nil {
+			text(w, 400, err.Error()+"\n")
+			return
+		}
+		text(w, 200, diff+"\n")
+	})
+	mux.HandleFunc("GET /-/config", func(w http.ResponseWriter, _ *http.Request) {
+		writeJSON(w, 200, r.Config())
+	})
+	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{
+		MaxRequestsInFlight: 4, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+	}))
+	mux.HandleFunc("/debug/pprof/", pprof.Index)
+	mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
+	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
+	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
+	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
+	for path, allow := range map[string]string{
+		"/-/healthy": "GET, HEAD", "/-/ready": "GET, HEAD", "/-/config": "GET, HEAD", "/metrics": "GET, HEAD", "/-/reload": "POST",
+	} {
+		mux.HandleFunc(path, func(w http.ResponseWriter, req *http.Request) {
+			w.Header().Set("Allow", allow)
+			refuse(w, problem.New(problem.MethodNotAllowed, req.Method+" is not for this path, only "+allow))
+		})
+	}
+	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
+		refuse(w, problem.New(problem.NotFound, "there is no such path on the ops listener"))
+	})
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		w.Header().Set(requestID, rand.Text())
+		mux.ServeHTTP(w, req)
+	})
+}
+
+const requestID = "X-Request-Id"
+
+func refuse(w http.ResponseWriter, p *problem.Problem) {
+	w.Header().Set("Content-Type", problem.ContentType)
+	w.Header().Set("Cache-Control", "no-store")
+	w.WriteHeader(p.Status)
+	w.Write(p.JSON(w.Header().Get(requestID)))
+}
+
+func text(w http.ResponseWriter, code int, s string) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.Header().Set("Cache-Control", "no-store")
+	w.WriteHeader(code)
+	w.Write([]byte(s))
+}
+
+func writeJSON(w http.ResponseWriter, code int, v any) {
+	b, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		panic("BUG: " + err.Error())
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Cache-Control", "no-store")
+	w.WriteHeader(code)
+	w.Write(append(b, '\n'))
+}
+
+// Serve answers on ln until ctx is done, and closes it.
+func Serve(ctx context.Context, ln net.Listener, h http.Handler, log *slog.Logger) error {
+	srv := &http.Server{
+		Handler: h, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, IdleTimeout: 30 * time.Second,
+		MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+	}
+	stopped := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(stopped)
+		end, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		if srv.Shutdown(end) != nil {
+			srv.Close()
+		}
+	})
+	err := srv.Serve(ln)
+	if !stop() {
+		<-stopped
+	}
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return err
+}

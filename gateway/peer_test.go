@@ -1,0 +1,269 @@
+package gateway
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/valyala/fasthttp"
+
+	"floodgate.internal/shared/signing"
+	"floodgate.internal/shared/wire"
+)
+
+// peer is an HTTP server that stands where a backend stands: it checks signatures, keeps a feed and notes what it is sent.
+type peer struct {
+	t        *testing.T
+	addr     string
+	verifier *signing.Verifier
+	skew     time.Duration // of its clock, which is the system's
+
+	mu       sync.Mutex // guards what follows
+	server   *fasthttp.Server
+	done     chan struct{}
+	instance string
+	version  uint64
+	sales    map[int64]wire.Sale
+	changed  map[int64]uint64 // version of the last change
+	news     chan struct{}    // closed at the next change
+	silent   bool             // the feed does not answer
+	calls    []call
+	answer   func(ctx *fasthttp.RequestCtx, c call) // nil: 202 for orders
+	onPage   func(ctx *fasthttp.RequestCtx)
+	conns    map[net.Conn]struct{}
+}
+
+// call is a request that came with a good signature.
+type call struct {
+	Method, Target, UID, Key, Body, RequestID, Header string
+}
+
+const (
+	testKeyID  = "dev-gw"
+	testSecret = "dev-signing-secret-for-tests-only-0001"
+)
+
+func newPeer(t *testing.T) *peer {
+	p := &peer{
+		t: t, verifier: signing.NewVerifier(signing.Key{ID: testKeyID, Secret: testSecret}), skew: -time.Hour,
+		instance: "one", sales: map[int64]wire.Sale{}, changed: map[int64]uint64{}, news: make(chan struct{}),
+	}
+	p.start("127.0.0.1:0")
+	t.Cleanup(p.stop)
+	return p
+}
+
+func (p *peer) start(addr string) {
+	ln, err := net.Listen("tcp", addr)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.addr = ln.Addr().String()
+	server := &fasthttp.Server{Handler: p.handle, ConnState: p.track, Logger: silentLog{}}
+	done := make(chan struct{})
+	p.mu.Lock()
+	p.server, p.done, p.conns = server, done, map[net.Conn]struct{}{}
+	p.mu.Unlock()
+	go func() {
+		defer close(done)
+		server.Serve(ln)
+	}()
+}
+
+type silentLog struct{}
+
+func (silentLog) Printf(string, ...any) {}
+
+func (p *peer) track(c net.Conn, s fasthttp.ConnState) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if s == fasthttp.StateClosed {
+		delete(p.conns, c)
+	} else {
+		p.conns[c] = struct{}{}
+	}
+}
+
+// stop ends the peer as a kill does: connections are cut.
+func (p *peer) stop() {
+	p.mu.Lock()
+	server, done, conns := p.server, p.done, slices.Collect(maps.Keys(p.conns))
+	p.server = nil
+	close(p.news)
+	p.news = make(chan struct{})
+	p.mu.Unlock()
+	if server == nil {
+		return
+	}
+	for _, c := range conns {
+		c.Close()
+	}
+	server.Shutdown()
+	<-done
+}
+
+func (p *peer) now() time.Time { return time.Now().Add(p.skew) }
+
+// set changes a sale; the feed tells.
+func (p *peer) set(id int64, change func(*wire.Sale)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s, ok := p.sales[id]
+	if !ok {
+		s = wire.Sale{ID: id, Kind: wire.Goods, Title: fmt.Sprint("Sale ", id), Price: 100, Currency: "EUR", State: wire.Open, PerUserLimit: 2,
+			StartsAt: wire.At(p.now().Add(-time.Minute)), EndsAt: wire.At(p.now().Add(time.Hour))}
+	}
+	if change != nil {
+		change(&s)
+	}
+	p.sales[id] = s
+	p.bump(id)
+}
+
+func (p *peer) remove(id int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.sales, id)
+	p.bump(id)
+}
+
+func (p *peer) bump(id int64) {
+	p.version++
+	p.changed[id] = p.version
+	close(p.news)
+	p.news = make(chan struct{})
+}
+
+// on decides what orders and statuses are answered.
+func (p *peer) on(answer func(ctx *fasthttp.RequestCtx, c call)) {
+	p.mu.Lock()
+	p.answer = answer
+	p.mu.Unlock()
+}
+
+// got is the calls whose target begins with prefix.
+func (p *peer) got(prefix string) []call {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var some []call
+	for _, c := range p.calls {
+		if strings.HasPrefix(c.Target, prefix) {
+			some = append(some, c)
+		}
+	}
+	return some
+}
+
+func (p *peer) handle(ctx *fasthttp.RequestCtx) {
+	uid, err := p.verifier.Verify(&ctx.Request, p.now())
+	if err != nil {
+		ctx.Response.Header.Set(signing.HeaderTime, strconv.FormatInt(p.now().UnixMilli(), 10))
+		ctx.SetStatusCode(401)
+		return
+	}
+	h := &ctx.Request.Header
+	c := call{string(h.Method()), string(h.RequestURI()), uid, string(h.Peek("Idempotency-Key")), string(ctx.Request.Body()), string(h.Peek("X-Request-Id")), string(h.Header())}
+	path := string(ctx.Path())
+	if path == wire.FeedPath {
+		p.feed(ctx)
+		return
+	}
+	p.mu.Lock()
+	p.calls = append(p.calls, c)
+	answer, onPage := p.answer, p.onPage
+	p.mu.Unlock()
+	ctx.Response.Header.Set("X-Secret", "internal")
+	ctx.Response.Header.Set("Set-Cookie", "internal=1")
+	ctx.SetContentType("application/json")
+	if c.Method == "GET" && strings.HasPrefix(path, "/v1/sales") {
+		if onPage != nil {
+			onPage(ctx)
+			return
+		}
+		p.page(ctx, path)
+		return
+	}
+	if answer != nil {
+		answer(ctx, c)
+		return
+	}
+	accept(ctx)
+}
+
+func accept(ctx *fasthttp.RequestCtx) {
+	ctx.SetStatusCode(202)
+	ctx.SetContentType("application/json")
+	ctx.Response.Header.Set("Location", "/v1/orders/x")
+	ctx.SetBodyString(`{"order_id":"x","status":"queued","status_url":"/v1/orders/x"}`)
+}
+
+func (p *peer) page(ctx *fasthttp.RequestCtx, path string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var v any
+	tag := p.version
+	if path == "/v1/sales" {
+		list := wire.SaleList{Sales: slices.Collect(maps.Values(p.sales))}
+		slices.SortFunc(list.Sales, func(a, b wire.Sale) int { return int(a.ID - b.ID) })
+		v = list
+	} else {
+		id, _ := wire.ParseID(strings.TrimPrefix(path, "/v1/sales/"))
+		s, ok := p.sales[id]
+		if !ok {
+			ctx.SetStatusCode(404)
+			return
+		}
+		tag = p.changed[id]
+		v = s
+	}
+	b, _ := json.Marshal(v)
+	ctx.Response.Header.Set("ETag", fmt.Sprintf(`W/"%d"`, tag))
+	ctx.SetBody(b)
+}
+
+func (p *peer) feed(ctx *fasthttp.RequestCtx) {
+	args := ctx.QueryArgs()
+	since, _ := strconv.ParseUint(string(args.Peek("since")), 10, 64)
+	waitMS, _ := args.GetUint("wait_ms")
+	timeout := time.NewTimer(time.Duration(max(0, waitMS)) * time.Millisecond)
+	defer timeout.Stop()
+	for {
+		p.mu.Lock()
+		full := string(args.Peek("instance")) != p.instance
+		f := wire.Feed{Instance: p.instance, Version: p.version, Full: full, Now: wire.At(p.now())}
+		for id, v := range p.changed {
+			s, ok := p.sales[id]
+			switch {
+			case ok && (full || v > since):
+				f.Sales = append(f.Sales, s)
+			case !ok && !full && v > since:
+				f.Removed = append(f.Removed, id)
+			}
+		}
+		news, silent, gone := p.news, p.silent, p.server == nil
+		p.mu.Unlock()
+		if silent || gone {
+			ctx.SetStatusCode(503)
+			return
+		}
+		if full || f.Version > since {
+			b, _ := json.Marshal(f)
+			ctx.SetBody(b)
+			return
+		}
+		select {
+		case <-news:
+		case <-timeout.C:
+			b, _ := json.Marshal(f)
+			ctx.SetBody(b)
+			return
+		}
+	}
+}

@@ -1,0 +1,255 @@
+// Package salegate knows every live sale from the backends' feed and answers for those that cannot sell now, before
+// anybody's token is looked at.
+//
+// It is advisory. Whatever it lets through the backend judges; what it refuses it refuses only as long as it has news:
+// after stale_after without any, it asks the backend again, at a bounded rate.
+package salegate
+
+import (
+	"cmp"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/time/rate"
+
+	"floodgate.internal/shared/clock"
+	"floodgate.internal/shared/problem"
+	"floodgate.internal/shared/wire"
+)
+
+const (
+	// markFor is how long a backend's own answer about a sale counts beside the feed. The feed confirms it within that
+	// time; should its message be lost, the sale is asked for again.
+	markFor = time.Second
+	// Stale news: this many requests a second may ask the backend what the gate would refuse.
+	staleRate, staleBurst = 20, 20
+)
+
+// Sale is what the gate knows of one sale since its last change. It is safe for concurrent use.
+type Sale struct {
+	wire.Sale
+	starts, ends, nextRelease int64 // milliseconds; nextRelease 0: none
+
+	epoch time.Time    // the gate's
+	mark  atomic.Int64 // what a backend answered: nanoseconds since epoch, shifted left by one, and 1 for sold out
+
+	notStarted, ended, soldOut, paused *Refusal
+}
+
+// Verdict is what the gate says to an order.
+type Verdict struct {
+	// Refusal is nil where the backend is to judge.
+	Refusal *Refusal
+	// Sale is nil where the gate does not know it.
+	Sale *Sale
+}
+
+// Gate holds what is known. Make it with New, keep it fresh with Follow.
+type Gate struct {
+	clk      *clock.Clock
+	epoch    time.Time // where news and marks count from, on the monotonic clock
+	snapshot atomic.Pointer[snapshot]
+	news     atomic.Int64 // when the last news came, nanoseconds since epoch; 0: never
+	stale    atomic.Int64 // stale_after
+	asks     *rate.Limiter
+	unknown  *Refusal
+	notFresh *Refusal
+	metrics  metrics
+}
+
+// snapshot is never changed once it is published.
+type snapshot struct {
+	instance string
+	version  uint64
+	sales    map[int64]*Sale
+}
+
+// New makes a gate that knows nothing yet.
+func New(clk *clock.Clock, staleAfter time.Duration, reg prometheus.Registerer) *Gate {
+	g := &Gate{
+		clk: clk, epoch: time.Now(), asks: rate.NewLimiter(staleRate, staleBurst),
+		unknown:  Prepare(problem.New(problem.SaleNotFound, "there is no such sale")),
+		notFresh: Prepare(retry(problem.New(problem.Overloaded, "the state of the sales is not known at the moment; nothing was done"), time.Second)),
+	}
+	g.stale.Store(int64(staleAfter))
+	g.snapshot.Store(&snapshot{})
+	g.metrics = newMetrics(g, reg)
+	return g
+}
+
+// SetStaleAfter changes how long old news counts.
+func (g *Gate) SetStaleAfter(d time.Duration) { g.stale.Store(int64(d)) }
+
+// StaleAfter is how long old news counts.
+func (g *Gate) StaleAfter() time.Duration { return time.Duration(g.stale.Load()) }
+
+// Ready reports whether the feed was ever received.
+func (g *Gate) Ready() bool { return g.news.Load() != 0 }
+
+// Age is the time since the last news; before the first, since the process started.
+func (g *Gate) Age(now time.Time) time.Duration {
+	return now.Sub(g.epoch) - time.Duration(g.news.Load())
+}
+
+// Fresh reports whether there is news that counts.
+func (g *Gate) Fresh(now time.Time) bool {
+	return g.Ready() && g.Age(now) <= g.StaleAfter()
+}
+
+// Get returns a sale that the gate knows.
+func (g *Gate) Get(id int64) (*Sale, bool) {
+	s, ok := g.snapshot.Load().sales[id]
+	return s, ok
+}
+
+// Known returns how many sales the gate knows.
+func (g *Gate) Known() int { return len(g.snapshot.Load().sales) }
+
+// Unknown is the answer about a sale that does not exist; false where that is not certain.
+func (g *Gate) Unknown(id int64, now time.Time) (*Refusal, bool) {
+	if _, ok := g.Get(id); ok || !g.Fresh(now) {
+		return nil, false
+	}
+	return g.unknown, true
+}
+
+// Order judges an order for a sale. now is the request's reading of the monotonic clock.
+func (g *Gate) Order(id int64, now time.Time) Verdict {
+	s, ok := g.Get(id)
+	if !ok {
+		if g.Fresh(now) {
+			return Verdict{Refusal: g.unknown}
+		}
+		return Verdict{Refusal: g.ask(g.notFresh, now)}
+	}
+	ms := g.clk.NowMillis()
+	switch {
+	case s.State == wire.Ended || ms >= s.ends:
+		return Verdict{g.unless(s.ended, now), s}
+	case ms < s.starts:
+		return Verdict{g.unless(s.notStarted.in(time.Duration(s.starts-ms)*time.Millisecond), now), s}
+	}
+	soldOut := s.State == wire.SoldOut && (s.nextRelease == 0 || ms < s.nextRelease)
+	if mark := s.mark.Load(); mark != 0 {
+		age := now.Sub(g.epoch) - time.Duration(mark>>1)
+		switch {
+		case age < markFor:
+			soldOut = mark&1 == 1
+		case mark&1 == 1 && !soldOut:
+			// The mark is old: one request looks again, and the others wait for what it hears.
+			if !s.mark.CompareAndSwap(mark, int64(now.Sub(g.epoch))<<1|1) {
+				soldOut = true
+			}
+		}
+	}
+	switch {
+	case soldOut:
+		r := s.soldOut
+		if s.nextRelease > ms {
+			r = r.in(time.Duration(s.nextRelease-ms) * time.Millisecond)
+		}
+		return Verdict{g.unless(r, now), s}
+	case s.State == wire.Paused:
+		return Verdict{g.unless(s.paused, now), s}
+	}
+	return Verdict{Sale: s}
+}
+
+// unless returns r, but lets some requests through to the backend while there is no news.
+func (g *Gate) unless(r *Refusal, now time.Time) *Refusal {
+	if g.Fresh(now) {
+		return r
+	}
+	return g.ask(r, now)
+}
+
+func (g *Gate) ask(r *Refusal, now time.Time) *Refusal {
+	if g.asks.AllowN(now, 1) {
+		g.metrics.asked.Inc()
+		return nil
+	}
+	return r
+}
+
+// SoldOut notes that a backend answered SOLD_OUT to a request which had got this Sale: a sale that has changed
+// meanwhile is another Sale, which an old answer does not touch.
+func (s *Sale) SoldOut(now time.Time) { s.mark.Store(int64(now.Sub(s.epoch))<<1 | 1) }
+
+// Sold notes that a backend accepted an order. It matters where the news is old and says sold out.
+func (s *Sale) Sold(now time.Time) {
+	if s.State == wire.SoldOut || s.mark.Load()&1 == 1 {
+		s.mark.Store(int64(now.Sub(s.epoch)) << 1)
+	}
+}
+
+// apply makes f the present state and returns the ids that changed, sorted; false: f does not follow from what is known.
+func (g *Gate) apply(f *wire.Feed) (changed []int64, ok bool) {
+	old := g.snapshot.Load()
+	if !f.Full && (f.Instance != old.instance || f.Version < old.version) {
+		return nil, false
+	}
+	next := &snapshot{instance: f.Instance, version: f.Version, sales: make(map[int64]*Sale, len(f.Sales)+len(old.sales))}
+	if !f.Full {
+		for id, s := range old.sales {
+			next.sales[id] = s
+		}
+	}
+	for _, sale := range f.Sales {
+		if o := old.sales[sale.ID]; o != nil && f.Full && same(&o.Sale, &sale) {
+			next.sales[sale.ID] = o // with its mark
+			continue
+		}
+		next.sales[sale.ID] = newSale(sale, g.epoch)
+		changed = append(changed, sale.ID)
+	}
+	for _, id := range f.Removed {
+		delete(next.sales, id)
+		changed = append(changed, id)
+	}
+	if f.Full {
+		for id := range old.sales {
+			if next.sales[id] == nil {
+				changed = append(changed, id)
+			}
+		}
+	}
+	g.snapshot.Store(next)
+	slices.SortFunc(changed, cmp.Compare)
+	return slices.Compact(changed), true
+}
+
+// same reports whether nothing but the time has changed.
+func same(a, b *wire.Sale) bool {
+	next := func(s *wire.Sale) int64 {
+		if s.NextReleaseAt == nil {
+			return 0
+		}
+		return s.NextReleaseAt.UnixMilli()
+	}
+	return a.ID == b.ID && a.Kind == b.Kind && a.Title == b.Title && a.Price == b.Price && a.Currency == b.Currency &&
+		a.StartsAt.Equal(b.StartsAt.Time) && a.EndsAt.Equal(b.EndsAt.Time) && a.State == b.State &&
+		a.PerUserLimit == b.PerUserLimit && next(a) == next(b)
+}
+
+func newSale(w wire.Sale, epoch time.Time) *Sale {
+	s := &Sale{Sale: w, epoch: epoch, starts: w.StartsAt.UnixMilli(), ends: w.EndsAt.UnixMilli()}
+	detail := "nothing is available now; units come back when somebody cancels or does not pay"
+	if w.NextReleaseAt != nil {
+		s.nextRelease = w.NextReleaseAt.UnixMilli()
+		detail = "nothing is available now; more is released at " + w.NextReleaseAt.Format(wire.TimeFormat)
+	}
+	early := problem.New(problem.SaleNotStarted, "the sale starts at "+w.StartsAt.Format(wire.TimeFormat))
+	early.StartsAt = &w.StartsAt
+	s.notStarted = Prepare(early)
+	s.ended = Prepare(problem.New(problem.SaleEnded, "the sale is over"))
+	s.soldOut = Prepare(problem.New(problem.SoldOut, detail))
+	s.paused = Prepare(retry(problem.New(problem.Overloaded, "the sale is paused; nothing was done"), 2*time.Second))
+	return s
+}
+
+func retry(p *problem.Problem, after time.Duration) *problem.Problem {
+	p.RetryAfter = after
+	return p
+}

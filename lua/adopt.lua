@@ -1,0 +1,55 @@
+-- adopt: takes an order of an older epoch, which a consumer still holds, over into the present one: it gets a unit, a
+-- reservation and an outbox entry under the new epoch, and only that entry is ever inserted.
+--
+-- KEYS  1 state   2 orders   3 buyers   4 idem   5 outbox   (as in reserve)
+-- ARGV  1 epoch that MySQL has now   2 order id   3 uid   4 quantity   5 slots   6 Idempotency-Key or ""
+--       7 at, of the press   8 traceparent or ""   9 group whose claim on the old entry ends
+-- Returns a list, its first member one of
+--   adopted, entry    it stands in the outbox under this epoch
+--   present, entry    it stood there already
+--   sold_out          no unit is left for it: reject it, loudly
+--   limit             the buyer's slots are taken by other orders: reject it, loudly
+--   gate_closed       the sale is closed or not loaded: hold the order, ask again
+--   stale_epoch       Redis has another epoch than the caller: hold the order, ask again
+-- Idempotent by order id.
+local state = redis.call('HMGET', KEYS[1], 'epoch', 'gate', 'stock', 'limit')
+local epoch, gate, stock, limit = state[1], state[2], tonumber(state[3]), tonumber(state[4])
+if gate ~= 'open' and gate ~= 'adopt' then return {'gate_closed'} end
+if epoch ~= ARGV[1] then return {'stale_epoch'} end
+local order, uid, quantity, slots, key, at = ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5], ARGV[6], ARGV[7]
+
+local held = redis.call('HGET', KEYS[2], order)
+local old = nil
+if held then
+  old = string.match(held, '^%S+ %d+ %S+ (%S+) ')
+  slots = string.match(held, '^%S+ %d+ (%S+) ')
+  local entry = redis.call('XRANGE', KEYS[5], old, old)
+  if entry[1] then
+    for i = 1, #entry[1][2], 2 do
+      if entry[1][2][i] == 'epoch' and entry[1][2][i + 1] == epoch then return {'present', old} end
+    end
+  end
+else
+  if stock < quantity then return {'sold_out'} end
+  local taken, mine = {}, redis.call('HGET', KEYS[3], uid) or ''
+  for slot in string.gmatch(mine, '(%d+)=') do taken[tonumber(slot)] = true end
+  local free, slot = {}, 1
+  while #free < quantity and slot <= limit do
+    if not taken[slot] then free[#free + 1] = slot end
+    slot = slot + 1
+  end
+  if #free < quantity then return {'limit'} end
+  for _, s in ipairs(free) do mine = mine .. (mine == '' and '' or ',') .. s .. '=' .. order end
+  slots = table.concat(free, ',')
+  redis.call('HINCRBY', KEYS[1], 'stock', -quantity)
+  redis.call('HSET', KEYS[3], uid, mine)
+end
+local entry = redis.call('XADD', KEYS[5], '*', 'id', order, 'uid', uid, 'quantity', quantity, 'slots', slots, 'key', key,
+  'epoch', epoch, 'at', at, 'trace', ARGV[8])
+redis.call('HSET', KEYS[2], order, uid .. ' ' .. quantity .. ' ' .. slots .. ' ' .. entry .. ' ' .. at .. ' ' .. key)
+if key ~= '' then redis.call('HSET', KEYS[4], uid .. ':' .. key, order .. ' ' .. quantity) end
+if old and old ~= '-' then
+  redis.call('XACK', KEYS[5], ARGV[9], old)
+  redis.call('XDEL', KEYS[5], old)
+end
+return {'adopted', entry}

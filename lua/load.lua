@@ -1,0 +1,40 @@
+-- load: writes a sale as MySQL and the outbox say it is, behind a closed gate, in steps of bounded size.
+--
+-- KEYS  1 state   2 orders   3 buyers   4 idem   (as in reserve)   5 applied  set: ids of admin intents that stock includes
+-- ARGV  1 token that closed the gate   2 step, then what the step takes:
+--   begin                                     forgets what the four hold
+--   orders   order uid quantity slots entry at key, ...   adds reservations
+--   keys     uid:key "order quantity", ...    adds accepted Idempotency-Keys
+--   applied  id, ...                          adds intents
+--   finish   epoch stock total starts ends limit paused closed later version
+--            writes the state and opens the gate to adopt; a definition newer than version stays as it is
+-- Returns ok, or lost: the gate is not closed by this token (another reconciler took over): give up.
+local state = redis.call('HMGET', KEYS[1], 'token', 'gate', 'version')
+if state[1] ~= ARGV[1] or state[2] ~= 'closed' then return {'lost'} end
+local step = ARGV[2]
+if step == 'begin' then
+  redis.call('UNLINK', KEYS[2], KEYS[3], KEYS[4], KEYS[5]) -- DEL of a large hash would hold Redis up
+elseif step == 'orders' then
+  for i = 3, #ARGV, 7 do
+    local order, uid = ARGV[i], ARGV[i + 1]
+    redis.call('HSET', KEYS[2], order, table.concat(ARGV, ' ', i + 1, i + 6))
+    local held = redis.call('HGET', KEYS[3], uid)
+    for slot in string.gmatch(ARGV[i + 3], '%d+') do
+      held = (held and held .. ',' or '') .. slot .. '=' .. order
+    end
+    redis.call('HSET', KEYS[3], uid, held)
+  end
+elseif step == 'keys' then
+  for i = 3, #ARGV, 2 do redis.call('HSET', KEYS[4], ARGV[i], ARGV[i + 1]) end
+elseif step == 'applied' then
+  for i = 3, #ARGV do redis.call('SADD', KEYS[5], ARGV[i]) end
+elseif step == 'finish' then
+  redis.call('HSET', KEYS[1], 'gate', 'adopt', 'epoch', ARGV[3], 'stock', ARGV[4], 'total', ARGV[5])
+  if not state[3] or tonumber(state[3]) <= tonumber(ARGV[12]) then
+    redis.call('HSET', KEYS[1], 'starts', ARGV[6], 'ends', ARGV[7], 'limit', ARGV[8], 'paused', ARGV[9],
+      'closed', ARGV[10], 'later', ARGV[11], 'version', ARGV[12])
+  end
+else
+  return redis.error_reply('load: no step ' .. step)
+end
+return {'ok'}

@@ -1,0 +1,123 @@
+// Package lua holds every script that runs inside Redis. Each file's head is its contract: keys, arguments, answers, and
+// what makes it idempotent. All keys of one call share the hash tag {sale:ID}, so each script runs on a Redis Cluster.
+package lua
+
+import (
+	"crypto/sha1"
+	_ "embed"
+	"encoding/hex"
+)
+
+// Script is the text of a script and the name by which EVALSHA calls it.
+type Script struct {
+	Source string
+	SHA    string // lower-case hex
+}
+
+func script(source string) Script {
+	sum := sha1.Sum([]byte(source))
+	return Script{Source: source, SHA: hex.EncodeToString(sum[:])}
+}
+
+//go:embed reserve.lua
+var reserve string
+
+// Reserve decides one order.
+//
+// A Redis that does not know it (NOSCRIPT) was started anew: it must be loaded by nobody but the reconciler, after every
+// live sale is reconciled.
+var Reserve = script(reserve)
+
+//go:embed release.lua
+var release string
+
+// Release gives the units of an order that ended back, once.
+var Release = script(release)
+
+//go:embed close.lua
+var closeGate string
+
+// Close closes a sale's gate for a reconciler.
+var Close = script(closeGate)
+
+//go:embed load.lua
+var load string
+
+// Load writes a sale behind its closed gate.
+var Load = script(load)
+
+//go:embed open.lua
+var open string
+
+// Open opens a reconciled sale's gate.
+var Open = script(open)
+
+//go:embed adopt.lua
+var adopt string
+
+// Adopt takes an order of an older epoch over into the present one.
+var Adopt = script(adopt)
+
+//go:embed retire.lua
+var retire string
+
+// Retire takes settled orders out of the outbox.
+var Retire = script(retire)
+
+//go:embed sweep.lua
+var sweep string
+
+// Sweep forgets consumers of an outbox that are gone and hold nothing.
+var Sweep = script(sweep)
+
+//go:embed adjust.lua
+var adjust string
+
+// Adjust applies an operator's change of the stock, once.
+var Adjust = script(adjust)
+
+//go:embed define.lua
+var define string
+
+// Define applies a newer definition of a sale.
+var Define = script(define)
+
+// What scripts answer; each script's head says which of these it gives, and what follows.
+const (
+	Reserved       = "reserved"
+	Repeated       = "repeated"
+	KeyReused      = "key_reused"
+	AlreadyOrdered = "already_ordered"
+	SoldOut        = "sold_out"
+	NotEnough      = "not_enough"
+	NotStarted     = "not_started"
+	Ended          = "ended"
+	Paused         = "paused"
+	GateClosed     = "gate_closed"
+	StaleEpoch     = "stale_epoch"
+	NotLoaded      = "not_loaded"
+	Released       = "released"
+	Done           = "done"
+	Closed         = "closed"
+	Lost           = "lost"
+	OK             = "ok"
+	Opened         = "opened"
+	Adopted        = "adopted"
+	Present        = "present"
+	Limit          = "limit"
+	Applied        = "applied"
+	Defined        = "defined"
+	Older          = "older"
+)
+
+// A gate, as the state hash has it.
+const (
+	GateOpen   = "open"   // to reserve, release and adopt
+	GateAdopt  = "adopt"  // to adopt only
+	GateShut   = "closed" // to all three
+	StepBegin  = "begin"  // the steps of Load
+	StepOrders = "orders"
+	StepKeys   = "keys"
+	StepIntent = "applied"
+	StepFinish = "finish"
+)

@@ -1,0 +1,74 @@
+package lua_test
+
+import (
+	"crypto/sha1"
+	"encoding/hex"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"floodgate.internal/lua"
+)
+
+var scripts = map[string]lua.Script{
+	"reserve.lua": lua.Reserve, "release.lua": lua.Release, "close.lua": lua.Close, "load.lua": lua.Load, "open.lua": lua.Open,
+	"adopt.lua": lua.Adopt, "retire.lua": lua.Retire, "adjust.lua": lua.Adjust, "define.lua": lua.Define, "sweep.lua": lua.Sweep,
+}
+
+func TestEveryFileIsAScriptWithItsContract(t *testing.T) {
+	files, err := filepath.Glob("*.lua")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(files) != len(scripts) {
+		t.Errorf("%d files, %d scripts", len(files), len(scripts))
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := scripts[file]
+		if s.Source != string(text) {
+			t.Errorf("%s: the embedded text is not the file's", file)
+		}
+		if sum := sha1.Sum(text); s.SHA != hex.EncodeToString(sum[:]) {
+			t.Errorf("%s: SHA %s is not the file's", file, s.SHA)
+		}
+		head, _, _ := strings.Cut(s.Source, "\nlocal ")
+		for _, part := range []string{"-- " + strings.TrimSuffix(file, ".lua") + ": ", "\n-- KEYS", "\n-- ARGV", "\n-- Returns"} {
+			if !strings.Contains(head, part) {
+				t.Errorf("%s: its head has no %q", file, strings.TrimSpace(part))
+			}
+		}
+	}
+}
+
+func TestEveryAnswerHasItsNameInGo(t *testing.T) {
+	named := map[string]bool{}
+	source, err := os.ReadFile("lua.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range regexp.MustCompile(`(?m)^\t\w+ += "([a-z_]+)"`).FindAllStringSubmatch(string(source), -1) {
+		named[m[1]] = true
+	}
+	answered := map[string]bool{}
+	for file, s := range scripts {
+		for _, m := range regexp.MustCompile(`return \{'([a-z_]+)'`).FindAllStringSubmatch(s.Source, -1) {
+			answered[m[1]] = true
+			if !named[m[1]] {
+				t.Errorf("%s answers %q, which has no name in lua.go", file, m[1])
+			}
+		}
+	}
+	for _, name := range []string{lua.Reserved, lua.Repeated, lua.KeyReused, lua.AlreadyOrdered, lua.SoldOut, lua.NotEnough, lua.NotStarted, lua.Ended,
+		lua.Paused, lua.GateClosed, lua.StaleEpoch, lua.NotLoaded, lua.Released, lua.Done, lua.Closed, lua.Lost, lua.OK, lua.Opened, lua.Adopted,
+		lua.Present, lua.Limit, lua.Applied, lua.Defined, lua.Older} {
+		if !answered[name] {
+			t.Errorf("no script answers %q", name)
+		}
+	}
+}

@@ -1,0 +1,90 @@
+package signing
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/valyala/fasthttp"
+)
+
+var (
+	key   = Key{ID: "gw-1", Secret: "0123456789abcdef0123456789abcdef"}
+	now   = time.UnixMilli(1_800_000_000_000)
+	other = Key{ID: "gw-2", Secret: "fedcba9876543210fedcba9876543210"}
+)
+
+func request() *fasthttp.Request {
+	req := &fasthttp.Request{}
+	req.Header.SetMethod("POST")
+	req.SetRequestURI("http://backend/v1/sales/7/orders")
+	req.Header.Set("Idempotency-Key", "k1")
+	req.SetBodyString(`{"quantity":1}`)
+	NewSigner(key).Sign(req, "alice", now)
+	return req
+}
+
+func TestVerifyTakesWhatWasSigned(t *testing.T) {
+	v := NewVerifier(other, key)
+	for _, at := range []time.Time{now, now.Add(Window), now.Add(-Window)} {
+		if uid, err := v.Verify(request(), at); uid != "alice" || err != nil {
+			t.Errorf("at %v: got %q, %v; want alice", at.Sub(now), uid, err)
+		}
+	}
+	req := request()
+	NewSigner(other).Sign(req, "", now)
+	if uid, err := v.Verify(req, now); uid != "" || err != nil {
+		t.Errorf("signed for nobody by the other key: got %q, %v", uid, err)
+	}
+}
+
+func TestVerifyRefuses(t *testing.T) {
+	v := NewVerifier(key)
+	for name, c := range map[string]struct {
+		change func(*fasthttp.Request)
+		at     time.Time
+		want   error
+	}{
+		"unsigned":              {func(r *fasthttp.Request) { r.Header.Del(HeaderSignature) }, now, ErrUnsigned},
+		"unknown key":           {func(r *fasthttp.Request) { r.Header.Set(HeaderKey, "gw-2") }, now, ErrKey},
+		"another method":        {func(r *fasthttp.Request) { r.Header.SetMethod("GET") }, now, ErrMismatch},
+		"another path":          {func(r *fasthttp.Request) { r.SetRequestURI("http://backend/v1/sales/8/orders") }, now, ErrMismatch},
+		"another query":         {func(r *fasthttp.Request) { r.SetRequestURI("http://backend/v1/sales/7/orders?x=1") }, now, ErrMismatch},
+		"another uid":           {func(r *fasthttp.Request) { r.Header.Set(HeaderUID, "bob") }, now, ErrMismatch},
+		"no uid":                {func(r *fasthttp.Request) { r.Header.Del(HeaderUID) }, now, ErrMismatch},
+		"another body":          {func(r *fasthttp.Request) { r.SetBodyString(`{"quantity":2}`) }, now, ErrMismatch},
+		"another key":           {func(r *fasthttp.Request) { r.Header.Set("Idempotency-Key", "k2") }, now, ErrMismatch},
+		"another time":          {func(r *fasthttp.Request) { r.Header.Set(HeaderTime, "1800000000001") }, now, ErrMismatch},
+		"another nonce":         {func(r *fasthttp.Request) { r.Header.Set(HeaderNonce, "00") }, now, ErrMismatch},
+		"a cut signature":       {func(r *fasthttp.Request) { r.Header.Set(HeaderSignature, "ab") }, now, ErrMismatch},
+		"no time":               {func(r *fasthttp.Request) { r.Header.Del(HeaderTime) }, now, ErrTime},
+		"an hour later":         {func(*fasthttp.Request) {}, now.Add(time.Hour), ErrTime},
+		"an hour before":        {func(*fasthttp.Request) {}, now.Add(-time.Hour), ErrTime},
+		"just after the window": {func(*fasthttp.Request) {}, now.Add(Window + time.Millisecond), ErrTime},
+	} {
+		req := request()
+		c.change(req)
+		if uid, err := v.Verify(req, c.at); !errors.Is(err, c.want) || uid != "" {
+			t.Errorf("%s: got %q, %v; want %v", name, uid, err, c.want)
+		}
+	}
+}
+
+func TestSignAgainReplacesTheUser(t *testing.T) {
+	req := request()
+	NewSigner(key).Sign(req, "", now)
+	if uid, err := NewVerifier(key).Verify(req, now); uid != "" || err != nil {
+		t.Errorf("got %q, %v; want nobody", uid, err)
+	}
+}
+
+func BenchmarkSignVerify(b *testing.B) {
+	req, s, v := request(), NewSigner(key), NewVerifier(key)
+	b.ReportAllocs()
+	for b.Loop() {
+		s.Sign(req, "alice", now)
+		if _, err := v.Verify(req, now); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

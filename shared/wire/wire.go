@@ -1,0 +1,218 @@
+// Package wire is the contract between shoppers, gateways and backends: paths, states and JSON shapes.
+//
+// Times are RFC 3339 UTC with milliseconds, money is integer minor units, sale and SKU ids are positive integers,
+// order ids are opaque strings.
+package wire
+
+import (
+	"strconv"
+	"time"
+)
+
+// SaleState is what a reader is told of a sale. It is coarse on purpose: no answer carries a stock count.
+type SaleState string
+
+// The states of a sale.
+const (
+	Upcoming SaleState = "upcoming"
+	Open     SaleState = "open"
+	SoldOut  SaleState = "sold_out"
+	Paused   SaleState = "paused"
+	Ended    SaleState = "ended"
+)
+
+// SaleKind says what a sale hands out.
+type SaleKind string
+
+// The kinds of sale: goods are paid for, a coupon is issued.
+const (
+	Goods  SaleKind = "goods"
+	Coupon SaleKind = "coupon"
+)
+
+// OrderStatus is where an order stands.
+type OrderStatus string
+
+// The statuses of an order: queued -> pending_payment -> paid | cancelled | expired; queued -> rejected; and for a
+// coupon queued -> issued.
+const (
+	Queued         OrderStatus = "queued"
+	PendingPayment OrderStatus = "pending_payment"
+	Paid           OrderStatus = "paid"
+	Issued         OrderStatus = "issued"
+	Cancelled      OrderStatus = "cancelled"
+	Expired        OrderStatus = "expired"
+	Rejected       OrderStatus = "rejected"
+)
+
+// Live reports whether an order in this status holds its units (once it is in MySQL).
+func (s OrderStatus) Live() bool { return s == PendingPayment || s == Paid || s == Issued }
+
+// Terminal reports whether the status can never change again.
+func (s OrderStatus) Terminal() bool {
+	return s == Paid || s == Issued || s == Cancelled || s == Expired || s == Rejected
+}
+
+// TimeFormat is how every time is written: RFC 3339, UTC, milliseconds.
+const TimeFormat = "2006-01-02T15:04:05.000Z"
+
+// Time is a time.Time that is written in TimeFormat and read as any RFC 3339 time.
+type Time struct{ time.Time }
+
+// At makes a Time, cut to milliseconds.
+func At(t time.Time) Time { return Time{t.UTC().Truncate(time.Millisecond)} }
+
+// Millis makes a Time of milliseconds since 1970.
+func Millis(ms int64) Time { return Time{time.UnixMilli(ms).UTC()} }
+
+// MarshalText implements encoding.TextMarshaler.
+func (t Time) MarshalText() ([]byte, error) { return t.UTC().AppendFormat(nil, TimeFormat), nil }
+
+// MarshalJSON implements json.Marshaler.
+func (t Time) MarshalJSON() ([]byte, error) {
+	return append(t.UTC().AppendFormat([]byte{'"'}, TimeFormat), '"'), nil
+}
+
+// Sale is what the public reads of a sale.
+type Sale struct {
+	ID           int64     `json:"id"`
+	Kind         SaleKind  `json:"kind"`
+	Title        string    `json:"title"`
+	Price        int64     `json:"price"`
+	Currency     string    `json:"currency"`
+	StartsAt     Time      `json:"starts_at"`
+	EndsAt       Time      `json:"ends_at"`
+	State        SaleState `json:"state"`
+	PerUserLimit int       `json:"per_user_limit"`
+	// NextReleaseAt is set only while a tranche is still to come.
+	NextReleaseAt *Time `json:"next_release_at,omitempty"`
+	Now           Time  `json:"now"`
+}
+
+// SaleList is the answer of GET /v1/sales.
+type SaleList struct {
+	Sales []Sale `json:"sales"`
+}
+
+// Now is the answer of GET /v1/time.
+type Now struct {
+	Now Time `json:"now"`
+}
+
+// Accepted is the body of a 202: from here on the order is a promise.
+type Accepted struct {
+	OrderID   string      `json:"order_id"`
+	Status    OrderStatus `json:"status"`
+	StatusURL string      `json:"status_url"`
+}
+
+// Order is an order as its owner sees it. Amount is quantity times price, in minor units.
+type Order struct {
+	OrderID   string      `json:"order_id"`
+	SaleID    int64       `json:"sale_id"`
+	Quantity  int         `json:"quantity"`
+	Amount    int64       `json:"amount"`
+	Status    OrderStatus `json:"status"`
+	CreatedAt Time        `json:"created_at"`
+	PayBefore *Time       `json:"pay_before"`
+	Reason    string      `json:"reason"`
+}
+
+// OrderList is the answer of GET /v1/orders, newest first. Next is the cursor of the following page, "" at the end.
+type OrderList struct {
+	Orders []Order `json:"orders"`
+	Next   string  `json:"next"`
+}
+
+// FeedPath is the sale-state feed on a backend's internal listener:
+// GET /internal/v1/feed?instance=&since=&wait_ms=. It answers at once when it has something newer than since (or when
+// instance is not its own: then with everything), else when something changes or wait_ms (at most MaxWait) has passed.
+const FeedPath = "/internal/v1/feed"
+
+// Feed is one answer of the sale-state feed.
+type Feed struct {
+	// Instance names the life of the backend process that counts Version.
+	Instance string `json:"instance"`
+	Version  uint64 `json:"version"`
+	// Full says that Sales is every live sale; else it is those that changed, and Removed those that are gone.
+	Full    bool    `json:"full"`
+	Now     Time    `json:"now"`
+	Sales   []Sale  `json:"sales"`
+	Removed []int64 `json:"removed"`
+}
+
+// Bounds of the public API.
+const (
+	MaxWait           = 20 * time.Second // of wait_ms
+	MaxUID            = 64               // bytes
+	MaxIdempotencyKey = 128              // bytes
+	MaxOrderID        = 56               // bytes
+)
+
+// OrderPath is the status_url of an order.
+func OrderPath(orderID string) string { return "/v1/orders/" + orderID }
+
+// ValidUID reports whether s is 1 to 64 of [A-Za-z0-9._-].
+func ValidUID(s string) bool {
+	if len(s) == 0 || len(s) > MaxUID {
+		return false
+	}
+	for i := 0; i < len(s); i++ {
+		c := s[i]
+		if !('a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '.' || c == '_' || c == '-') {
+			return false
+		}
+	}
+	return true
+}
+
+// ValidIdempotencyKey reports whether s is 1 to 128 visible ASCII characters.
+func ValidIdempotencyKey(s string) bool {
+	if len(s) == 0 || len(s) > MaxIdempotencyKey {
+		return false
+	}
+	for i := 0; i < len(s); i++ {
+		if s[i] <= ' ' || s[i] > '~' {
+			return false
+		}
+	}
+	return true
+}
+
+// ParseID reads a sale or SKU id: a positive integer without sign or leading zero.
+func ParseID(s string) (int64, bool) {
+	if s == "" || s[0] < '1' || s[0] > '9' || len(s) > 19 {
+		return 0, false
+	}
+	n, err := strconv.ParseInt(s, 10, 64)
+	return n, err == nil
+}
+
+// NewOrderID joins a UUIDv7 and the sale, so that any process finds the order's home without a lookup:
+// "0190163d-8694-739b-aea5-966c26f8ad91-42".
+func NewOrderID(uuid string, saleID int64) string {
+	return uuid + "-" + strconv.FormatInt(saleID, 10)
+}
+
+const uuidLen = 36
+
+// SaleOfOrder returns the sale that an order id names; false if it is not an order id.
+func SaleOfOrder(orderID string) (int64, bool) {
+	if len(orderID) < uuidLen+2 || len(orderID) > MaxOrderID || orderID[uuidLen] != '-' {
+		return 0, false
+	}
+	for i := 0; i < uuidLen; i++ {
+		c := orderID[i]
+		switch i {
+		case 8, 13, 18, 23:
+			if c != '-' {
+				return 0, false
+			}
+		default:
+			if !('0' <= c && c <= '9' || 'a' <= c && c <= 'f') {
+				return 0, false
+			}
+		}
+	}
+	return ParseID(orderID[uuidLen+1:])
+}

@@ -1,0 +1,92 @@
+package wire
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestTimeIsRFC3339UTCMillis(t *testing.T) {
+	at := At(time.Date(2026, 7, 1, 10, 0, 0, 123_999_999, time.FixedZone("x", 7200)))
+	b, err := json.Marshal(struct{ T Time }{at})
+	if err != nil || string(b) != `{"T":"2026-07-01T08:00:00.123Z"}` {
+		t.Errorf("got %s, %v", b, err)
+	}
+	var back struct{ T Time }
+	if err := json.Unmarshal([]byte(`{"T":"2026-07-01T10:00:00.123+02:00"}`), &back); err != nil || !back.T.Equal(at.Time) {
+		t.Errorf("got %v, %v; want %v", back.T, err, at)
+	}
+}
+
+func TestParseOrderRequest(t *testing.T) {
+	for body, want := range map[string]int{
+		"": 1, "{}": 1, ` {"quantity":1} `: 1, `{"quantity":3}`: 3, "\n{\"quantity\":2}\n": 2,
+	} {
+		if got, err := ParseOrderRequest([]byte(body), 3); got != want || err != nil {
+			t.Errorf("%q: got %d, %v; want %d", body, got, err, want)
+		}
+	}
+	for body, want := range map[string]string{
+		`{"quantity":0}`:                      "quantity: 0",
+		`{"quantity":-1}`:                     "quantity: -1",
+		`{"quantity":4}`:                      "quantity: 4",
+		`{"quantity":1.5}`:                    "quantity",
+		`{"quantity":"1"}`:                    "quantity",
+		`{"quantity":null}`:                   "quantity",
+		`{"quantity":` + digits(400) + `}`:    "quantity",
+		`{"Quantity":1}`:                      "Quantity: unknown member",
+		`{"quantity":1,"uid":"bob"}`:          "uid: unknown member",
+		`{"quantity":1,"quantity":1}`:         "quantity: duplicate member",
+		`{"quantity":1}{}`:                    "JSON",
+		`{"quantity":1`:                       "JSON",
+		`null`:                                "object",
+		`[]`:                                  "object",
+		`1`:                                   "object",
+		"\xff":                                "JSON",
+		strings.Repeat(`{"quantity":`, 10000): "JSON",
+		strings.Repeat(`[`, 10000):            "",
+	} {
+		if got, err := ParseOrderRequest([]byte(body), 3); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%.40q: got %d, %v; want an error that says %q", body, got, err, want)
+		}
+	}
+}
+
+func digits(n int) string { return strings.Repeat("9", n) }
+
+func TestSaleOfOrder(t *testing.T) {
+	const uuid = "0190163d-8694-739b-aea5-966c26f8ad91"
+	if got, ok := SaleOfOrder(NewOrderID(uuid, 42)); got != 42 || !ok {
+		t.Errorf("got %d, %v; want 42", got, ok)
+	}
+	for _, id := range []string{"", uuid, uuid + "-", uuid + "-0", uuid + "-042", uuid + "--1", uuid + "-9999999999999999999",
+		"0190163D-8694-739b-aea5-966c26f8ad91-42", "0190163d_8694-739b-aea5-966c26f8ad91-42", uuid + "-42x", strings.Repeat("a", 100)} {
+		if got, ok := SaleOfOrder(id); ok {
+			t.Errorf("%q: got sale %d, want none", id, got)
+		}
+	}
+}
+
+func TestParseID(t *testing.T) {
+	for s, want := range map[string]int64{"1": 1, "9223372036854775807": 1<<63 - 1} {
+		if got, ok := ParseID(s); got != want || !ok {
+			t.Errorf("%q: got %d, %v", s, got, ok)
+		}
+	}
+	for _, s := range []string{"", "0", "01", "-1", "+1", "1 ", "9223372036854775808", "1e3", "١", digits(30)} {
+		if got, ok := ParseID(s); ok {
+			t.Errorf("%q: got %d, want none", s, got)
+		}
+	}
+}
+
+func FuzzParseOrderRequest(f *testing.F) {
+	f.Add([]byte(`{"quantity":1}`))
+	f.Add([]byte(``))
+	f.Fuzz(func(t *testing.T, body []byte) {
+		if n, err := ParseOrderRequest(body, 5); err == nil && (n < 1 || n > 5) {
+			t.Errorf("%q: got %d", body, n)
+		}
+	})
+}

@@ -24,8 +24,8 @@ const maxBatch = 1000
 const drainGrace = 5 * time.Second
 
 // Consume settles every partition's orders, as long as ctx lives; of all processes that consume, one at a time gets a
-// partition's. Orders come in batches of at most batch, in the partition's order; a batch that is not full waits for more,
-// at most wait after its first order.
+// partition's. Orders come in batches of at most batch, in the partition's order, but for those that came back after a consumer
+// was lost; a batch that is not full waits for more, at most wait after its first order.
 //
 // settle is called until it succeeds, with growing pauses: meanwhile the batch is held, never returned to the queue. Then
 // the batch is acknowledged, then settled is called. An order.PoisonError is a success, but for the entries that it names:
@@ -103,7 +103,7 @@ func (b *Broker) consumeOnce(ctx context.Context, batch int, wait time.Duration,
 				if gctx.Err() != nil {
 					return gctx.Err()
 				}
-				if err := lane.ch.Close(); err != nil { // what it holds goes back, in its order
+				if err := lane.ch.Close(); err != nil { // what it holds goes back
 					return fmt.Errorf("close the channel of %s: %w", queue, err)
 				}
 			}

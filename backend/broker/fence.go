@@ -15,18 +15,24 @@ import (
 // fences are those that this process sent and that wait for their answer.
 type fences struct {
 	mu      sync.Mutex // guards waiting
-	waiting map[string]chan struct{}
+	waiting map[string]fence
 }
 
-func (f *fences) add(id string) chan struct{} {
+// fence is one call that waits.
+type fence struct {
+	passed   chan struct{} // closed when it has
+	returned chan struct{} // holds one when it came back to its queue: it is to be sent anew
+}
+
+func (f *fences) add(id string) fence {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.waiting == nil {
-		f.waiting = map[string]chan struct{}{}
+		f.waiting = map[string]fence{}
 	}
-	c := make(chan struct{})
-	f.waiting[id] = c
-	return c
+	w := fence{make(chan struct{}), make(chan struct{}, 1)}
+	f.waiting[id] = w
+	return w
 }
 
 func (f *fences) remove(id string) {
@@ -35,18 +41,31 @@ func (f *fences) remove(id string) {
 	delete(f.waiting, id)
 }
 
-func (f *fences) passed(id string) {
+// answered takes an answer of the given type.
+func (f *fences) answered(id, answer string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if c, ok := f.waiting[id]; ok {
-		close(c)
+	w, ok := f.waiting[id]
+	switch {
+	case !ok:
+	case answer == typeFence:
+		close(w.passed)
 		delete(f.waiting, id)
+	case answer == typeReturned:
+		select {
+		case w.returned <- struct{}{}:
+		default: // one is enough
+		}
 	}
 }
 
 // Fence returns nil once everything that was published to the sale's partition, and confirmed, before the call is settled
-// by its consumer. It sends a message through the partition, and sends it anew when the connection was lost or no answer
-// came for a while. It is bounded by ctx alone: without a consumer there is no answer.
+// by its consumer. It sends a message through the partition, and sends it anew when the connection was lost, when the message
+// came back to its queue or when no answer came for a while. It is bounded by ctx alone: without a consumer there is no answer.
+//
+// Only a fence that is delivered for the first time has passed what was before it. A quorum queue puts what a lost consumer
+// held behind what others gave back earlier, so with two losses in a row a fence that came back may be ahead of orders that
+// it followed; a message that never came back is delivered only when none that did is left.
 func (b *Broker) Fence(ctx context.Context, sale int64) error {
 	id := uuid.NewString()
 	answer := b.fences.add(id)
@@ -57,12 +76,13 @@ func (b *Broker) Fence(ctx context.Context, sale int64) error {
 		p, err := b.sendFence(ctx, sale, id)
 		if err != nil {
 			last = err
-			pause.wait(ctx, answer)
+			pause.wait(ctx, answer.passed)
 		} else {
 			pause.reset()
 			t := time.NewTimer(again)
 			select {
-			case <-answer:
+			case <-answer.passed:
+			case <-answer.returned:
 			case <-p.done:
 			case <-ctx.Done():
 			case <-t.C:
@@ -71,7 +91,7 @@ func (b *Broker) Fence(ctx context.Context, sale int64) error {
 			t.Stop()
 		}
 		select {
-		case <-answer:
+		case <-answer.passed:
 			return nil
 		default:
 		}
@@ -99,12 +119,16 @@ func (b *Broker) sendFence(ctx context.Context, sale int64, id string) (*publish
 
 // answerFence tells the sender. An answer that is lost is asked for anew.
 func (b *Broker) answerFence(ctx context.Context, d amqp.Delivery) {
+	answer := typeFence
+	if d.Redelivered {
+		answer = typeReturned
+	}
 	p, err := b.publisher(ctx)
 	if err == nil {
 		if _, blocked := p.blockedNow(); blocked {
 			err = ErrBlocked
 		} else {
-			err = p.fences.PublishWithContext(ctx, "", d.ReplyTo, false, false, amqp.Publishing{Type: typeFence, CorrelationId: d.CorrelationId})
+			err = p.fences.PublishWithContext(ctx, "", d.ReplyTo, false, false, amqp.Publishing{Type: answer, CorrelationId: d.CorrelationId})
 		}
 	}
 	if err != nil {

@@ -12,10 +12,11 @@ import (
 	"floodgate.internal/shared/wire"
 )
 
-// The types of message in a partition.
+// The types of message in a partition, and of the answers to a fence.
 const (
-	typeOrder = "order"
-	typeFence = "fence"
+	typeOrder    = "order"
+	typeFence    = "fence"
+	typeReturned = "fence-returned" // the fence had come back to its queue, so it says nothing
 )
 
 func encode(e reserve.Entry, id uint64) (amqp.Publishing, error) {

@@ -172,7 +172,7 @@ func (b *Broker) watch(p *publisher, returns chan amqp.Return, blockings chan am
 				replies = nil
 				continue
 			}
-			b.fences.passed(d.CorrelationId)
+			b.fences.answered(d.CorrelationId, d.Type)
 		case p.passed <- struct{}{}:
 		case err := <-gone:
 			if err != nil {

@@ -3,6 +3,7 @@
 package audit_test
 
 import (
+	"context"
 	"database/sql"
 	"errors"
 	"fmt"
@@ -286,5 +287,58 @@ func TestUnknownSale(t *testing.T) {
 	}
 	if ids, err := s.auditor.Sales(t.Context()); err != nil || !slices.Equal(ids, []int64{s.sale}) {
 		t.Errorf("got %v, %v", ids, err)
+	}
+}
+
+// An order that a reconciler has not got back from the broker yet is not lost.
+func TestAnswersWaitForAReconciler(t *testing.T) {
+	s := newShop(t, backendtest.SaleOptions{}, time.Minute)
+	id := s.press("ann", 1)
+	snap, err := s.redis.Snapshot(t.Context(), s.sale)
+	if err != nil {
+		t.Fatal(err)
+	}
+	answers := func() (audit.Answered, error) {
+		return s.auditor.Answers(t.Context(), []audit.Answer{{UID: "ann", Sale: s.sale, Status: 202, OrderID: id, Line: 1}})
+	}
+	if err := s.redis.Forget(t.Context(), s.sale); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := answers(); err != nil || r.Balanced || r.Lost != 1 {
+		t.Errorf("got %+v, %v; want it lost: no reconciler comes", r, err)
+	}
+	lock, err := s.db.Conn(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Close()
+	if _, err := lock.ExecContext(t.Context(), `LOCK TABLES orders WRITE`); err != nil {
+		t.Fatal(err)
+	}
+	type result struct {
+		audit.Answered
+		err error
+	}
+	done := make(chan result, 1)
+	go func() {
+		r, err := answers()
+		done <- result{r, err}
+	}()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for waiting := 0; waiting == 0; { // it has seen Redis without the order
+		if err := s.db.QueryRowContext(ctx, `SELECT COUNT(*) FROM information_schema.processlist WHERE db = DATABASE() AND state LIKE 'Waiting for table%'`).Scan(&waiting); err != nil {
+			t.Fatal(err)
+		}
+	}
+	backendtest.Load(t, s.db, s.redis, s.sale)
+	if answer, err := s.redis.Adopt(t.Context(), snap.Outbox[0], 1); answer != lua.Adopted || err != nil {
+		t.Fatal(answer, err)
+	}
+	if _, err := lock.ExecContext(t.Context(), `UNLOCK TABLES`); err != nil {
+		t.Fatal(err)
+	}
+	if r := <-done; r.err != nil || !r.Balanced || r.Queued != 1 {
+		t.Errorf("got %+v, want it queued", r)
 	}
 }

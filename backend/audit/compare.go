@@ -67,6 +67,7 @@ type comparison struct {
 	now           time.Time
 	bound         time.Duration
 	r             Result
+	traces        map[string]bool // of orders, in MySQL's slots and ledger; nil until somebody asks
 }
 
 func (c *comparison) find(equation, orderID, key, fix, detail string, args ...any) {

@@ -195,7 +195,7 @@ func TestDeadLettersOnTheCommandLine(t *testing.T) {
 func TestALogOfAnswersIsHeldAgainstTheStores(t *testing.T) {
 	c := backend(t)
 	must(t, c, "migrate", "-config", "f")
-	must(t, c, strings.Fields("sale create -config f --stock 10 --price 1 --currency EUR --ends-at +1h --starts-at=-1m --title x")...)
+	must(t, c, strings.Fields("sale create -config f --stock 10 --price 1 --currency EUR --ends-at +1h --starts-at=-1m --per-user-limit 2 --title x")...)
 	store, err := reserve.Open(c.Redis)
 	if err != nil {
 		t.Fatal(err)
@@ -208,7 +208,7 @@ func TestALogOfAnswersIsHeldAgainstTheStores(t *testing.T) {
 		}
 		return id
 	}
-	ann, bob := press("ann", "k1"), press("bob", "k2")
+	ann, bob, again := press("ann", "k1"), press("bob", "k2"), press("ann", "k3")
 	log := filepath.Join(t.TempDir(), "answers.jsonl")
 	write := func(lines ...string) {
 		if err := os.WriteFile(log, []byte(strings.Join(lines, "\n")+"\n"), 0o600); err != nil {
@@ -236,6 +236,15 @@ func TestALogOfAnswersIsHeldAgainstTheStores(t *testing.T) {
 	out, err = run(t.Context(), c, "audit", "-config", "f", "--all", "--json", "--answers", log)
 	if e := json.Unmarshal([]byte(out), &both, json.MatchCaseInsensitiveNames(true)); e != nil || cli.ExitCode(err) != 1 || both.Balanced || len(both.Sales) != 1 || !both.Sales[0].Balanced || both.Answers.Lost != 1 || both.Answers.Findings[0].Line != 2 {
 		t.Errorf("got %v, %v\n%s", err, e, out)
+	}
+	for name, c2 := range map[string]struct{ line, want, order string }{
+		"two orders under one key":        {fmt.Sprintf(`{"uid":"ann","sale":1,"key":"k1","status":202,"order_id":%q}`, again), "line 3: one Idempotency-Key is one order does not hold", again},
+		"a refused request with an order": {`{"uid":"ann","sale":1,"key":"k3","status":409,"code":"SOLD_OUT"}`, "line 3: a refused request has no order does not hold", again},
+	} {
+		write(true1, true2, c2.line)
+		if out, err := run(t.Context(), c, "audit", "-config", "f", "--answers", log); cli.ExitCode(err) != 1 || !strings.Contains(out, c2.want+"\n  where  order "+c2.order) {
+			t.Errorf("%s: got %v\n%s", name, err, out)
+		}
 	}
 	write(true1, "{")
 	if _, err := run(t.Context(), c, "audit", "-config", "f", "--answers", log); cli.ExitCode(err) != 2 || !strings.Contains(err.Error(), "line 2") {

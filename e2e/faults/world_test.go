@@ -148,8 +148,8 @@ log: {level: info}
 }
 
 // process is one of the two binaries, which dies at the failpoint ("" for none).
-func (w *world) process(name, failpoint string) *stack.Process {
-	p := stack.Program{Name: name, Path: filepath.Join(w.bin, name), Args: []string{"-config", w.file(name + ".yaml")}, Ready: w.ports.AdminURL() + "/-/ready"}
+func (w *world) process(name, failpoint string, args ...string) *stack.Process {
+	p := stack.Program{Name: name, Path: filepath.Join(w.bin, name), Args: append([]string{"-config", w.file(name + ".yaml")}, args...), Ready: w.ports.AdminURL() + "/-/ready"}
 	if name == "gateway" {
 		p.Ready = w.ports.OpsURL() + "/-/ready"
 	}

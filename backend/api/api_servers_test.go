@@ -277,9 +277,6 @@ func TestALostAnswerIsNotALostOrder(t *testing.T) {
 	if err != nil || len(held[sale]) != 1 {
 		t.Fatalf("got %v, %v; want the order that was made", held, err)
 	}
-	if snap, err := w.redis.Snapshot(t.Context(), sale); err != nil || snap.State.Stock != 3 || len(snap.Orders) != 2 {
-		t.Errorf("got stock %d and %d reservations of 5, %v; want 3 and 2: nothing is given back on an error", snap.State.Stock, len(snap.Orders), err)
-	}
 	var again *fasthttp.Response
 	for range 100 { // the first calls may meet the connection that is being given up
 		if again = w.press("alice", sale, "key", ""); again.StatusCode() == 202 {

@@ -1,11 +1,14 @@
 package planted
 
 import (
+	"bytes"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -115,9 +118,48 @@ func read(file string) (bug, error) {
 	return b, nil
 }
 
-// refresh is what to do with a patch whose surroundings have changed.
-const refresh = `plant the bug anew: git apply --reject %[1]s, put what was rejected in by hand, git diff into the file below its head, and take
-the change back (git apply -R %[1]s); if the bug can no longer be made, remove the file and its line of docs/planted.md`
+// copyTree copies what belongs to the checkout; what was built in it stays behind.
+func copyTree(t *testing.T) (dir string) {
+	t.Helper()
+	from, dir := root(t), t.TempDir()
+	err := filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		name, err := filepath.Rel(from, path)
+		if err != nil {
+			return err
+		}
+		to := filepath.Join(dir, name)
+		switch {
+		case slices.Contains([]string{".git", "build", ".run"}, name):
+			if d.IsDir() {
+				return fs.SkipDir
+			}
+			return nil
+		case d.IsDir():
+			return os.MkdirAll(to, 0o755)
+		case d.Type().IsRegular():
+			b, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			return os.WriteFile(to, b, 0o644)
+		default:
+			return nil
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// stale says what to do with a patch whose surroundings have changed.
+func (b bug) stale(err error) error {
+	return fmt.Errorf(`%s no longer applies: plant the bug anew, by hand or with git apply --reject, put the output of git diff below the head of
+the file, and take the change out of the tree again; if the bug can no longer be made, remove the file, and its line of docs/planted.md: %w`, b.file, err)
+}
 
 // apply puts a patch into the tree at dir, or takes it out again; with "--check" it only tries.
 func apply(dir, patch string, flags ...string) error {
@@ -135,13 +177,33 @@ func apply(dir, patch string, flags ...string) error {
 	return nil
 }
 
-// TestEveryPatchApplies is the fast part: the heads are whole, the patches fit the tree, and docs/planted.md tells of each.
-func TestEveryPatchApplies(t *testing.T) {
-	root, all := root(t), bugs(t)
+// has reports whether a package has a test of this name.
+func has(dir, test string) (bool, error) {
+	files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
+	if err != nil {
+		return false, err
+	}
+	top, _, _ := strings.Cut(test, "/")
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil || bytes.Contains(text, []byte("\nfunc "+top+"(t *testing.T)")) {
+			return true, err
+		}
+	}
+	return false, nil
+}
+
+// TestEveryPatchIsWhole is the fast part: the heads are in order, the patches fit the tree, the tests that they name are
+// there, and docs/planted.md tells of each.
+func TestEveryPatchIsWhole(t *testing.T) {
+	dir, all := copyTree(t), bugs(t)
 	days := 0
 	for _, b := range all {
-		if err := apply(root, b.file, "--check"); err != nil {
-			t.Errorf("%s no longer applies: %v"+refresh, b.file, err, filepath.Join("e2e", "planted", b.name+".patch"))
+		if err := apply(dir, b.file, "--check"); err != nil {
+			t.Errorf("%v", b.stale(err))
+		}
+		if ok, err := has(filepath.Join(dir, b.pkg), b.test); err != nil || !ok {
+			t.Errorf("%s: there is no %s in %s, %v: name the test that catches the bug now", b.file, b.test, b.pkg, err)
 		}
 		if b.day != "" {
 			days++
@@ -151,7 +213,7 @@ func TestEveryPatchApplies(t *testing.T) {
 		t.Errorf("the auditor is shown %d bugs, want at least 6", days)
 	}
 	const doc = "docs/planted.md"
-	text, err := os.ReadFile(filepath.Join(root, doc))
+	text, err := os.ReadFile(filepath.Join(dir, doc))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -39,7 +39,7 @@ func TestEveryPlantedBugIsCaught(t *testing.T) {
 	all := bugs(t)
 	b := &bench{trees: make(chan tree, workers), results: map[string]caught{}}
 	for range workers {
-		b.trees <- copyTree(t, t.TempDir())
+		b.trees <- tree{copyTree(t)}
 	}
 	bin := t.TempDir()
 	b.on(func(r tree) {
@@ -117,7 +117,7 @@ func (b *bench) unchanged(t *testing.T, all []bug, bin string) {
 // try plants a bug and asks who notices.
 func (b *bench) try(t *testing.T, r tree, bug bug, bin string) {
 	if err := apply(r.dir, bug.file); err != nil {
-		t.Fatalf("%s no longer applies: %v"+refresh, bug.file, err, filepath.Join("e2e", "planted", bug.name+".patch"))
+		t.Fatal(bug.stale(err))
 	}
 	defer func() {
 		if err := apply(r.dir, bug.file, "-R"); err != nil {

@@ -6,56 +6,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
-	"testing"
 	"time"
 )
 
-// tree is a copy of the working tree.
+// tree is a copy of the working tree, in which go commands are run.
 type tree struct{ dir string }
-
-// copyTree copies what belongs to the checkout; what was built in it stays behind.
-func copyTree(t *testing.T, dir string) tree {
-	t.Helper()
-	from := root(t)
-	err := filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		name, err := filepath.Rel(from, path)
-		if err != nil {
-			return err
-		}
-		to := filepath.Join(dir, name)
-		switch {
-		case slices.Contains([]string{".git", "build", ".run"}, name):
-			if d.IsDir() {
-				return fs.SkipDir
-			}
-			return nil
-		case d.IsDir():
-			return os.MkdirAll(to, 0o755)
-		case d.Type().IsRegular():
-			b, err := os.ReadFile(path)
-			if err != nil {
-				return err
-			}
-			return os.WriteFile(to, b, 0o644)
-		default:
-			return nil
-		}
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return tree{dir}
-}
 
 // command is the go command in the tree. Paths are trimmed, so that both trees share what is built.
 func (r tree) command(ctx context.Context, verb string, args ...string) *exec.Cmd {

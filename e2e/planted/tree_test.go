@@ -82,10 +82,11 @@ func pattern(tests []string) string {
 	return p
 }
 
-// lineWith is the first line of the text that holds the words, without what go test puts before it; "" if there is none.
+// lineWith is the first line of the text that holds the words, without what go test puts before it and with single spaces;
+// "" if there is none.
 func lineWith(text, words string) string {
 	for line := range strings.Lines(text) {
-		if line = strings.TrimSpace(line); strings.Contains(line, words) {
+		if line = strings.Join(strings.Fields(line), " "); strings.Contains(line, words) {
 			return position.ReplaceAllString(line, "")
 		}
 	}

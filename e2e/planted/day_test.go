@@ -17,6 +17,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -41,12 +42,13 @@ type day struct {
 	t       *testing.T
 	tree    tree   // what the system was built from
 	judge   string // the binaries without a bug: the auditor's
-	driver  string
+	kind    string // rabbitMQ, redisStream or confirm
 	dir     string
 	backend *stack.Process
 	gateway *stack.Process
 	ports   stack.Ports
 	link    *link // between the backend and Redis
+	amqp    *link // and RabbitMQ; nil with redis-stream
 	schema  string
 	db      *sql.DB
 	books   oracle.Books
@@ -84,13 +86,13 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// newDay starts a system of the binaries in bin.
-func newDay(t *testing.T, r tree, bin, judge, driver string) *day {
+// newDay starts a system of the binaries in bin, of one of the three kinds.
+func newDay(t *testing.T, r tree, bin, judge, kind string) *day {
 	t.Helper()
 	random := make([]byte, 6)
 	rand.Read(random)
 	name := "planted_" + hex.EncodeToString(random)
-	d := &day{t: t, tree: r, judge: judge, driver: driver, dir: t.TempDir(), schema: name, http: &http.Client{Timeout: 30 * time.Second}}
+	d := &day{t: t, tree: r, judge: judge, kind: kind, dir: t.TempDir(), schema: name, http: &http.Client{Timeout: 30 * time.Second}}
 	t.Cleanup(d.http.CloseIdleConnections)
 	addr := env(t, "REDIS_ADDR")
 	d.link = newLink(t, addr)
@@ -101,8 +103,11 @@ func newDay(t *testing.T, r tree, bin, judge, driver string) *day {
 	t.Cleanup(d.forget)
 	dsn := d.makeSchema()
 	queue := "queue: {driver: redis-stream}"
-	if driver == rabbitMQ {
+	if kind != redisStream {
 		queue = fmt.Sprintf(`queue: {driver: rabbitmq, url: "%s"}`, d.makeVhost())
+	}
+	if kind == confirm {
+		queue += "\naccept: {after: confirm}"
 	}
 	d.ports, err = stack.FreeSystemPorts()
 	must(t, err)
@@ -207,6 +212,7 @@ func (d *day) makeVhost() string {
 	u, err := url.Parse(env(d.t, "AMQP_URL"))
 	must(d.t, err)
 	u.Path = "/" + d.schema
+	d.amqp = newLink(d.t, u.Host)
 	manage := func(method, path, body string) error {
 		req, err := http.NewRequest(method, strings.TrimSuffix(env(d.t, "AMQP_MANAGEMENT_URL"), "/")+"/api"+path, strings.NewReader(body))
 		if err != nil {
@@ -230,6 +236,7 @@ func (d *day) makeVhost() string {
 		}
 	})
 	must(d.t, manage("PUT", "/permissions/"+d.schema+"/"+url.PathEscape(u.User.Username()), `{"configure":".*","write":".*","read":".*"}`))
+	u.Host = d.amqp.addr
 	return u.String()
 }
 
@@ -239,13 +246,19 @@ func (d *day) forget() {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	for _, s := range d.sales {
-		for _, name := range []string{"state", "orders", "buyers", "idem", "outbox", "applied"} {
-			key := fmt.Sprintf("%s{sale:%d}:%s", d.books.Prefix, s.id, name)
-			if err := d.books.Redis.Do(ctx, d.books.Redis.B().Unlink().Key(key).Build()).Error(); err != nil {
-				d.t.Error(err)
-			}
+		if err := d.empty(ctx, s); err != nil {
+			d.t.Error(err)
 		}
 	}
+}
+
+// empty takes a sale out of Redis, as a Redis that lost its disk would have.
+func (d *day) empty(ctx context.Context, s *sale) error {
+	var keys []string
+	for _, name := range []string{"state", "orders", "buyers", "idem", "outbox", "applied"} {
+		keys = append(keys, fmt.Sprintf("%s{sale:%d}:%s", d.books.Prefix, s.id, name))
+	}
+	return d.books.Redis.Do(ctx, d.books.Redis.B().Del().Key(keys...).Build()).Error()
 }
 
 // answer is what came back; status 0: nothing did.
@@ -258,6 +271,9 @@ type answer struct {
 	Status  json.RawMessage `json:"status"` // of an order a string, of a problem a number
 	ID      int64           `json:"id"`
 }
+
+// final: asking again would say the same.
+func (a answer) final() bool { return a.status != 0 && a.status != 429 && a.status != 503 }
 
 func (a answer) String() string { return fmt.Sprintf("%d %s", a.status, a.body) }
 
@@ -338,29 +354,28 @@ func (d *day) press(s *sale, uid int) answer {
 }
 
 func (d *day) insist(s *sale, uid int, headers ...string) (a answer, err error) {
-	key := fmt.Sprintf("key-of-%d", uid)
-	headers = append(headers, "Idempotency-Key", key)
 	err = await(fmt.Sprintf("uid %d is told something final", uid), func() (bool, string) {
-		a = d.do("POST", fmt.Sprintf("%s/v1/sales/%d/orders", d.ports.PublicURL(), s.id), d.tokens[uid-1], `{"quantity":1}`, headers...)
-		if err := d.note(s, strconv.Itoa(uid), key, a); err != nil {
-			return false, err.Error()
-		}
-		return a.status != 0 && a.status != 429 && a.status != 503, a.String()
+		var failed error
+		a, failed = d.once(s, uid, headers...)
+		return failed == nil && a.final(), fmt.Sprintf("%s, %v", a, failed)
 	})
 	return a, err
 }
 
-// note logs an answer, for the oracle and for the auditor.
-func (d *day) note(s *sale, uid, key string, a answer) error {
+// once asks once, and logs the answer, for the oracle and for the auditor.
+func (d *day) once(s *sale, who int, headers ...string) (answer, error) {
+	uid, key := strconv.Itoa(who), fmt.Sprintf("key-of-%d", who)
+	a := d.do("POST", fmt.Sprintf("%s/v1/sales/%d/orders", d.ports.PublicURL(), s.id), d.tokens[who-1], `{"quantity":1}`,
+		append(slices.Clone(headers), "Idempotency-Key", key)...)
 	s.log.Add(oracle.Answer{UID: uid, Key: key, Status: a.status, Code: a.Code, OrderID: a.OrderID})
 	line, err := json.Marshal(map[string]any{"uid": uid, "sale": s.id, "key": key, "status": a.status, "code": a.Code, "order_id": a.OrderID})
 	if err != nil {
-		return err
+		return a, err
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	_, err = d.answers.Write(append(line, '\n'))
-	return err
+	return a, err
 }
 
 // ordered presses and waits until the order is settled.
@@ -480,7 +495,8 @@ func (d *day) live() {
 	d.status(9, order, wire.Expired)
 	d.press(s, 9)
 
-	if d.driver == redisStream { // with a broker the gate does not open before the consumer has settled what it holds
+	switch d.kind {
+	case redisStream: // with a broker the gate does not open before the consumer has settled what it holds
 		// The sale is rebuilt while an order is on its way; two more come for the last unit.
 		s = d.newSale(2, 10*time.Minute)
 		release = d.hold("INSERT INTO order_slots (sale_id, uid, slot, order_id) VALUES (?, '10', 1, 'held')", s.id)
@@ -492,6 +508,19 @@ func (d *day) live() {
 		d.press(s, 11)
 		d.press(s, 12)
 		release()
+	case confirm:
+		// What is published gets lost on its way to the broker, and then Redis loses the sale.
+		s = d.newSale(5, 10*time.Minute)
+		d.ordered(s, 10)
+		d.amqp.loseAll()
+		a, err := d.once(s, 11)
+		must(d.t, err)
+		must(d.t, d.empty(d.t.Context(), s))
+		d.amqp.cut()
+		if !a.final() { // then this shopper knows that nothing is promised yet
+			d.press(s, 11)
+		}
+		d.press(s, 12)
 	}
 }
 

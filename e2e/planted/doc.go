@@ -5,7 +5,7 @@
 //	Bug:    what is wrong, in a sentence
 //	Test:   the package and the one test that must fail (TestName or TestName/subtest)
 //	Says:   words that its output must hold, so that it fails for the right reason
-//	Day:    rabbitmq or redis-stream: the queue driver of a real system that lives through a hard day (see day)
+//	Day:    rabbitmq, redis-stream or confirm: how a real system is set up that lives through a hard day (see day)
 //	Finds:  words that the auditor must say of the books after that day
 //	Alone:  why the test may not run beside others; only for those that make Redis forget its scripts
 //

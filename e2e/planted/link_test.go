@@ -11,11 +11,15 @@ import (
 	"testing"
 )
 
-// link passes bytes on between the backend and Redis, until it is told to lose an answer.
+// link passes bytes on between the backend and a server, until it is told to lose some.
 type link struct {
 	addr   string // where the backend connects to
 	server string
 	marker atomic.Pointer[[]byte]
+	deaf   atomic.Bool
+
+	mu    sync.Mutex // guards conns
+	conns map[net.Conn]struct{}
 }
 
 // newLink listens in front of a server until the test ends.
@@ -23,7 +27,7 @@ func newLink(t *testing.T, server string) *link {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
-	l := &link{addr: ln.Addr().String(), server: server}
+	l := &link{addr: ln.Addr().String(), server: server, conns: map[net.Conn]struct{}{}}
 	var running sync.WaitGroup
 	running.Go(func() {
 		for {
@@ -31,10 +35,13 @@ func newLink(t *testing.T, server string) *link {
 			if err != nil {
 				return
 			}
+			l.mu.Lock()
+			l.conns[client] = struct{}{}
+			l.mu.Unlock()
 			running.Go(func() { l.pass(client) })
 		}
 	})
-	t.Cleanup(func() { ln.Close(); running.Wait() })
+	t.Cleanup(func() { ln.Close(); l.cut(); running.Wait() })
 	return l
 }
 
@@ -45,8 +52,26 @@ func (l *link) loseAnswerTo(marker string) {
 	l.marker.Store(&b)
 }
 
+// loseAll loses all that the backend sends from now on; cut ends that.
+func (l *link) loseAll() { l.deaf.Store(true) }
+
+// cut closes every connection; new ones are whole.
+func (l *link) cut() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for c := range l.conns {
+		c.Close()
+	}
+	l.deaf.Store(false)
+}
+
 func (l *link) pass(client net.Conn) {
-	defer client.Close()
+	defer func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		client.Close()
+		delete(l.conns, client)
+	}()
 	server, err := net.Dial("tcp", l.server)
 	if err != nil {
 		return
@@ -57,10 +82,17 @@ func (l *link) pass(client net.Conn) {
 	up.Go(func() {
 		defer server.(*net.TCPConn).CloseWrite()
 		b := make([]byte, 64<<10)
+		deaf := false // once it has lost something nothing after it makes sense
 		for {
 			n, err := client.Read(b)
 			if m := l.marker.Load(); m != nil && bytes.Contains(b[:n], *m) && l.marker.CompareAndSwap(m, nil) {
 				lose.Store(true)
+			}
+			if deaf = deaf || l.deaf.Load(); deaf && err == nil {
+				continue
+			}
+			if deaf {
+				return
 			}
 			if _, e := server.Write(b[:n]); e != nil || err != nil {
 				return

@@ -47,7 +47,7 @@ type day struct {
 	backend *stack.Process
 	gateway *stack.Process
 	ports   stack.Ports
-	link    *link // between the backend and Redis
+	redis   *link // between the backend and Redis
 	amqp    *link // and RabbitMQ; nil with redis-stream
 	schema  string
 	db      *sql.DB
@@ -95,7 +95,7 @@ func newDay(t *testing.T, r tree, bin, judge, kind string) *day {
 	d := &day{t: t, tree: r, judge: judge, kind: kind, dir: t.TempDir(), schema: name, http: &http.Client{Timeout: 30 * time.Second}}
 	t.Cleanup(d.http.CloseIdleConnections)
 	addr := env(t, "REDIS_ADDR")
-	d.link = newLink(t, addr)
+	d.redis = newLink(t, addr)
 	d.books.Prefix = name + ":"
 	var err error
 	d.books.Redis, err = rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{addr}, DisableCache: true, ForceSingleClient: true})
@@ -153,9 +153,9 @@ func (d *day) process(bin, name, admin string) *stack.Process {
 }
 
 // configs writes the system's two and the auditor's, who reaches Redis without the link.
-func (d *day) configs(dsn, queue, redis string) {
+func (d *day) configs(dsn, queue, redisAddr string) {
 	d.t.Helper()
-	backend := func(file, redis string) {
+	backend := func(file, addr string) {
 		must(d.t, os.WriteFile(d.file(file), fmt.Appendf(nil, `development: true
 listen: {internal: "127.0.0.1:%d", admin: "127.0.0.1:%d"}
 admin_token: %s
@@ -166,10 +166,10 @@ mysql: {dsn: "%s"}
 orders: {queued_bound: 5s}
 outbox: {claim_idle: 1s}
 log: {level: info}
-`, d.ports.Internal, d.ports.Admin, development.AdminToken, development.SigningKeyID, development.SigningSecret, redis, d.books.Prefix, dsn, queue), 0o600))
+`, d.ports.Internal, d.ports.Admin, development.AdminToken, development.SigningKeyID, development.SigningSecret, addr, d.books.Prefix, dsn, queue), 0o600))
 	}
-	backend("backend.yaml", d.link.addr)
-	backend("auditor.yaml", redis)
+	backend("backend.yaml", d.redis.addr)
+	backend("auditor.yaml", redisAddr)
 	must(d.t, os.WriteFile(d.file("gateway.yaml"), fmt.Appendf(nil, `development: true
 listen: {public: "127.0.0.1:%d", ops: "127.0.0.1:%d"}
 backends: ["%s"]
@@ -303,8 +303,8 @@ func (d *day) do(method, url, token, body string, headers ...string) answer {
 	return a
 }
 
-func (d *day) admin(path, body string) answer {
-	return d.do("POST", d.ports.AdminURL()+"/admin/v1"+path, development.AdminToken, body)
+func (d *day) admin(path, body string, headers ...string) answer {
+	return d.do("POST", d.ports.AdminURL()+"/admin/v1"+path, development.AdminToken, body, headers...)
 }
 
 // until asks again and again; the day ends with the last answer when patience is over.
@@ -405,7 +405,7 @@ func (d *day) lose(script string) {
 	must(d.t, err)
 	must(d.t, d.books.Redis.Do(d.t.Context(), d.books.Redis.B().ScriptLoad().Script(string(source)).Build()).Error()) // else NOSCRIPT would be lost
 	sum := sha1.Sum(source)
-	d.link.loseAnswerTo(hex.EncodeToString(sum[:]))
+	d.redis.loseAnswerTo(hex.EncodeToString(sum[:]))
 }
 
 // intentsDone waits until nothing decided in MySQL is left to be done in Redis.
@@ -463,14 +463,19 @@ func (d *day) live() {
 	// A unit is given back, and the answer is lost: the timer tries again.
 	order := d.ordered(s, 6)
 	d.lose("release.lua")
-	d.do("POST", d.ports.PublicURL()+wire.OrderPath(order)+"/cancellation", d.tokens[6-1], "")
+	d.until("it is cancelled", func() (bool, string) {
+		a := d.do("POST", d.ports.PublicURL()+wire.OrderPath(order)+"/cancellation", d.tokens[6-1], "")
+		return a.status == 200, a.String()
+	})
 	d.intentsDone()
 
 	// Units are added, and the answer is lost.
 	d.lose("adjust.lua")
-	if a := d.admin(fmt.Sprintf("/sales/%d/restock", s.id), `{"quantity":3}`); a.status == 200 {
-		s.stock += 3
-	}
+	s.stock += 3
+	d.until("it is restocked", func() (bool, string) {
+		a := d.admin(fmt.Sprintf("/sales/%d/restock", s.id), `{"quantity":3}`, "Idempotency-Key", "restock")
+		return a.status == 200, a.String()
+	})
 	d.intentsDone()
 
 	// The backend is killed while MySQL takes its time with a batch.
@@ -491,8 +496,7 @@ func (d *day) live() {
 
 	// An order expires, and its buyer repeats the request.
 	s = d.newSale(2, time.Second)
-	order = d.ordered(s, 9)
-	d.status(9, order, wire.Expired)
+	d.status(9, d.press(s, 9).OrderID, wire.Expired)
 	d.press(s, 9)
 
 	switch d.kind {

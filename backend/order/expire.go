@@ -70,18 +70,23 @@ func (b *Book) setAside(ctx context.Context, now time.Time, o row, cause error) 
 	return nil
 }
 
+// overdue takes the status, the time, and the time before which an order must have been found stuck.
+const overdue = `SELECT ` + columns + ` FROM orders WHERE status = ? AND pay_before <= ? AND (stuck_at IS NULL OR stuck_at <= ?)`
+
+// oldestFirst bounds it.
+var oldestFirst = fmt.Sprintf(` ORDER BY pay_before LIMIT %d`, expireOnce)
+
 // expire ends orders that are overdue and that nobody else is changing, at most expireOnce: of these, or with nil those
 // that are overdue the longest. won are those that it took, whatever the error.
 func (b *Book) expire(ctx context.Context, now time.Time, these []row) (n int, won []row, err error) {
-	query := `SELECT ` + columns + ` FROM orders WHERE status = ? AND pay_before <= ? AND (stuck_at IS NULL OR stuck_at <= ?)`
-	due := []any{string(wire.PendingPayment), now, now.Add(-stuckFor)}
+	query, due := overdue, []any{string(wire.PendingPayment), now, now.Add(-stuckFor)}
 	if these != nil {
 		query += ` AND id IN (` + marks(len(these)) + `)`
 		for _, o := range these {
 			due = append(due, o.id)
 		}
 	}
-	query += fmt.Sprintf(` ORDER BY pay_before LIMIT %d FOR UPDATE SKIP LOCKED`, expireOnce)
+	query += oldestFirst + ` FOR UPDATE SKIP LOCKED`
 	c := change{to: wire.Expired, kind: ledgerExpire}
 	var intent int64
 	err = store.InTx(ctx, b.db, func(tx *sql.Tx) (err error) {

@@ -55,33 +55,6 @@ func (s *shop) pend(n, due int) (sale int64) {
 	return sale
 }
 
-// handled is how many rows a session has asked the storage engine for, and has changed there: MySQL's own count.
-func handled(t *testing.T, session *sql.DB) (reads, changes int64) {
-	t.Helper()
-	rows, err := session.QueryContext(t.Context(), `SHOW SESSION STATUS LIKE 'Handler%'`)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer rows.Close()
-	for rows.Next() {
-		var name string
-		var n int64
-		if err := rows.Scan(&name, &n); err != nil {
-			t.Fatal(err)
-		}
-		switch {
-		case strings.HasPrefix(name, "Handler_read_"), name == "Handler_icp_attempts": // also what is looked at in the index alone
-			reads += n
-		case name == "Handler_update" || name == "Handler_delete" || name == "Handler_write":
-			changes += n
-		}
-	}
-	if err := rows.Err(); err != nil {
-		t.Fatal(err)
-	}
-	return reads, changes
-}
-
 // A pass reads what it ends, whatever else waits for its payment: it is MySQL that counts.
 func TestExpireTouchesOnlyWhatIsDue(t *testing.T) {
 	n := pendingOrders(t)
@@ -104,15 +77,11 @@ func TestExpireTouchesOnlyWhatIsDue(t *testing.T) {
 		t.Errorf("the due orders are found by %s on %s, %s bytes (%s), want a range of orders_due, %s bytes, without a sort", access, key, length, extra, both)
 	}
 
-	session := backendtest.OpenMySQL(t, s.dsn, 1) // one connection: its counters are the pass's
+	session := backendtest.OpenMySQL(t, s.dsn, 1)
 	book := NewBook(session, s.redis, s.clk, backendtest.Log(t), prometheus.NewRegistry())
 	count := func(what string, do func()) (reads, changes int64) {
 		t.Helper()
-		r0, c0 := handled(t, session)
-		r1, c1 := handled(t, session) // what the counting itself costs
-		do()
-		r2, c2 := handled(t, session)
-		reads, changes = (r2-r1)-(r1-r0), (c2-c1)-(c1-c0)
+		reads, changes = backendtest.Rows(t, session, do)
 		t.Logf("%s: %d rows read, %d changed", what, reads, changes)
 		return reads, changes
 	}

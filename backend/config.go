@@ -16,10 +16,12 @@ import (
 
 	"floodgate.internal/backend/broker"
 	"floodgate.internal/backend/operate"
+	"floodgate.internal/backend/payment"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/shared/cli"
 	"floodgate.internal/shared/conf"
 	"floodgate.internal/shared/signing"
+	"floodgate.internal/shared/wire"
 )
 
 // Config is the backend's configuration file; configs/backend.yaml explains each value.
@@ -116,7 +118,14 @@ type API struct {
 
 // Payments says who takes payments.
 type Payments struct {
-	TestProvider *bool `yaml:"test_provider"` // nil: as development
+	TestProvider *bool             `yaml:"test_provider"` // nil: as development
+	Providers    []PaymentProvider `yaml:"providers"`
+}
+
+// PaymentProvider is one that may send webhooks.
+type PaymentProvider struct {
+	Name    string        `yaml:"name"`
+	Secrets []conf.Secret `yaml:"secrets"`
 }
 
 // Log says what is logged.
@@ -161,6 +170,18 @@ func (c Config) TestPayments() bool {
 		return *c.Payments.TestProvider
 	}
 	return c.Development
+}
+
+// providers are the payment providers that may send webhooks.
+func (p Payments) providers() []payment.Provider {
+	list := make([]payment.Provider, len(p.Providers))
+	for i, c := range p.Providers {
+		list[i].Name = c.Name
+		for _, s := range c.Secrets {
+			list[i].Secrets = append(list[i].Secrets, s.Reveal())
+		}
+	}
+	return list
 }
 
 // operate is what the operator's commands need.
@@ -257,6 +278,7 @@ func (c Config) Validate() error {
 	c.validateMySQL(wrong)
 	c.validateQueue(wrong)
 	c.validateAccept(wrong)
+	c.Payments.validate(wrong)
 	between("mysql.max_open", int64(c.MySQL.MaxOpen), 1, 1000)
 	between("queue.partitions", int64(c.Queue.Partitions), 1, 256)
 	between("orders.batch", int64(c.Orders.Batch), 1, 1000)
@@ -317,6 +339,37 @@ func (c Config) validateAccept(wrong func(string, ...any)) {
 	}
 }
 
+// maxProviders bounds the payment providers.
+const maxProviders = 32
+
+func (p Payments) validate(wrong func(string, ...any)) {
+	if n := len(p.Providers); n > maxProviders {
+		wrong("payments.providers: %d of them, there must be at most %d", n, maxProviders)
+	}
+	names, owners := map[string]bool{}, map[conf.Secret]string{}
+	for i, c := range p.Providers {
+		field := fmt.Sprintf("payments.providers[%d]", i)
+		if !wire.ValidProvider(c.Name) {
+			wrong("%s.name: %q must be 1 to %d of [a-z0-9-]: it stands in the webhook's path", field, c.Name, wire.MaxProvider)
+		} else if names[c.Name] {
+			wrong("%s.name: %q is there twice", field, c.Name)
+		}
+		names[c.Name] = true
+		if n := len(c.Secrets); n < 1 || n > payment.MaxSecrets {
+			wrong("%s.secrets: %d of them, there must be 1 to %d", field, n, payment.MaxSecrets)
+		}
+		for j, s := range c.Secrets {
+			name := fmt.Sprintf("%s.secrets[%d]", field, j)
+			if n := len(s.Reveal()); n < signing.MinSecret {
+				wrong("%s: %d bytes must be at least %d", name, n, signing.MinSecret)
+			} else if other, ok := owners[s]; ok && other != c.Name {
+				wrong("%s: it is a secret of %s, too: who signs with it could speak for both", name, other)
+			}
+			owners[s] = c.Name
+		}
+	}
+}
+
 // validateDevelopment keeps development secrets, and what else is only for development, off the network.
 func (c Config) validateDevelopment(wrong func(string, ...any)) {
 	if !c.Development {
@@ -342,6 +395,13 @@ func (c Config) developmentSecrets() (fields []string) {
 	for i, k := range c.SigningKeys {
 		if k.Secret.Development() {
 			fields = append(fields, fmt.Sprintf("signing_keys[%d].secret", i))
+		}
+	}
+	for i, p := range c.Payments.Providers {
+		for j, s := range p.Secrets {
+			if s.Development() {
+				fields = append(fields, fmt.Sprintf("payments.providers[%d].secrets[%d]", i, j))
+			}
 		}
 	}
 	return fields

@@ -22,6 +22,7 @@ import (
 	"floodgate.internal/backend/deadletter"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/outbox"
+	"floodgate.internal/backend/payment"
 	"floodgate.internal/backend/reconcile"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/store"
@@ -48,6 +49,7 @@ type process struct {
 	catalog    *catalog.Catalog
 	book       *order.Book
 	letters    *deadletter.Box
+	payments   *payment.Desk
 	reconciler *reconcile.Reconciler
 }
 
@@ -59,7 +61,7 @@ func newProcess(c Config, roles Roles, log *slog.Logger) *process {
 	p.front = newFront(p.status, reg, log)
 	if roles.API {
 		p.api = api.New(api.Config{
-			Keys: c.Keys(), TestPayments: c.TestPayments(), Clock: p.clk, Log: log, Register: reg,
+			Keys: c.Keys(), Clock: p.clk, Log: log, Register: reg,
 			Limits: api.Limits{InFlight: c.API.MaxInFlight, Waiting: c.API.MaxWaiting, Connections: c.API.MaxConnections, Queued: c.Orders.MaxQueued,
 				Lag: c.Orders.MaxLag},
 		})
@@ -189,6 +191,7 @@ func (p *process) begin(base, work *tier) error {
 	p.book.Bound(c.Orders.QueuedBound)
 	p.watchQueued()
 	p.letters = deadletter.NewBox(p.db, p.book, p.clk, p.log, p.reg)
+	p.payments = payment.New(c.Payments.providers(), p.db, p.book, p.clk, p.log, p.reg)
 	var fence reconcile.Fence // a nil interface without a broker
 	if p.broker != nil {
 		fence = p.broker
@@ -203,7 +206,11 @@ func (p *process) begin(base, work *tier) error {
 	if p.roles.API {
 		orders := order.NewReader(p.db, p.redis, p.clk, p.log, p.reg)
 		base.start("order reader", orders.Run)
-		parts := api.Parts{Catalog: p.catalog, Redis: p.redis, Book: p.book, Orders: orders, Reconciler: p.reconciler, Outage: p.outage}
+		parts := api.Parts{Catalog: p.catalog, Redis: p.redis, Book: p.book, Orders: orders, Reconciler: p.reconciler, Outage: p.outage,
+			Webhooks: p.payments}
+		if c.TestPayments() {
+			parts.Payer = p.book
+		}
 		if c.Accept.After == AfterConfirm {
 			parts.Confirmer = outbox.NewConfirmer(p.redis, p.broker, c.Accept.ConfirmWithin, p.reg)
 		}
@@ -229,9 +236,12 @@ func (p *process) begin(base, work *tier) error {
 		Log: p.log, Gatherer: p.reg, Register: p.reg,
 	})
 	if p.roles.Timer {
-		work.start("expiry", p.repeat("expiry", p.book.Expire))
-		work.start("intents", p.repeat("intents", p.book.RunIntents))
-		work.start("unsold units", p.repeat("unsold units", operator.ReturnUnsold))
+		work.start("expiry", p.repeat("expiry", timerEvery, p.book.Expire))
+		work.start("intents", p.repeat("intents", timerEvery, p.book.RunIntents))
+		work.start("unsold units", p.repeat("unsold units", timerEvery, operator.ReturnUnsold))
+		work.start("payments", p.repeat("payments", pruneEvery, p.payments.Tend))
+		work.start("done intents", p.repeat("done intents", pruneEvery, p.book.PruneIntents))
+		work.start("old Idempotency-Keys", p.repeat("old Idempotency-Keys", pruneEvery, operator.PruneKeys))
 	}
 	p.front.become(operator)
 	p.status.set("")
@@ -254,15 +264,18 @@ func (p *process) queues() func(context.Context) ([]broker.QueueState, error) {
 	return p.broker.Queues
 }
 
-// timerEvery is how long the timer rests when there is nothing to do.
-const timerEvery = time.Second
+// How long the timer rests when there is nothing to do: for orders and units, and where it only tidies up.
+const (
+	timerEvery = time.Second
+	pruneEvery = 10 * time.Second
+)
 
-// repeat makes one pass after the other while there is something to do, and else one each timerEvery. A failure is logged
-// once, and tried again with growing pauses.
-func (p *process) repeat(what string, pass func(context.Context) (int, error)) func(context.Context) error {
+// repeat makes one pass after the other while there is something to do, and else rests. A failure is logged once, and tried
+// again with growing pauses.
+func (p *process) repeat(what string, every time.Duration, pass func(context.Context) (int, error)) func(context.Context) error {
 	return func(ctx context.Context) error {
 		const most = 10 * time.Second
-		rest, failing := timerEvery, false
+		rest, failing := every, false
 		for {
 			try, cancel := context.WithTimeout(ctx, 30*time.Second)
 			n, err := pass(try)
@@ -279,7 +292,7 @@ func (p *process) repeat(what string, pass func(context.Context) (int, error)) f
 				if failing {
 					p.log.Info("timer: " + what + " works again")
 				}
-				rest, failing = timerEvery, false
+				rest, failing = every, false
 				if n > 0 {
 					continue
 				}

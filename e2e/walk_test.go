@@ -31,6 +31,7 @@ func TestContractWalk(t *testing.T) {
 	k.pages(open)
 	k.reads(open)
 	k.orders(open, soon, over)
+	k.payments()
 	k.ops()
 	k.feed()
 	k.adminSKUs()
@@ -222,6 +223,50 @@ func (k *walk) orders(open, soon, over int64) {
 	k.w.state(open, wire.SoldOut)
 	k.public("POST", path(open), k.tokens[7], "", 409, "SOLD_OUT")
 	k.public("POST", path(open), "", "", 409, "SOLD_OUT")
+}
+
+// payments delivers webhooks through the gateway. What becomes of orders by them is another test's.
+func (k *walk) payments() {
+	k.w.t.Helper()
+	sale := k.w.newSale("Paid for by webhook", 1, time.Now().Add(-time.Minute), 600)
+	k.w.state(sale, wire.Open)
+	token := k.tokens[10]
+	id := k.public("POST", fmt.Sprintf("/v1/sales/%d/orders", sale), token, "", 202, "").orderID
+	k.w.order(id, token, wire.PendingPayment)
+	deliver := func(e event, status int, code string) answer {
+		k.w.t.Helper()
+		return k.try(k.w.webhook(e), status, code)
+	}
+	e := event{ID: "walk-1", Type: "payment.succeeded", PaymentID: "walk", OrderID: id, Amount: 4900, Currency: "EUR"}
+	deliver(e.with(func(e *event) { e.Amount, e.ID, e.PaymentID = 1, "walk-0", "walk-0" }), 422, "PAYMENT_MISMATCH")
+	deliver(e, 200, "")
+	deliver(e, 200, "")
+	deliver(e.with(func(e *event) { e.Type = "payment.refunded" }), 422, "IDEMPOTENCY_KEY_REUSED")
+	deliver(e.with(func(e *event) { e.OrderID = "nonsense" }), 404, "ORDER_NOT_FOUND")
+	deliver(e.with(func(e *event) { e.Currency = "euro" }), 400, "BAD_REQUEST")
+	bad := k.w.webhook(e)
+	bad.url = strings.Replace(bad.url, "/test", "/nobody", 1)
+	k.try(bad, 404, "NOT_FOUND")
+	bad = k.w.webhook(e)
+	bad.header[wire.PaymentSignature] = "t=1,v1=00"
+	k.try(bad, 401, "UNAUTHENTICATED")
+	bad.header["Content-Type"] = "text/plain"
+	k.try(bad, 415, "UNSUPPORTED_MEDIA_TYPE")
+	bad = k.w.webhook(e)
+	bad.body += strings.Repeat(" ", wire.MaxWebhook)
+	k.try(bad, 413, "PAYLOAD_TOO_LARGE")
+	k.public("GET", wire.WebhookPath+development.Provider, "", "", 405, "METHOD_NOT_ALLOWED")
+
+	k.admin("GET", "/payments", "", 200, "")
+	k.admin("GET", "/payments?limit=1", "", 200, "")
+	due := k.admin("GET", "/payments?status=refund_due&order_id="+id, "", 200, "")
+	if !strings.Contains(string(due.body), `"walk-0"`) || strings.Contains(string(due.body), `"walk"`) {
+		k.w.t.Errorf("refunds that are due: got %s", due)
+	}
+	for _, q := range []string{"?status=x", "?order_id=x", "?cursor=x", "?limit=0", "?x=1"} {
+		k.admin("GET", "/payments"+q, "", 400, "BAD_REQUEST")
+	}
+	k.admin("POST", "/payments", "", 405, "METHOD_NOT_ALLOWED")
 }
 
 // signed is a call to the internal listener as a gateway makes it.

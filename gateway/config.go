@@ -55,6 +55,7 @@ type LimitsConfig struct {
 	Order    LimitConfig `yaml:"order"`
 	Read     LimitConfig `yaml:"read"`
 	IP       LimitConfig `yaml:"ip"`
+	Webhook  LimitConfig `yaml:"webhook"`
 	IPExempt []string    `yaml:"ip_exempt"`
 }
 
@@ -109,6 +110,7 @@ func DefaultConfig() Config {
 		Identity: IdentityConfig{Leeway: 30 * time.Second},
 		Limits: LimitsConfig{
 			Order: LimitConfig{0.2, 1, 1_000_000}, Read: LimitConfig{10, 20, 1_000_000}, IP: LimitConfig{50, 100, 1_000_000},
+			Webhook: LimitConfig{200, 1000, 10_000},
 		},
 		Server: ServerConfig{
 			ReadTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: 30 * time.Second,
@@ -207,7 +209,7 @@ func (c *Config) Validate() error {
 	for _, l := range []struct {
 		field string
 		LimitConfig
-	}{{"limits.order", c.Limits.Order}, {"limits.read", c.Limits.Read}, {"limits.ip", c.Limits.IP}} {
+	}{{"limits.order", c.Limits.Order}, {"limits.read", c.Limits.Read}, {"limits.ip", c.Limits.IP}, {"limits.webhook", c.Limits.Webhook}} {
 		if !(l.Rate > 0) {
 			bad(l.field+".rate", "%v must be positive", l.Rate)
 		} else if l.Rate > 1e6 || l.Rate < 1e-4 {

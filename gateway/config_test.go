@@ -72,6 +72,7 @@ func TestValidateNamesFieldValueAndBound(t *testing.T) {
 		{"burst: 100", "burst: many", "many"},
 		{"rate: 0.2, burst: 1", "rate: 0.001, burst: 1000000", "limits.order.burst: 1000000 tokens at 0.001 a second fill in more than 720h"},
 		{"max_keys: 1000}", "max_keys: 0}", "limits.order.max_keys: 0 must be"},
+		{"limits:", "limits:\n  webhook: {rate: 0, burst: 1, max_keys: 1}", "limits.webhook.rate: 0 must be positive"},
 		{"127.0.0.0/8", "127.0.0.1", "limits.ip_exempt[0]: \"127.0.0.1\" must be a network"},
 		{"read_timeout: 2s", "read_timeout: 0s", "server.read_timeout: 0s must be"},
 		{"read_timeout: 2s", "raed_timeout: 2s", "raed_timeout"},

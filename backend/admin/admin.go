@@ -105,6 +105,7 @@ func (a *Admin) routes() {
 		v1 + "/dead-letters":             {"GET": a.listDeadLetters},
 		v1 + "/dead-letters/{id}":        {"GET": a.getDeadLetter},
 		v1 + "/dead-letters/{id}/replay": {"POST": a.replayDeadLetter},
+		v1 + "/payments":                 {"GET": a.listPayments},
 		v1 + "/audit-log":                {"GET": a.auditLog},
 		"/-/healthy":                     {"GET": a.healthy},
 		"/-/ready":                       {"GET": a.ready},

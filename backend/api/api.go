@@ -20,10 +20,12 @@ import (
 
 	"floodgate.internal/backend/catalog"
 	"floodgate.internal/backend/order"
+	"floodgate.internal/backend/payment"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/signing"
+	"floodgate.internal/shared/wire"
 )
 
 // Limits bound what one listener does at once.
@@ -49,23 +51,29 @@ const (
 
 // Config is what a Server listens with.
 type Config struct {
-	Keys         []signing.Key
-	TestPayments bool // POST .../payment takes any order as paid
-	Limits       Limits
-	Clock        *clock.Clock
-	Log          *slog.Logger
-	Register     prometheus.Registerer
+	Keys     []signing.Key
+	Limits   Limits
+	Clock    *clock.Clock
+	Log      *slog.Logger
+	Register prometheus.Registerer
 }
 
-// Parts are what a Server answers from; but for the last two, all are needed.
+// Parts are what a Server answers from; but for the last three, all are needed.
 type Parts struct {
 	Catalog    *catalog.Catalog
 	Redis      *reserve.Store
 	Book       *order.Book
 	Orders     *order.Reader
 	Reconciler Reconciler
+	Webhooks   *payment.Desk
+	Payer      Payer         // nil: orders are paid by webhook alone
 	Confirmer  Confirmer     // nil: an order is accepted as soon as Redis has it
 	Outage     func() string // names what has been away for too long to take orders, "" for nothing; nil: nothing ever is
+}
+
+// Payer takes the payment of an order at its owner's word, as order.Book.Pay does: the Book is the built-in test provider.
+type Payer interface {
+	Pay(ctx context.Context, uid, orderID string) (wire.Order, error)
 }
 
 // Confirmer is outbox.Confirmer, as the API needs it.

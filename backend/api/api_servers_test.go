@@ -20,6 +20,7 @@ import (
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/catalog"
 	"floodgate.internal/backend/order"
+	"floodgate.internal/backend/payment"
 	"floodgate.internal/backend/reconcile"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/shared/problem"
@@ -56,7 +57,8 @@ func work(t *testing.T, limits Limits, addr string) *working {
 			t.Error(err)
 		}
 	})
-	s.Begin(Parts{Catalog: known, Redis: redis, Book: order.NewBook(db, redis, s.Clock, log, reg),
+	book := order.NewBook(db, redis, s.Clock, log, reg)
+	s.Begin(Parts{Catalog: known, Redis: redis, Book: book, Webhooks: payment.New([]payment.Provider{testProvider}, db, book, s.Clock, log, reg), Payer: book,
 		Orders: order.NewReader(db, redis, s.Clock, log, reg), Reconciler: reconcile.New(db, redis, nil, log, reg)})
 	w := &working{s, c, t, db, direct}
 	return w

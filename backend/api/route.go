@@ -30,11 +30,12 @@ var (
 	listRoute    = route{"orders", "GET", []string{"sale_id", "cursor"}, (*Server).getOrders}
 	paymentRoute = route{"payment", "POST", nil, (*Server).postPayment}
 	cancelRoute  = route{"cancellation", "POST", nil, (*Server).postCancellation}
+	webhookRoute = route{"webhook", "POST", nil, (*Server).postWebhook}
 )
 
 // routes lists them all, for the metrics.
 var routes = []*route{&unrouted, &feedRoute, &timeRoute, &salesRoute, &saleRoute, &orderRoute, &statusRoute, &listRoute,
-	&paymentRoute, &cancelRoute}
+	&paymentRoute, &cancelRoute, &webhookRoute}
 
 // match finds the route of a path as it stands in the request line: nothing is decoded, so what would need decoding is no
 // path of ours. nil: there is none.
@@ -70,6 +71,9 @@ func match(path string) (rt *route, arg string) {
 		case rest == "cancellation":
 			return &cancelRoute, arg
 		}
+	}
+	if arg, ok := strings.CutPrefix(path, wire.WebhookPath); ok && wire.ValidProvider(arg) {
+		return &webhookRoute, arg
 	}
 	return nil, ""
 }

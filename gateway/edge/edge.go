@@ -33,7 +33,8 @@ import (
 type Settings struct {
 	Verifier         *identity.Verifier
 	Order, Read, IP  *limit.Law
-	Exempt           []netip.Prefix // from the IP law
+	Webhook          *limit.Law     // of an address that delivers webhooks
+	Exempt           []netip.Prefix // from the laws of addresses
 	Pages            pagecache.Rule
 	Sign             *identity.Key // may mint test tokens; nil outside development
 	InsecureCookies  bool          // without Secure, for plain HTTP in development
@@ -56,8 +57,10 @@ type Server struct {
 	settings atomic.Pointer[Settings]
 	draining atomic.Bool
 
+	delivering atomic.Int64 // webhooks at the backends
+
 	orders, reads *limit.Buckets[string]
-	ips           *limit.Buckets[[16]byte]
+	ips, webhooks *limit.Buckets[[16]byte]
 	metrics       *metrics
 
 	idPrefix string
@@ -81,6 +84,7 @@ func New(parts Parts, reg prometheus.Registerer) *Server {
 	return &Server{
 		Parts:  parts,
 		orders: limit.New[string]("order", reg), reads: limit.New[string]("read", reg), ips: limit.New[[16]byte]("ip", reg),
+		webhooks: limit.New[[16]byte]("webhook", reg),
 		metrics:  newMetrics(reg),
 		idPrefix: hex.EncodeToString(prefix[:]) + "-",
 		warnings: rate.NewLimiter(2, 5),

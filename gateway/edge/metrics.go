@@ -53,6 +53,7 @@ const (
 	ruleProtocol rule = iota
 	ruleGate
 	ruleIP
+	ruleWebhook
 	ruleIdentity
 	ruleOrigin
 	ruleOrder
@@ -62,7 +63,7 @@ const (
 	rules
 )
 
-var ruleNames = [rules]string{"protocol", "gate", "ip", "identity", "origin", "order", "read", "body", "in_flight"}
+var ruleNames = [rules]string{"protocol", "gate", "ip", "webhook", "identity", "origin", "order", "read", "body", "in_flight"}
 
 type metrics struct {
 	requests [routes][]prometheus.Counter // by result

@@ -21,6 +21,7 @@ const (
 	routeStatus // one order
 	routePay
 	routeCancel
+	routeWebhook
 	routeSession
 	routeDevSession
 	routes
@@ -28,13 +29,14 @@ const (
 
 var routeNames = [routes]string{
 	"none", "malformed", "page", "time", "sales", "sale", "order_post", "orders_get", "order_get", "payment", "cancellation",
-	"session", "dev_session",
+	"webhook", "session", "dev_session",
 }
 
 // allow is the methods of each route, as the Allow field lists them. HEAD goes wherever GET goes.
 var allow = [routes]string{
 	routePage: "GET, HEAD", routeTime: "GET, HEAD", routeSales: "GET, HEAD", routeSale: "GET, HEAD", routeOrder: "POST",
 	routeMine: "GET, HEAD", routeStatus: "GET, HEAD", routePay: "POST", routeCancel: "POST",
+	routeWebhook: "POST",
 	routeSession: "GET, HEAD, POST, DELETE", routeDevSession: "POST",
 }
 
@@ -71,8 +73,8 @@ func split(target []byte) (path, query []byte, ok bool) {
 
 func dots(s []byte) bool { return string(s) == "." || string(s) == ".." }
 
-// match finds the route of a canonical path, and the id in it: of a sale (0 if it cannot be one) or an order.
-func match(path []byte) (r route, sale int64, order []byte) {
+// match finds the route of a canonical path, and what it names: a sale (0 if it cannot be one), an order or a payment provider.
+func match(path []byte) (r route, sale int64, name []byte) {
 	switch string(path) {
 	case "/":
 		return routePage, 0, nil
@@ -111,6 +113,9 @@ func match(path []byte) (r route, sale int64, order []byte) {
 			return routeCancel, 0, id
 		}
 		return routeNone, 0, nil
+	}
+	if provider, ok := bytes.CutPrefix(path, []byte(wire.WebhookPath)); ok && wire.ValidProvider(string(provider)) {
+		return routeWebhook, 0, provider
 	}
 	if bytes.HasPrefix(path, []byte("/sales/")) || bytes.HasPrefix(path, []byte("/assets/")) {
 		return routePage, 0, nil

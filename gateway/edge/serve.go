@@ -13,6 +13,7 @@ import (
 	"floodgate.internal/gateway/upstream"
 	"floodgate.internal/shared/failpoint"
 	"floodgate.internal/shared/problem"
+	"floodgate.internal/shared/signing"
 	"floodgate.internal/shared/wire"
 )
 
@@ -31,7 +32,7 @@ func (x *exchange) serve() {
 		x.reject(ruleProtocol, problem.New(problem.BadRequest, "the path must be plain: no percent-encoding, no empty or dot segments, no host"))
 		return
 	}
-	r, sale, order := match(path)
+	r, sale, name := match(path)
 	x.route = r
 	if r == routeNone || r == routeDevSession && x.set.Sign == nil {
 		x.refuse(problem.New(problem.NotFound, "there is no such path"))
@@ -68,12 +69,14 @@ func (x *exchange) serve() {
 		x.cached("/v1/sales/" + strconv.FormatInt(sale, 10))
 	case routeOrder:
 		x.order(sale)
+	case routeWebhook:
+		x.webhook(string(name))
 	case routeSession:
 		x.session()
 	case routeDevSession:
 		x.devSession()
 	default:
-		x.mine(order)
+		x.mine(name)
 	}
 }
 
@@ -118,6 +121,8 @@ func (x *exchange) limited(by rule, law *limit.Law, d limit.Decision) {
 		name, detail = `"read"`, "too many requests; nothing was done"
 	case ruleIP:
 		name, detail = `"ip"`, "too many requests from your address; nothing was done"
+	case ruleWebhook:
+		name, detail = `"webhook"`, "too many deliveries from your address; nothing was done, deliver it again"
 	}
 	seconds := max(1, d.Seconds())
 	h := &x.ctx.Response.Header
@@ -362,8 +367,8 @@ func (x *exchange) forward(r *upstream.Request) int {
 		return 0
 	}
 	code := resp.StatusCode()
-	if code == fasthttp.StatusUnauthorized {
-		// It is this gateway that the backend does not know, not the shopper.
+	if code == fasthttp.StatusUnauthorized && len(resp.Header.Peek(signing.HeaderTime)) > 0 {
+		// It is this gateway that the backend does not know, not the client: that refusal names the time to sign by.
 		x.s.warn("check the signing keys on both sides", errSignature, x.id)
 		x.overloaded("the shop cannot be reached; nothing was done")
 		return 0
@@ -385,13 +390,17 @@ func (x *exchange) forward(r *upstream.Request) int {
 }
 
 // passed is every header of a backend's answer that a client sees.
-var passed = []string{"Content-Type", "Location", "ETag", "Cache-Control", "Retry-After"}
+var passed = []string{"Content-Type", "Location", "ETag", "Cache-Control", "Retry-After", "WWW-Authenticate"}
 
 // unanswered says what is known of a request that got no answer.
 func (x *exchange) unanswered(r *upstream.Request, err error) {
 	if r.Method == fasthttp.MethodPost && errors.Is(err, upstream.ErrUnknown) {
 		x.s.warn("no answer from the backend", err, x.id)
-		p := problem.New(problem.OutcomeUnknown, "the request was sent on and no answer came: ask again with the same Idempotency-Key, or look at GET /v1/orders?sale_id=")
+		detail := "the request was sent on and no answer came: ask again with the same Idempotency-Key, or look at GET /v1/orders?sale_id="
+		if x.route == routeWebhook {
+			detail = "the event was sent on and no answer came: deliver it again, it counts once"
+		}
+		p := problem.New(problem.OutcomeUnknown, detail)
 		p.RetryAfter = time.Second + jitter(2*time.Second)
 		x.refuse(p)
 		return

@@ -141,12 +141,21 @@ type Feed struct {
 	Removed []int64 `json:"removed"`
 }
 
+// Webhooks of payment providers: POST WebhookPath and the provider's name, signed in the header PaymentSignature.
+const (
+	WebhookPath      = "/v1/payments/webhook/"
+	PaymentSignature = "Payment-Signature"
+)
+
 // Bounds of the public API.
 const (
 	MaxWait           = 20 * time.Second // of wait_ms
 	MaxUID            = 64               // bytes
 	MaxIdempotencyKey = 128              // bytes
 	MaxOrderID        = 56               // bytes
+	MaxProvider       = 32               // bytes
+	MaxWebhook        = 16 << 10         // bytes of a webhook's body
+	MaxSignature      = 1024             // bytes of PaymentSignature
 )
 
 // OrderPath is the status_url of an order.
@@ -173,6 +182,20 @@ func ValidIdempotencyKey(s string) bool {
 	}
 	for i := 0; i < len(s); i++ {
 		if s[i] <= ' ' || s[i] > '~' {
+			return false
+		}
+	}
+	return true
+}
+
+// ValidProvider reports whether s can name a payment provider: 1 to 32 of [a-z0-9-].
+func ValidProvider(s string) bool {
+	if len(s) == 0 || len(s) > MaxProvider {
+		return false
+	}
+	for i := 0; i < len(s); i++ {
+		c := s[i]
+		if !('a' <= c && c <= 'z' || '0' <= c && c <= '9' || c == '-') {
 			return false
 		}
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"floodgate.internal/backend/catalog"
+	"floodgate.internal/backend/coupon"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/shared/clock"
@@ -63,6 +64,7 @@ type Parts struct {
 	Redis      *reserve.Store
 	Book       *order.Book
 	Orders     *order.Reader
+	Claims     *coupon.Claims
 	Reconciler Reconciler
 	Confirmer  Confirmer     // nil: an order is accepted as soon as Redis has it
 	Outage     func() string // names what has been away for too long to take orders, "" for nothing; nil: nothing ever is

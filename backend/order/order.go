@@ -3,7 +3,7 @@
 //
 // MySQL is the judge. Every change of an order's state is one conditional UPDATE or one INSERT under the order id, in one
 // transaction with the stock row, the ledger, and an intent for what is left to do in Redis. Every transaction takes its
-// locks in the same order: orders, order_slots, sale_stock by ascending sale, ledger, intents.
+// locks in the same order: orders, order_slots, coupon_claims, sale_stock by ascending sale, ledger, intents.
 package order
 
 import (
@@ -99,6 +99,8 @@ type bookMetrics struct {
 	unsent   prometheus.Counter
 	queued   prometheus.Histogram
 	late     prometheus.Counter
+
+	overtaken prometheus.Counter
 }
 
 func newBookMetrics(reg prometheus.Registerer) bookMetrics {
@@ -125,7 +127,9 @@ func newBookMetrics(reg prometheus.Registerer) bookMetrics {
 		Buckets: []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 900, 3600}})
 	m.late = prometheus.NewCounter(prometheus.CounterOpts{Name: "backend_orders_late_total",
 		Help: "Orders that were queued for longer than the stated bound (orders.queued_bound)."})
-	reg.MustRegister(m.settled, m.rejected, m.poison, m.batch, m.duration, m.changes, m.releases, m.unsent, m.queued, m.late)
+	m.overtaken = prometheus.NewCounter(prometheus.CounterOpts{Name: "backend_stock_overtaken_total",
+		Help: "Changes of a stock row under the guard version that found the row changed since it was read, and read it again."})
+	reg.MustRegister(m.overtaken, m.settled, m.rejected, m.poison, m.batch, m.duration, m.changes, m.releases, m.unsent, m.queued, m.late)
 	return m
 }
 

@@ -21,6 +21,8 @@ const (
 	routeStatus // one order
 	routePay
 	routeCancel
+	routeCoupons // own coupons
+	routeUse     // of one
 	routeSession
 	routeDevSession
 	routes
@@ -28,13 +30,14 @@ const (
 
 var routeNames = [routes]string{
 	"none", "malformed", "page", "time", "sales", "sale", "order_post", "orders_get", "order_get", "payment", "cancellation",
-	"session", "dev_session",
+	"coupons", "coupon_use", "session", "dev_session",
 }
 
 // allow is the methods of each route, as the Allow field lists them. HEAD goes wherever GET goes.
 var allow = [routes]string{
 	routePage: "GET, HEAD", routeTime: "GET, HEAD", routeSales: "GET, HEAD", routeSale: "GET, HEAD", routeOrder: "POST",
 	routeMine: "GET, HEAD", routeStatus: "GET, HEAD", routePay: "POST", routeCancel: "POST",
+	routeCoupons: "GET, HEAD", routeUse: "POST",
 	routeSession: "GET, HEAD, POST, DELETE", routeDevSession: "POST",
 }
 
@@ -71,8 +74,8 @@ func split(target []byte) (path, query []byte, ok bool) {
 
 func dots(s []byte) bool { return string(s) == "." || string(s) == ".." }
 
-// match finds the route of a canonical path, and the id in it: of a sale (0 if it cannot be one) or an order.
-func match(path []byte) (r route, sale int64, order []byte) {
+// match finds the route of a canonical path, and the id in it: of a sale (0 if it cannot be one), an order or a coupon.
+func match(path []byte) (r route, sale int64, id []byte) {
 	switch string(path) {
 	case "/":
 		return routePage, 0, nil
@@ -82,6 +85,8 @@ func match(path []byte) (r route, sale int64, order []byte) {
 		return routeSales, 0, nil
 	case "/v1/orders":
 		return routeMine, 0, nil
+	case wire.CouponsPath:
+		return routeCoupons, 0, nil
 	case "/v1/session":
 		return routeSession, 0, nil
 	case "/v1/dev/session":
@@ -109,6 +114,12 @@ func match(path []byte) (r route, sale int64, order []byte) {
 			return routePay, 0, id
 		case string(tail) == "cancellation":
 			return routeCancel, 0, id
+		}
+		return routeNone, 0, nil
+	}
+	if rest, ok := bytes.CutPrefix(path, []byte(wire.CouponsPath+"/")); ok {
+		if id, tail, _ := bytes.Cut(rest, []byte("/")); len(id) > 0 && string(tail) == "use" {
+			return routeUse, 0, id
 		}
 		return routeNone, 0, nil
 	}

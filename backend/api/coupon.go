@@ -51,7 +51,9 @@ func (s *Server) postUse(r *request) string {
 	case errors.Is(err, coupon.ErrNotFound):
 		return r.refuse(noSuchCoupon())
 	case errors.As(err, &ended):
-		return r.refuse(problem.New(problem.OrderStateConflict, fmt.Sprintf("%s: it cannot be used", ended)))
+		p := problem.New(problem.OrderStateConflict, fmt.Sprintf("%s: it cannot be used", ended))
+		p.OrderID = ended.Claim.OrderID
+		return r.refuse(p)
 	default:
 		s.sparse.warn("api: a coupon could not be used", "request_id", r.id, "error", err)
 		return r.refuse(unknownOutcome("the coupon may or may not have been used: see GET " + wire.CouponsPath))

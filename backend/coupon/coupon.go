@@ -66,16 +66,13 @@ type Issued struct {
 	Until      time.Time // the claims can be used before
 }
 
-// Issue writes the claims of orders, in the transaction that inserts them. None is fine.
+// Issue writes the claims of orders, in the transaction that inserts them. There must be some.
 func Issue(ctx context.Context, tx *sql.Tx, at time.Time, orders []Issued) error {
 	var args []any
 	for _, o := range orders {
 		for _, slot := range o.Slots {
 			args = append(args, wire.NewClaimID(o.Order, slot), o.Order, o.Sale, o.UID, string(wire.ClaimNew), at, o.Until)
 		}
-	}
-	if len(args) == 0 {
-		return nil
 	}
 	const width = 7
 	tuples := strings.TrimSuffix(strings.Repeat("(?, ?, ?, ?, ?, ?, ?), ", len(args)/width), ", ")

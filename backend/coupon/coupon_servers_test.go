@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-sql-driver/mysql"
 	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -26,14 +27,19 @@ import (
 // campaign is a coupon campaign on the real MySQL, whose claims are valid for an hour.
 type campaign struct {
 	t     *testing.T
+	dsn   string
 	db    *sql.DB
 	sale  int64
 	until time.Time
 }
 
 func newCampaign(t *testing.T) *campaign {
-	db := backendtest.MySQL(t)
-	c := &campaign{t, db, backendtest.Sale(t, db, backendtest.SaleOptions{Kind: wire.Coupon}), time.Now().UTC().Truncate(time.Millisecond).Add(time.Hour)}
+	dsn := backendtest.MySQLDSN(t)
+	db := backendtest.OpenMySQL(t, dsn, 16)
+	if _, err := store.Migrate(t.Context(), db); err != nil {
+		t.Fatal(err)
+	}
+	c := &campaign{t, dsn, db, backendtest.Sale(t, db, backendtest.SaleOptions{Kind: wire.Coupon}), time.Now().UTC().Truncate(time.Millisecond).Add(time.Hour)}
 	if _, err := db.ExecContext(t.Context(), `UPDATE sales SET category = 'shoes' WHERE id = ?`, c.sale); err != nil {
 		t.Fatal(err)
 	}
@@ -179,6 +185,29 @@ func TestClaimsExpire(t *testing.T) {
 	}
 	_, err = c.claims(0).Use(t.Context(), "ann", ids[1]) // by a clock that is behind: what has expired stays so
 	ended(t, err, wire.ClaimExpired)
+}
+
+// Row C1: where the answer to the COMMIT is lost, nobody says that the coupon was not used.
+func TestALostAnswerIsAnUnknownOutcome(t *testing.T) {
+	c := newCampaign(t)
+	id := c.issue("ann", 1)[0]
+	dsn, err := mysql.ParseDSN(c.dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cutter := backendtest.NewCutter(t, dsn.Addr)
+	dsn.Addr = cutter.Addr
+	clk := new(clock.Clock)
+	claims := coupon.New(backendtest.OpenMySQL(t, dsn.FormatDSN(), 1), clk, prometheus.NewRegistry())
+	cutter.LoseAnswerTo("COMMIT")
+	if _, err := claims.Use(t.Context(), "ann", id); !errors.Is(err, store.ErrUnknown) {
+		t.Errorf("got %v, want an unknown outcome", err)
+	}
+	if list, err := claims.List(t.Context(), "ann", "", 1); err != nil || list.Coupons[0].State != wire.ClaimUsed {
+		t.Errorf("got %+v, %v; want it used", list, err)
+	}
+	_, err = claims.Use(t.Context(), "ann", id)
+	ended(t, err, wire.ClaimUsed)
 }
 
 // Row C1: of two presses and the expiry exactly one has each claim, and everybody is told the truth, three thousand times.

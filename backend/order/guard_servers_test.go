@@ -351,6 +351,22 @@ func TestTheVersionGuardKeepsToTheEpoch(t *testing.T) {
 	}
 }
 
+// Row C1: a claim is valid as long as its campaign said when it was issued, whatever the campaign says later.
+func TestAClaimKeepsItsValidity(t *testing.T) {
+	s := newShop(t)
+	first := time.Now().UTC().Add(time.Hour).Truncate(time.Millisecond)
+	sale := s.sale(backendtest.SaleOptions{Kind: wire.Coupon, EndsAt: first})
+	early := s.ordered(sale, "ann")
+	second := first.Add(time.Hour)
+	s.exec(`UPDATE sales SET ends_at = ? WHERE id = ?`, second, sale)
+	late := s.ordered(sale, "bob")
+	for id, want := range map[string]time.Time{early: first, late: second} {
+		if n := s.number(`SELECT COUNT(*) FROM coupon_claims WHERE order_id = ? AND valid_until = ?`, id, want); n != 1 {
+			t.Errorf("the claim of %s is not valid until %v", id, want)
+		}
+	}
+}
+
 // Row C1: what keeps an order out of MySQL keeps its claims out: they are of one transaction.
 func TestNoClaimWithoutItsOrder(t *testing.T) {
 	for _, guard := range guards {

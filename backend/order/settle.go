@@ -360,8 +360,11 @@ func (b *Book) insertAll(ctx context.Context, entries []reserve.Entry, sales map
 			return fmt.Errorf("take %d slots: %w", len(taken), err)
 		}
 		failpoint.Hit("consumer.after-slots")
-		if err := coupon.Issue(ctx, tx, now, issued); err != nil {
-			return err
+		if len(issued) > 0 {
+			if err := coupon.Issue(ctx, tx, now, issued); err != nil {
+				return err
+			}
+			failpoint.Hit("consumer.after-claims")
 		}
 		if err := moveStock(ctx, tx, now, moves); err != nil {
 			return err

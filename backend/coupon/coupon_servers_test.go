@@ -199,7 +199,7 @@ func TestALostAnswerIsAnUnknownOutcome(t *testing.T) {
 	dsn.Addr = cutter.Addr
 	clk := new(clock.Clock)
 	claims := coupon.New(backendtest.OpenMySQL(t, dsn.FormatDSN(), 1), clk, prometheus.NewRegistry())
-	cutter.LoseAnswerTo("COMMIT")
+	cutter.LoseAnswerTo("\x03COMMIT")
 	if _, err := claims.Use(t.Context(), "ann", id); !errors.Is(err, store.ErrUnknown) {
 		t.Errorf("got %v, want an unknown outcome", err)
 	}

@@ -19,6 +19,7 @@ import (
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/broker"
 	"floodgate.internal/backend/catalog"
+	"floodgate.internal/backend/coupon"
 	"floodgate.internal/backend/deadletter"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/outbox"
@@ -48,6 +49,7 @@ type process struct {
 	broker     *broker.Broker // nil with redis-stream
 	catalog    *catalog.Catalog
 	book       *order.Book
+	claims     *coupon.Claims
 	letters    *deadletter.Box
 	payments   *payment.Desk
 	reconciler *reconcile.Reconciler
@@ -190,6 +192,7 @@ func (p *process) begin(base, work *tier) error {
 	p.book = order.NewBook(p.db, p.redis, p.clk, p.log, p.reg)
 	p.book.Bound(c.Orders.QueuedBound)
 	p.watchQueued()
+	p.claims = coupon.New(p.db, p.clk, p.reg)
 	p.letters = deadletter.NewBox(p.db, p.book, p.clk, p.log, p.reg)
 	p.payments = payment.New(c.Payments.providers(), p.db, p.book, p.clk, p.log, p.reg)
 	var fence reconcile.Fence // a nil interface without a broker
@@ -206,7 +209,7 @@ func (p *process) begin(base, work *tier) error {
 	if p.roles.API {
 		orders := order.NewReader(p.db, p.redis, p.clk, p.log, p.reg)
 		base.start("order reader", orders.Run)
-		parts := api.Parts{Catalog: p.catalog, Redis: p.redis, Book: p.book, Orders: orders, Reconciler: p.reconciler, Outage: p.outage,
+		parts := api.Parts{Catalog: p.catalog, Redis: p.redis, Book: p.book, Orders: orders, Claims: p.claims, Reconciler: p.reconciler, Outage: p.outage,
 			Webhooks: p.payments}
 		if c.TestPayments() {
 			parts.Payer = p.book
@@ -237,6 +240,7 @@ func (p *process) begin(base, work *tier) error {
 	})
 	if p.roles.Timer {
 		work.start("expiry", p.repeat("expiry", timerEvery, p.book.Expire))
+		work.start("coupons", p.repeat("the expiry of coupons", timerEvery, p.claims.Expire))
 		work.start("intents", p.repeat("intents", timerEvery, p.book.RunIntents))
 		work.start("unsold units", p.repeat("unsold units", timerEvery, operator.ReturnUnsold))
 		work.start("payments", p.repeat("payments", pruneEvery, p.payments.Tend))

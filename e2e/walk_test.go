@@ -37,6 +37,7 @@ func TestContractWalk(t *testing.T) {
 	k.adminSKUs()
 	k.adminSales()
 	k.paused()
+	k.coupons()
 	for _, r := range w.contract.routes {
 		if id := r.kin.Operation.OperationID; !k.good[id] {
 			t.Errorf("%s %s (%s) never answered well", r.kin.Method, r.kin.Path, id)
@@ -423,8 +424,19 @@ func (k *walk) adminSales() {
 		k.admin("POST", at+what, `{"x":1}`, 400, "BAD_REQUEST")
 		k.admin("GET", at+what, "", 405, "METHOD_NOT_ALLOWED")
 	}
-	k.admin("POST", "/coupons", fmt.Sprintf(`{"title":"Ten off","category":"shoes","published":true,"valid_from":%q,"valid_until":%q,"per_user_limit":1,"total":3,"guard":"version"}`, now, later), 201, "")
+	campaign := k.admin("POST", "/coupons", fmt.Sprintf(`{"title":"Ten off","category":"shoes","published":true,"valid_from":%q,"valid_until":%q,"per_user_limit":1,"total":3,"guard":"version"}`, now, later), 201, "")
 	k.admin("POST", "/coupons", `{"title":"Ten off"}`, 400, "BAD_REQUEST")
+	of := strings.TrimPrefix(campaign.header.Get("Location"), "/admin/v1")
+	k.admin("GET", "/coupons", "", 200, "")
+	k.admin("GET", "/coupons?limit=0", "", 400, "BAD_REQUEST")
+	k.admin("GET", of, "", 200, "")
+	k.admin("GET", strings.Replace(at, "/sales", "/coupons", 1), "", 404, "SALE_NOT_FOUND")
+	k.admin("PATCH", of, `{"per_user_limit":4}`, 400, "BAD_REQUEST")
+	k.admin("PATCH", of, `{"title":"Twenty off","published":false,"per_user_limit":2}`, 200, "")
+	k.try(call{method: "PATCH", url: k.w.ports.AdminURL() + "/admin/v1" + of, token: development.AdminToken, body: `{"guard":"conditional"}`, header: map[string]string{"If-Match": `"1"`}}, 412, "PRECONDITION_FAILED")
+	k.admin("PATCH", "/coupons/999999", `{"published":true}`, 404, "SALE_NOT_FOUND")
+	k.admin("POST", strings.Replace(of, "/coupons", "/sales", 1)+"/close", "", 200, "")
+	k.admin("PATCH", of, `{"published":true}`, 403, "SALE_ENDED")
 	k.admin("GET", "/queue", "", 200, "")
 	k.w.management("POST", "/api/exchanges/"+k.w.vhost+"/fg.orders/publish",
 		`{"properties":{"type":"order"},"routing_key":"0","payload":"no order","payload_encoding":"string"}`, nil)
@@ -441,7 +453,7 @@ func (k *walk) adminSales() {
 	k.admin("POST", "/dead-letters/999999/replay", "", 404, "NOT_FOUND")
 	log := k.admin("GET", "/audit-log", "", 200, "")
 	for _, action := range []string{"sale.create", "sale.pause", "sale.resume", "sale.restock", "sale.update", "sale.close", "sale.rebuild", "sku.create", "sku.update",
-		"sku.restock", "coupon.create"} {
+		"sku.restock", "coupon.create", "coupon.update"} {
 		if !strings.Contains(string(log.body), `"`+action+`"`) {
 			k.w.t.Errorf("the audit log has no %s", action)
 		}
@@ -461,4 +473,42 @@ func (k *walk) paused() {
 	k.admin("POST", fmt.Sprintf("/sales/%d/resume", sale), "", 200, "")
 	k.w.state(sale, wire.Open)
 	k.public("POST", fmt.Sprintf("/v1/sales/%d/orders", sale), k.tokens[9], "", 202, "")
+}
+
+// coupons walks the public side of coupons; TestCouponStory tells what they are for.
+func (k *walk) coupons() {
+	k.w.t.Helper()
+	now := time.Now().UTC()
+	a := k.admin("POST", "/coupons", fmt.Sprintf(`{"title":"Five off","valid_from":%q,"valid_until":%q,"total":3}`,
+		now.Add(-time.Minute).Format(wire.TimeFormat), now.Add(time.Hour).Format(wire.TimeFormat)), 201, "")
+	var campaign struct {
+		ID int64 `json:"id"`
+	}
+	a.decode(k.w, &campaign)
+	k.w.state(campaign.ID, wire.Open)
+	mine, other := k.tokens[10], k.tokens[11]
+	order := k.public("POST", fmt.Sprintf("/v1/sales/%d/orders", campaign.ID), mine, "", 202, "")
+	k.w.order(order.orderID, mine, wire.Issued)
+	var list wire.ClaimList
+	k.public("GET", wire.CouponsPath, mine, "", 200, "").decode(k.w, &list)
+	if len(list.Coupons) != 1 || list.Next != "" {
+		k.w.t.Fatalf("got the coupons %+v", list)
+	}
+	use := wire.UsePath(list.Coupons[0].ClaimID)
+	k.public("GET", wire.CouponsPath+"?cursor="+list.Coupons[0].ClaimID, mine, "", 200, "")
+	for _, q := range []string{"?cursor=x", "?cursor=a%26b", "?cursor=a&cursor=b"} {
+		k.public("GET", wire.CouponsPath+q, mine, "", 400, "BAD_REQUEST")
+	}
+	k.public("GET", wire.CouponsPath, "", "", 401, "UNAUTHENTICATED")
+	k.public("POST", wire.CouponsPath, mine, "", 405, "METHOD_NOT_ALLOWED")
+	k.public("POST", use, "", "", 401, "UNAUTHENTICATED")
+	k.public("POST", use, other, "", 404, "NOT_FOUND")
+	k.public("POST", wire.UsePath("nonsense"), mine, "", 404, "NOT_FOUND")
+	k.public("GET", use, mine, "", 405, "METHOD_NOT_ALLOWED")
+	k.public("POST", use, mine, `{"x":1}`, 400, "BAD_REQUEST")
+	k.try(call{method: "POST", url: k.w.ports.PublicURL() + use, token: mine, body: "x", header: map[string]string{"Content-Type": "text/plain"}}, 415, "UNSUPPORTED_MEDIA_TYPE")
+	k.public("POST", use, mine, "", 200, "")
+	if again := k.public("POST", use, mine, "{}", 409, "ORDER_STATE_CONFLICT"); again.orderID != order.orderID {
+		k.w.t.Errorf("used twice: got order %s, want %s", again.orderID, order.orderID)
+	}
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"floodgate.internal/backend/catalog"
+	"floodgate.internal/backend/coupon"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/payment"
 	"floodgate.internal/backend/reserve"
@@ -64,6 +65,7 @@ type Parts struct {
 	Redis      *reserve.Store
 	Book       *order.Book
 	Orders     *order.Reader
+	Claims     *coupon.Claims
 	Reconciler Reconciler
 	Webhooks   *payment.Desk
 	Payer      Payer         // nil: orders are paid by webhook alone

@@ -19,6 +19,7 @@ import (
 
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/catalog"
+	"floodgate.internal/backend/coupon"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/payment"
 	"floodgate.internal/backend/reconcile"
@@ -59,7 +60,7 @@ func work(t *testing.T, limits Limits, addr string) *working {
 	})
 	book := order.NewBook(db, redis, s.Clock, log, reg)
 	s.Begin(Parts{Catalog: known, Redis: redis, Book: book, Webhooks: payment.New([]payment.Provider{testProvider}, db, book, s.Clock, log, reg), Payer: book,
-		Orders: order.NewReader(db, redis, s.Clock, log, reg), Reconciler: reconcile.New(db, redis, nil, log, reg)})
+		Orders: order.NewReader(db, redis, s.Clock, log, reg), Claims: coupon.New(db, s.Clock, reg), Reconciler: reconcile.New(db, redis, nil, log, reg)})
 	w := &working{s, c, t, db, direct}
 	return w
 }

@@ -17,7 +17,7 @@ import (
 	"floodgate.internal/shared/wire"
 )
 
-// pageSize is how many orders one answer lists.
+// pageSize is how many orders or coupons one answer lists.
 const pageSize = 50
 
 // json makes v the body.

@@ -31,11 +31,13 @@ var (
 	paymentRoute = route{"payment", "POST", nil, (*Server).postPayment}
 	cancelRoute  = route{"cancellation", "POST", nil, (*Server).postCancellation}
 	webhookRoute = route{"webhook", "POST", nil, (*Server).postWebhook}
+	couponsRoute = route{"coupons", "GET", []string{"cursor"}, (*Server).getCoupons}
+	useRoute     = route{"coupon_use", "POST", nil, (*Server).postUse}
 )
 
 // routes lists them all, for the metrics.
 var routes = []*route{&unrouted, &feedRoute, &timeRoute, &salesRoute, &saleRoute, &orderRoute, &statusRoute, &listRoute,
-	&paymentRoute, &cancelRoute, &webhookRoute}
+	&paymentRoute, &cancelRoute, &webhookRoute, &couponsRoute, &useRoute}
 
 // match finds the route of a path as it stands in the request line: nothing is decoded, so what would need decoding is no
 // path of ours. nil: there is none.
@@ -49,6 +51,8 @@ func match(path string) (rt *route, arg string) {
 		return &salesRoute, ""
 	case "/v1/orders":
 		return &listRoute, ""
+	case wire.CouponsPath:
+		return &couponsRoute, ""
 	}
 	if rest, ok := strings.CutPrefix(path, "/v1/sales/"); ok {
 		arg, rest, more := strings.Cut(rest, "/")
@@ -74,6 +78,11 @@ func match(path string) (rt *route, arg string) {
 	}
 	if arg, ok := strings.CutPrefix(path, wire.WebhookPath); ok && wire.ValidProvider(arg) {
 		return &webhookRoute, arg
+	}
+	if rest, ok := strings.CutPrefix(path, wire.CouponsPath+"/"); ok {
+		if arg, rest, _ := strings.Cut(rest, "/"); arg != "" && rest == "use" {
+			return &useRoute, arg
+		}
 	}
 	return nil, ""
 }

@@ -135,10 +135,58 @@ func TestALifeBalancesAtEveryStep(t *testing.T) {
 }
 
 func TestCouponsBalance(t *testing.T) {
-	s := newShop(t, backendtest.SaleOptions{Kind: wire.Coupon, Stock: 5}, time.Minute)
-	s.press("ann", 1)
+	s := newShop(t, backendtest.SaleOptions{Kind: wire.Coupon, Stock: 5, Limit: 2}, time.Minute)
+	s.press("ann", 2)
+	s.balanced(3, 2, 0, 0, 5)
 	s.settle()
-	s.balanced(4, 0, 0, 1, 5)
+	s.balanced(3, 0, 0, 2, 5)
+	s.exec(`UPDATE coupon_claims SET state = 'used', ended_at = ? LIMIT 1`, time.Now().UTC())
+	s.exec(`UPDATE sales SET published = FALSE, paused = FALSE`)
+	s.command("HSET", s.key("state"), "paused", "1") // which is how Redis is told of it
+	s.balanced(3, 0, 0, 2, 5)
+}
+
+// Row C1, row C2: the claims are held against the orders that were issued, one for each unit, and the finding names the order.
+func TestEachFaultOfAClaimIsFound(t *testing.T) {
+	for name, spoil := range map[string]func(s *shop, order string){
+		"a claim is missing":            func(s *shop, order string) { s.exec(`DELETE FROM coupon_claims WHERE id = ?`, order+".2") },
+		"all claims are missing":        func(s *shop, order string) { s.exec(`DELETE FROM coupon_claims`) },
+		"a claim too many":              func(s *shop, order string) { s.addClaim(order, "ann") },
+		"a claim of an order of nobody": func(s *shop, order string) { s.addClaim("nobody", "ann") },
+		"somebody else's claim":         func(s *shop, order string) { s.exec(`UPDATE coupon_claims SET uid = 'bob' WHERE id = ?`, order+".1") },
+		"a state that there is not": func(s *shop, order string) {
+			s.exec(`UPDATE coupon_claims SET state = 'lost' WHERE id = ?`, order+".1")
+		},
+		"used, nobody knows when": func(s *shop, order string) {
+			s.exec(`UPDATE coupon_claims SET state = 'used' WHERE id = ?`, order+".1")
+		},
+		"new again": func(s *shop, order string) {
+			s.exec(`UPDATE coupon_claims SET ended_at = valid_until WHERE id = ?`, order+".1")
+		},
+		"a claim of a rejected order": func(s *shop, order string) { s.exec(`UPDATE orders SET status = 'rejected' WHERE id = ?`, order) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newShop(t, backendtest.SaleOptions{Kind: wire.Coupon, Stock: 5, Limit: 3}, time.Minute)
+			order := s.press("ann", 2)
+			s.settle()
+			s.balanced(3, 0, 0, 2, 5)
+			spoil(s, order)
+			r := s.audit()
+			if r.Balanced || !slices.ContainsFunc(r.Findings, func(f audit.Finding) bool {
+				return strings.HasPrefix(f.Equation, "claims =") && (f.OrderID == order || f.OrderID == "nobody")
+			}) {
+				t.Errorf("balanced %v, findings %v; want one that names order %s", r.Balanced, r.Findings, order)
+			}
+		})
+	}
+}
+
+// addClaim adds a claim by hand.
+func (s *shop) addClaim(order, uid string) {
+	s.t.Helper()
+	now := time.Now().UTC()
+	s.exec(`INSERT INTO coupon_claims (id, order_id, sale_id, uid, state, claimed_at, valid_until) VALUES (?, ?, ?, ?, 'new', ?, ?)`, order+".9", order, s.sale, uid, now, now)
 }
 
 // A release that waits for its intent is under way: its units are counted as available.

@@ -9,11 +9,18 @@ import (
 	"testing"
 )
 
-// Cutter passes bytes on between clients and a server, until it is told to lose an answer.
+// Cutter passes bytes on between clients and a server, until it is told to lose an answer, or to do something before it
+// passes one on.
 type Cutter struct {
 	Addr   string // where clients connect to
 	server string
 	marker atomic.Pointer[[]byte]
+	before atomic.Pointer[interlude]
+}
+
+type interlude struct {
+	marker []byte
+	do     func()
 }
 
 // NewCutter listens in front of a server until the test ends.
@@ -45,6 +52,16 @@ func (c *Cutter) LoseAnswerTo(marker string) {
 	c.marker.Store(&b)
 }
 
+// BeforeAnswerTo calls do whenever a request that holds the marker was answered, before the answer is passed on; nil for
+// nothing more.
+func (c *Cutter) BeforeAnswerTo(marker string, do func()) {
+	if do == nil {
+		c.before.Store(nil)
+		return
+	}
+	c.before.Store(&interlude{[]byte(marker), do})
+}
+
 func (c *Cutter) pass(client net.Conn) {
 	defer client.Close()
 	server, err := net.Dial("tcp", c.server)
@@ -53,6 +70,7 @@ func (c *Cutter) pass(client net.Conn) {
 	}
 	defer server.Close()
 	var lose atomic.Bool
+	var between atomic.Pointer[interlude]
 	var up sync.WaitGroup
 	up.Go(func() {
 		defer server.(*net.TCPConn).CloseWrite()
@@ -61,6 +79,9 @@ func (c *Cutter) pass(client net.Conn) {
 			n, err := client.Read(b)
 			if m := c.marker.Load(); m != nil && bytes.Contains(b[:n], *m) && c.marker.CompareAndSwap(m, nil) {
 				lose.Store(true)
+			}
+			if i := c.before.Load(); i != nil && bytes.Contains(b[:n], i.marker) {
+				between.Store(i)
 			}
 			if _, e := server.Write(b[:n]); e != nil || err != nil {
 				return
@@ -72,6 +93,9 @@ func (c *Cutter) pass(client net.Conn) {
 		n, err := server.Read(b)
 		if err != nil || lose.Load() {
 			break
+		}
+		if i := between.Swap(nil); i != nil {
+			i.do()
 		}
 		if _, err := client.Write(b[:n]); err != nil {
 			break

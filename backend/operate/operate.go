@@ -1,7 +1,8 @@
-// Package operate is the operator's command line: sale, audit, rebuild, migrate, queue and dead-letters, as kong commands
+// Package operate is the operator's command line: sale, coupon, audit, rebuild, migrate, queue and dead-letters, as kong commands
 // that the binary embeds:
 //
 //	Sale    operate.Sale    `cmd:"" help:"Create, list and manage sales, through the admin API."`
+//	Coupon  operate.Coupon  `cmd:"" help:"Create, list and publish coupon campaigns, through the admin API."`
 //	Audit   operate.Audit   `cmd:"" help:"Prove that every unit is accounted for."`
 //	Rebuild operate.Rebuild `cmd:"" help:"Write a sale into Redis anew, from MySQL and the outbox."`
 //	Migrate operate.Migrate `cmd:"" help:"Bring MySQL's schema up to date."`
@@ -9,7 +10,7 @@
 //
 //	DeadLetters operate.DeadLetters `cmd:"" help:"Show what could not be processed, and process it anew."`
 //
-// Each is run with a context.Context and an *Env bound. The sale verbs, queue and dead-letters talk to the admin API; audit, rebuild and
+// Each is run with a context.Context and an *Env bound. The sale and coupon verbs, queue and dead-letters talk to the admin API; audit, rebuild and
 // migrate to the stores themselves, so that they also work while no backend runs.
 package operate
 

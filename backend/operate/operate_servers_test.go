@@ -119,6 +119,44 @@ func TestASaleFromMakingToClosing(t *testing.T) {
 	}
 }
 
+// Row C1: a campaign on the command line.
+func TestACampaignOnTheCommandLine(t *testing.T) {
+	c := backend(t)
+	must(t, c, "migrate", "-config", "f")
+	words := strings.Fields("coupon create -config f --total 50 --valid-from=-1m --valid-until +720h --category shoes --per-user-limit 2 --guard version --unpublished --key k1 --json --title")
+	var x campaign
+	if err := json.Unmarshal([]byte(must(t, c, append(words, "10 off")...)), &x); err != nil {
+		t.Fatal(err)
+	}
+	if x.ID == 0 || x.Title != "10 off" || x.Category != "shoes" || x.Published || x.Guard != "version" || x.PerUserLimit != 2 || x.Total != 50 || x.ValidUntil.Sub(x.ValidFrom.Time) != 720*time.Hour+time.Minute {
+		t.Errorf("got %+v", x)
+	}
+	id := fmt.Sprint(x.ID)
+	for _, step := range []struct{ line, want string }{
+		{"coupon list -config f", "not published"},
+		{"coupon get -config f " + id, "= 50 available + 0 issued (as MySQL has it), guarded by version"},
+		{"coupon publish -config f " + id, "open"},
+		{"coupon list -config f --json", `"published": true`},
+		{"sale get -config f " + id, "coupon"},
+		{"coupon unpublish -config f " + id, "not published"},
+		{"audit -config f --sale " + id, "balanced"},
+	} {
+		if out := must(t, c, strings.Fields(step.line)...); !strings.Contains(out, step.want) {
+			t.Errorf("%s: got\n%s\nwant %q in it", step.line, out, step.want)
+		}
+	}
+	for line, exit := range map[string]int{
+		"coupon get -config f 99":                                                          1,
+		"coupon publish -config f 99":                                                      1,
+		"coupon create -config f --title x --total 1 --valid-until=-1h":                    2,
+		"coupon create -config f --title x --total 1 --valid-until +1h --per-user-limit 2": 2,
+	} {
+		if out, err := run(t.Context(), c, strings.Fields(line)...); cli.ExitCode(err) != exit {
+			t.Errorf("%s: got %v, exit code %d, want %d\n%s", line, err, cli.ExitCode(err), exit, out)
+		}
+	}
+}
+
 func TestAnUnbalancedAuditExitsWithOne(t *testing.T) {
 	c := backend(t)
 	must(t, c, "migrate", "-config", "f")

@@ -3,7 +3,7 @@
 //
 // MySQL is the judge. Every change of an order's state is one conditional UPDATE or one INSERT under the order id, in one
 // transaction with the stock row, the ledger, and an intent for what is left to do in Redis. Every transaction takes its
-// locks in the same order: orders, order_slots, sale_stock by ascending sale, ledger, intents.
+// locks in the same order: orders, order_slots, coupon_claims, sale_stock by ascending sale, ledger, intents.
 package order
 
 import (
@@ -100,6 +100,8 @@ type bookMetrics struct {
 	queued   prometheus.Histogram
 	late     prometheus.Counter
 	stuck    prometheus.Counter
+
+	overtaken prometheus.Counter
 }
 
 func newBookMetrics(reg prometheus.Registerer) bookMetrics {
@@ -128,7 +130,9 @@ func newBookMetrics(reg prometheus.Registerer) bookMetrics {
 		Help: "Orders that were queued for longer than the stated bound (orders.queued_bound)."})
 	m.stuck = prometheus.NewCounter(prometheus.CounterOpts{Name: "backend_orders_stuck_total",
 		Help: "Times that an overdue order was found not to fit its stock row, and left alone for a while: audit its sale."})
-	reg.MustRegister(m.settled, m.rejected, m.poison, m.batch, m.duration, m.changes, m.releases, m.unsent, m.queued, m.late, m.stuck)
+	m.overtaken = prometheus.NewCounter(prometheus.CounterOpts{Name: "backend_stock_overtaken_total",
+		Help: "Changes of a stock row under the guard version that found the row changed since it was read, and read it again."})
+	reg.MustRegister(m.overtaken, m.settled, m.rejected, m.poison, m.batch, m.duration, m.changes, m.releases, m.unsent, m.queued, m.late, m.stuck)
 	return m
 }
 

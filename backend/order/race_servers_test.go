@@ -46,17 +46,6 @@ const (
 	won, lost = "won", "lost"
 )
 
-func TestMain(m *testing.M) {
-	role := os.Getenv(racerRole)
-	if role == "" {
-		os.Exit(m.Run())
-	}
-	if err := race(role, os.Stdin, os.Stdout); err != nil {
-		fmt.Fprintf(os.Stderr, "racer, %s: %v\n", role, err)
-		os.Exit(1)
-	}
-}
-
 func race(role string, in io.Reader, out io.Writer) error {
 	ctx := context.Background()
 	db, err := store.Open(os.Getenv(racerMySQL), 8)

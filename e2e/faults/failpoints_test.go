@@ -27,6 +27,7 @@ type fault struct {
 	before string // another failpoint, at which the process dies first; so that it finds something to do when it is back
 	expire bool   // nobody pays, and orders expire within a second
 	first  func(*scene)
+	coupon bool // of a coupon campaign, guarded by version
 	act    func(*scene)
 }
 
@@ -55,6 +56,7 @@ var faults = []fault{
 	{point: "consumer.before-begin#3", what: "consumer: delivered, before BEGIN"},
 	{point: "consumer.after-orders#3", what: "consumer: after the orders' INSERT"},
 	{point: "consumer.after-slots#3", what: "consumer: after the slots' INSERT"},
+	{point: "consumer.after-claims#3", what: "consumer: after the coupons' INSERT", coupon: true},
 	{point: "order.after-stock#6", what: "consumer or payment: after the stock's UPDATE"},
 	{point: "order.before-ledger#6", what: "consumer or payment: after the stock was read back"},
 	{point: "consumer.before-commit#3", what: "consumer: before COMMIT"},
@@ -130,11 +132,16 @@ func (w *world) try(t *testing.T, f fault) {
 	if f.expire {
 		within = time.Second
 	}
-	sale := w.newSale(t, f.what, units, within)
+	var sale int64
+	if f.coupon {
+		sale = w.newCoupon(t, f.what, units)
+	} else {
+		sale = w.newSale(t, f.what, units, within)
+	}
 	first, tokens, err := w.mint(buyers + late)
 	must(t, err)
 	l := w.newLoad(sale, first, tokens[:buyers])
-	l.ends = !f.expire
+	l.ends = !f.expire && !f.coupon
 	clean := w.backend
 	if strings.HasPrefix(f.point, "gateway.") {
 		clean = w.gateway

@@ -235,6 +235,21 @@ func (w *world) newSale(t *testing.T, title string, stock int64, payWithin time.
 	return a.ID
 }
 
+// newCoupon makes a coupon campaign and waits until the gateway says that it is open.
+func (w *world) newCoupon(t *testing.T, title string, total int64) int64 {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	now := time.Now()
+	a := w.admin(ctx, "POST", "/coupons", "", fmt.Sprintf(`{"title":%q,"valid_from":%q,"valid_until":%q,"total":%d,"guard":"version"}`,
+		title, now.Add(-time.Minute).UTC().Format(wire.TimeFormat), now.Add(3*time.Hour).UTC().Format(wire.TimeFormat), total))
+	if a.status != 201 {
+		t.Fatalf("make a coupon campaign: %s", a)
+	}
+	w.open(t, a.ID)
+	return a.ID
+}
+
 func (w *world) open(t *testing.T, sale int64) {
 	t.Helper()
 	until(t, "the gateway says that the sale is open", func(ctx context.Context) error {

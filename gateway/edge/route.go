@@ -22,6 +22,8 @@ const (
 	routePay
 	routeCancel
 	routeWebhook
+	routeCoupons // own coupons
+	routeUse     // of one
 	routeSession
 	routeDevSession
 	routes
@@ -29,7 +31,7 @@ const (
 
 var routeNames = [routes]string{
 	"none", "malformed", "page", "time", "sales", "sale", "order_post", "orders_get", "order_get", "payment", "cancellation",
-	"webhook", "session", "dev_session",
+	"webhook", "coupons", "coupon_use", "session", "dev_session",
 }
 
 // allow is the methods of each route, as the Allow field lists them. HEAD goes wherever GET goes.
@@ -37,6 +39,7 @@ var allow = [routes]string{
 	routePage: "GET, HEAD", routeTime: "GET, HEAD", routeSales: "GET, HEAD", routeSale: "GET, HEAD", routeOrder: "POST",
 	routeMine: "GET, HEAD", routeStatus: "GET, HEAD", routePay: "POST", routeCancel: "POST",
 	routeWebhook: "POST",
+	routeCoupons: "GET, HEAD", routeUse: "POST",
 	routeSession: "GET, HEAD, POST, DELETE", routeDevSession: "POST",
 }
 
@@ -73,7 +76,7 @@ func split(target []byte) (path, query []byte, ok bool) {
 
 func dots(s []byte) bool { return string(s) == "." || string(s) == ".." }
 
-// match finds the route of a canonical path, and what it names: a sale (0 if it cannot be one), an order or a payment provider.
+// match finds the route of a canonical path, and what it names: a sale (0 if it cannot be one), an order, a coupon or a payment provider.
 func match(path []byte) (r route, sale int64, name []byte) {
 	switch string(path) {
 	case "/":
@@ -84,6 +87,8 @@ func match(path []byte) (r route, sale int64, name []byte) {
 		return routeSales, 0, nil
 	case "/v1/orders":
 		return routeMine, 0, nil
+	case wire.CouponsPath:
+		return routeCoupons, 0, nil
 	case "/v1/session":
 		return routeSession, 0, nil
 	case "/v1/dev/session":
@@ -116,6 +121,12 @@ func match(path []byte) (r route, sale int64, name []byte) {
 	}
 	if provider, ok := bytes.CutPrefix(path, []byte(wire.WebhookPath)); ok && wire.ValidProvider(string(provider)) {
 		return routeWebhook, 0, provider
+	}
+	if rest, ok := bytes.CutPrefix(path, []byte(wire.CouponsPath+"/")); ok {
+		if id, tail, _ := bytes.Cut(rest, []byte("/")); len(id) > 0 && string(tail) == "use" {
+			return routeUse, 0, id
+		}
+		return routeNone, 0, nil
 	}
 	if bytes.HasPrefix(path, []byte("/sales/")) || bytes.HasPrefix(path, []byte("/assets/")) {
 		return routePage, 0, nil

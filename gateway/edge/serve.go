@@ -41,7 +41,7 @@ func (x *exchange) serve() {
 	if !x.allowed() {
 		return
 	}
-	if len(query) > 0 && (r == routeStatus || r == routeMine) {
+	if len(query) > 0 && (r == routeStatus || r == routeMine || r == routeCoupons) {
 		for _, name := range []string{"wait_ms", "sale_id", "cursor"} {
 			if len(x.ctx.QueryArgs().PeekMulti(name)) > 1 {
 				x.reject(ruleBody, problem.Invalid(name, "it is there twice"))
@@ -75,8 +75,10 @@ func (x *exchange) serve() {
 		x.session()
 	case routeDevSession:
 		x.devSession()
+	case routeCoupons, routeUse:
+		x.coupons(string(name))
 	default:
-		x.mine(name)
+		x.mine(string(name))
 	}
 }
 
@@ -271,7 +273,7 @@ func (x *exchange) isJSON(body []byte) bool {
 }
 
 // mine is what a user asks about orders: GET /v1/orders, GET /v1/orders/{id}, and payment and cancellation.
-func (x *exchange) mine(order []byte) {
+func (x *exchange) mine(id string) {
 	who, ok := x.user()
 	if !ok {
 		return
@@ -289,15 +291,12 @@ func (x *exchange) mine(order []byte) {
 			r.Target += join + "sale_id=" + sale
 			join = "&"
 		}
-		if cursor := string(args.Peek("cursor")); cursor != "" {
-			if !plainCursor(cursor) {
-				x.reject(ruleBody, problem.Invalid("cursor", "it must be one that an earlier answer gave"))
-				return
-			}
-			r.Target += join + "cursor=" + cursor
+		cursor, ok := x.cursor(join)
+		if !ok {
+			return
 		}
+		r.Target += cursor
 	} else {
-		id := string(order)
 		if _, ok := wire.SaleOfOrder(id); !ok {
 			x.refuse(problem.New(problem.OrderNotFound, "there is no such order of yours"))
 			return
@@ -310,15 +309,8 @@ func (x *exchange) mine(order []byte) {
 			r.Method, r.Target = fasthttp.MethodPost, r.Target+"/cancellation"
 		}
 		if r.Method == fasthttp.MethodPost {
-			body := x.ctx.Request.Body()
-			if !x.isJSON(body) {
+			if !x.noBody() {
 				return
-			}
-			if len(body) > 0 {
-				if err := wire.DecodeStrict(body, &struct{}{}); err != nil {
-					x.reject(ruleBody, problem.New(problem.BadRequest, err.Error()))
-					return
-				}
 			}
 		} else if ms := string(args.Peek("wait_ms")); ms != "" {
 			n, err := strconv.ParseUint(ms, 10, 32)
@@ -339,6 +331,63 @@ func (x *exchange) mine(order []byte) {
 		r.Target += "?wait_ms=" + strconv.FormatInt(r.Wait.Milliseconds(), 10)
 	}
 	x.forward(r)
+}
+
+// coupons is what a user asks about coupons: GET /v1/coupons, and POST /v1/coupons/{id}/use.
+func (x *exchange) coupons(id string) {
+	who, ok := x.user()
+	if !ok {
+		return
+	}
+	r := &upstream.Request{Method: fasthttp.MethodGet, Target: wire.CouponsPath, UID: who.UID}
+	if x.route == routeCoupons {
+		cursor, ok := x.cursor("?")
+		if !ok {
+			return
+		}
+		r.Target += cursor
+	} else {
+		if !wire.ValidClaimID(id) {
+			x.refuse(problem.New(problem.NotFound, "there is no such coupon of yours"))
+			return
+		}
+		if !x.noBody() {
+			return
+		}
+		r.Method, r.Target = fasthttp.MethodPost, wire.UsePath(id)
+	}
+	if x.takeRead(who.UID) {
+		x.forward(r)
+	}
+}
+
+// noBody reports that the body says nothing, or answers 415 or 400.
+func (x *exchange) noBody() bool {
+	body := x.ctx.Request.Body()
+	if len(body) == 0 {
+		return true
+	}
+	if !x.isJSON(body) {
+		return false
+	}
+	if err := wire.DecodeStrict(body, &struct{}{}); err != nil {
+		x.reject(ruleBody, problem.New(problem.BadRequest, err.Error()))
+		return false
+	}
+	return true
+}
+
+// cursor is the query's cursor as it is sent on, after join; "" where there is none. Or it answers 400.
+func (x *exchange) cursor(join string) (param string, ok bool) {
+	cursor := string(x.ctx.QueryArgs().Peek("cursor"))
+	switch {
+	case cursor == "":
+		return "", true
+	case !plainCursor(cursor):
+		x.reject(ruleBody, problem.Invalid("cursor", "it must be one that an earlier answer gave"))
+		return "", false
+	}
+	return join + "cursor=" + cursor, true
 }
 
 // plainCursor keeps what is forwarded to characters that mean nothing else in a query.
@@ -397,8 +446,11 @@ func (x *exchange) unanswered(r *upstream.Request, err error) {
 	if r.Method == fasthttp.MethodPost && errors.Is(err, upstream.ErrUnknown) {
 		x.s.warn("no answer from the backend", err, x.id)
 		detail := "the request was sent on and no answer came: ask again with the same Idempotency-Key, or look at GET /v1/orders?sale_id="
-		if x.route == routeWebhook {
+		switch x.route {
+		case routeWebhook:
 			detail = "the event was sent on and no answer came: deliver it again, it counts once"
+		case routeUse:
+			detail = "the request was sent on and no answer came: look at GET " + wire.CouponsPath
 		}
 		p := problem.New(problem.OutcomeUnknown, detail)
 		p.RetryAfter = time.Second + jitter(2*time.Second)

@@ -28,7 +28,7 @@ func (r tree) command(ctx context.Context, verb string, args ...string) *exec.Cm
 
 // build makes the binaries of a system in bin.
 func (r tree) build(ctx context.Context, bin string) error {
-	cmd := r.command(ctx, "build", "-buildvcs=false", "-o", bin+"/", "./gateway/cmd/gateway", "./backend/cmd/backend")
+	cmd := r.command(ctx, "build", "-buildvcs=false", "-ldflags=-s -w", "-o", bin+"/", "./gateway/cmd/gateway", "./backend/cmd/backend")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("%s: %w\n%s", strings.Join(cmd.Args, " "), err, out)
 	}

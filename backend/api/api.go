@@ -78,8 +78,9 @@ type Confirmer interface {
 
 // Reconciler is what the API needs of reconcile.Reconciler.
 type Reconciler interface {
-	// Sale loads a sale into Redis.
-	Sale(ctx context.Context, sale int64) error
+	// Load brings a sale that is not in Redis there, or waits for who does; reserve.ErrGateClosed: nobody does, and its gate
+	// is closed for another reason.
+	Load(ctx context.Context, sale int64) error
 	// Wake says that Redis was started anew.
 	Wake()
 }

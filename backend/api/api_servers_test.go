@@ -37,15 +37,19 @@ type working struct {
 
 // work starts a server; it reaches Redis at addr.
 func work(t *testing.T, limits Limits, addr string) *working {
+	return workOn(t, limits, addr, backendtest.Redis(t), backendtest.MySQL(t))
+}
+
+// workOn starts a server on stores that may have others.
+func workOn(t *testing.T, limits Limits, addr string, direct *reserve.Store, db *sql.DB) *working {
 	s, c := start(t, limits)
 	s.Log, s.sparse.log = backendtest.Log(t), backendtest.Log(t)
-	direct := backendtest.Redis(t)
 	redis, err := reserve.Open(reserve.Config{Addrs: []string{addr}, Prefix: direct.Prefix()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(redis.Close)
-	db, log, reg := backendtest.MySQL(t), backendtest.Log(t), prometheus.NewRegistry()
+	log, reg := backendtest.Log(t), prometheus.NewRegistry()
 	known := catalog.New(db, redis, s.Clock, log, reg)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -104,6 +108,40 @@ func TestAColdSaleIsLoadedOnce(t *testing.T) {
 	}
 }
 
+// Row E2: a thousand come to a cold sale at once, by four processes: it is read from MySQL into Redis once.
+func TestAColdSaleIsLoadedOnceByAllProcesses(t *testing.T) {
+	const processes, each, presses = 4, 250, 25
+	redis, db := backendtest.Redis(t), backendtest.MySQL(t)
+	sale := backendtest.Sale(t, db, backendtest.SaleOptions{Stock: processes * presses})
+	var wg sync.WaitGroup
+	begin := make(chan struct{})
+	for p := range processes {
+		w := workOn(t, Limits{InFlight: each, Waiting: 1, Connections: each, Queued: 1000, Lag: time.Hour}, os.Getenv("REDIS_ADDR"), redis, db)
+		for i := range each {
+			wg.Go(func() {
+				<-begin
+				if i >= presses {
+					if res := w.signed(w.request("GET", fmt.Sprintf("/v1/sales/%d", sale), ""), ""); res.StatusCode() != 200 {
+						t.Errorf("got %d %s, want the sale", res.StatusCode(), res.Body())
+					}
+				} else if res := w.press(fmt.Sprint("u", p, "-", i), sale, "", ""); res.StatusCode() != 202 {
+					t.Errorf("got %d %s, want 202", res.StatusCode(), res.Body())
+				}
+			})
+		}
+	}
+	close(begin)
+	wg.Wait()
+	var epoch, token int64
+	if err := db.QueryRow(`SELECT epoch, token FROM sale_stock WHERE sale_id = ?`, sale).Scan(&epoch, &token); err != nil || epoch != 1 || token != 1 {
+		t.Errorf("got epoch %d, token %d, %v; want it loaded by one reconciler, once", epoch, token, err)
+	}
+	snap, err := redis.Snapshot(t.Context(), sale)
+	if err != nil || len(snap.Orders) != processes*presses || snap.State.Stock != 0 {
+		t.Errorf("got %d reservations, stock %d, %v; want %d and 0", len(snap.Orders), snap.State.Stock, err, processes*presses)
+	}
+}
+
 func TestAnswersOfARealSale(t *testing.T) {
 	w := work(t, Limits{InFlight: 100, Waiting: 1, Connections: 100, Queued: 3, Lag: time.Hour}, os.Getenv("REDIS_ADDR"))
 	now := time.Now().UTC().Truncate(time.Millisecond)
@@ -119,7 +157,7 @@ func TestAnswersOfARealSale(t *testing.T) {
 	wantProblem(t, w.press("alice", 999, "", ""), problem.SaleNotFound, "")
 
 	// Another process reconciles the sale: its next epoch is learned on the way.
-	if err := w.Reconciler.Sale(t.Context(), sale); err != nil {
+	if err := w.Reconciler.(*reconcile.Reconciler).Sale(t.Context(), sale); err != nil {
 		t.Fatal(err)
 	}
 	accepted(t, w.press("bob", sale, "", ""))

@@ -136,19 +136,9 @@ func (s *Server) reserve(ctx context.Context, req *reserve.Request) (reserve.Ver
 			if s.Catalog.Epoch(req.Sale) != verdict.Epoch {
 				return verdict, nil // the sale has just left the catalog
 			}
-		case errors.Is(err, reserve.ErrNotLoaded) && !loaded:
+		case (errors.Is(err, reserve.ErrNotLoaded) || errors.Is(err, reserve.ErrGateClosed)) && !loaded:
+			// Behind a closed gate the sale may be being loaded, here or by another process: that is waited for.
 			if l := s.load(req.Sale, finished); l != nil {
-				loaded = true
-				if err := s.await(ctx, l); err != nil {
-					return verdict, err
-				}
-			}
-		case errors.Is(err, reserve.ErrGateClosed) && !loaded:
-			l, ended := s.loads.running(req.Sale, finished)
-			if l == nil && !ended {
-				return verdict, err // another process is at it
-			}
-			if l != nil {
 				loaded = true
 				if err := s.await(ctx, l); err != nil {
 					return verdict, err
@@ -171,7 +161,7 @@ func (s *Server) load(id int64, finished uint64) *load {
 		s.loading.Go(func() {
 			ctx, cancel := context.WithTimeout(s.stopping, loadAtMost)
 			defer cancel()
-			s.loads.end(id, l, s.Reconciler.Sale(ctx, id))
+			s.loads.end(id, l, s.Reconciler.Load(ctx, id))
 		})
 	}
 	return l
@@ -231,13 +221,6 @@ func (l *loads) end(id int64, ended *load, err error) {
 	delete(l.bySale, id)
 	l.finished.Add(1)
 	close(ended.done)
-}
-
-// running returns the load of a sale, nil if none runs, and whether one has ended since finished was read.
-func (l *loads) running(id int64, finished uint64) (_ *load, ended bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.bySale[id], l.finished.Load() != finished
 }
 
 // undecided is what is told when the script gave no verdict.

@@ -19,11 +19,13 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"floodgate.internal/backend/catalog"
+	"floodgate.internal/backend/line"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/signing"
+	"floodgate.internal/shared/wire"
 )
 
 // Limits bound what one listener does at once.
@@ -33,6 +35,7 @@ type Limits struct {
 	Connections int           // one more is closed
 	Queued      int64         // orders in a sale's outbox; a new order past it is OVERLOADED
 	Lag         time.Duration // catalog.Lag; the same
+	Line        line.Limits   // of the orders that wait to be decided
 }
 
 // The bounds of one request.
@@ -93,11 +96,12 @@ type Server struct {
 	verifier *signing.Verifier
 	metrics  *metrics
 	sparse   sparse
+	line     *line.Line
 	http     *fasthttp.Server
 	inFlight atomic.Int64
 	waiting  atomic.Int64
 	loads    loads
-	loading  sync.WaitGroup  // the loads under way
+	running  sync.WaitGroup  // the loads under way, and who follows the sales' states
 	stopping context.Context // ends when Shutdown begins: nobody waits any longer
 	stop     context.CancelFunc
 }
@@ -107,6 +111,7 @@ func New(c Config) *Server {
 	s := &Server{Config: c, verifier: signing.NewVerifier(c.Keys...), sparse: sparse{log: c.Log}}
 	s.stopping, s.stop = context.WithCancel(context.Background())
 	s.metrics = newMetrics(c.Register, &s.inFlight, &s.waiting)
+	s.line = line.New(c.Limits.Line, c.Register)
 	s.http = &fasthttp.Server{
 		Handler:                      s.serve,
 		ErrorHandler:                 s.malformed,
@@ -130,7 +135,23 @@ func New(c Config) *Server {
 // Begin makes the server answer from p. It must be called once at most.
 func (s *Server) Begin(p Parts) {
 	s.Parts = p
+	s.running.Go(s.followStates)
 	s.ready.Store(true)
+}
+
+// followStates tells those in line for a sale when another process has sold the last of it.
+func (s *Server) followStates() {
+	var instance string
+	var since uint64
+	for s.stopping.Err() == nil {
+		news := s.Catalog.Feed(s.stopping, instance, since, wire.MaxWait)
+		instance, since = news.Instance, news.Version
+		for _, sale := range news.Sales {
+			if sale.State == wire.SoldOut {
+				s.line.SoldOut(sale.ID)
+			}
+		}
+	}
 }
 
 // quiet drops the library's own messages but for their existence: they may hold a raw request.
@@ -150,7 +171,8 @@ func (s *Server) Serve(ln net.Listener) error {
 // ends.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.stop()
-	defer s.loading.Wait() // they end with stopping
+	s.line.Close()
+	defer s.running.Wait() // they end with stopping
 	if err := s.http.ShutdownWithContext(ctx); err != nil && !errors.Is(err, net.ErrClosed) {
 		return fmt.Errorf("drain the internal listener, %d requests in flight: %w", s.inFlight.Load(), err)
 	}

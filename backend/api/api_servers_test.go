@@ -30,18 +30,18 @@ import (
 type working struct {
 	*Server
 	*caller
-	t     *testing.T
+	t     testing.TB
 	db    *sql.DB
 	redis *reserve.Store // the stores themselves, whatever the server's way to them is like
 }
 
 // work starts a server; it reaches Redis at addr.
-func work(t *testing.T, limits Limits, addr string) *working {
+func work(t testing.TB, limits Limits, addr string) *working {
 	return workOn(t, limits, addr, backendtest.Redis(t), backendtest.MySQL(t))
 }
 
 // workOn starts a server on stores that may have others.
-func workOn(t *testing.T, limits Limits, addr string, direct *reserve.Store, db *sql.DB) *working {
+func workOn(t testing.TB, limits Limits, addr string, direct *reserve.Store, db *sql.DB) *working {
 	s, c := start(t, limits)
 	s.Log, s.sparse.log = backendtest.Log(t), backendtest.Log(t)
 	redis, err := reserve.Open(reserve.Config{Addrs: []string{addr}, Prefix: direct.Prefix()})
@@ -75,7 +75,7 @@ func (w *working) press(uid string, sale int64, key, body string) *fasthttp.Resp
 	return w.signed(req, uid)
 }
 
-func accepted(t *testing.T, res *fasthttp.Response) string {
+func accepted(t testing.TB, res *fasthttp.Response) string {
 	t.Helper()
 	var a wire.Accepted
 	if err := json.Unmarshal(res.Body(), &a); res.StatusCode() != 202 || err != nil || a.Status != wire.Queued {
@@ -86,7 +86,7 @@ func accepted(t *testing.T, res *fasthttp.Response) string {
 
 // A sale that is in MySQL alone is loaded by the first press, once for all that press at the same time.
 func TestAColdSaleIsLoadedOnce(t *testing.T) {
-	w := work(t, Limits{InFlight: 100, Waiting: 1, Connections: 100, Queued: 100, Lag: time.Hour}, os.Getenv("REDIS_ADDR"))
+	w := work(t, Limits{InFlight: 100, Waiting: 1, Connections: 100, Queued: 100, Lag: time.Hour, Line: longLine}, os.Getenv("REDIS_ADDR"))
 	sale := backendtest.Sale(t, w.db, backendtest.SaleOptions{Stock: 30})
 	var wg sync.WaitGroup
 	for i := range 30 {
@@ -116,7 +116,7 @@ func TestAColdSaleIsLoadedOnceByAllProcesses(t *testing.T) {
 	var wg sync.WaitGroup
 	begin := make(chan struct{})
 	for p := range processes {
-		w := workOn(t, Limits{InFlight: each, Waiting: 1, Connections: each, Queued: 1000, Lag: time.Hour}, os.Getenv("REDIS_ADDR"), redis, db)
+		w := workOn(t, Limits{InFlight: each, Waiting: 1, Connections: each, Queued: 1000, Lag: time.Hour, Line: longLine}, os.Getenv("REDIS_ADDR"), redis, db)
 		for i := range each {
 			wg.Go(func() {
 				<-begin
@@ -143,7 +143,7 @@ func TestAColdSaleIsLoadedOnceByAllProcesses(t *testing.T) {
 }
 
 func TestAnswersOfARealSale(t *testing.T) {
-	w := work(t, Limits{InFlight: 100, Waiting: 1, Connections: 100, Queued: 3, Lag: time.Hour}, os.Getenv("REDIS_ADDR"))
+	w := work(t, Limits{InFlight: 100, Waiting: 1, Connections: 100, Queued: 3, Lag: time.Hour, Line: longLine}, os.Getenv("REDIS_ADDR"))
 	now := time.Now().UTC().Truncate(time.Millisecond)
 	sale := backendtest.Sale(t, w.db, backendtest.SaleOptions{Stock: 5, Limit: 3})
 	first := accepted(t, w.press("alice", sale, "key", `{"quantity":2}`))

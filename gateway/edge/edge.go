@@ -1,6 +1,6 @@
 // Package edge is the gateway's public side: what a request must look like, in which order it is judged, and what it is
 // answered. The cheapest check comes first: method, path and size, then the sale gate, the page cache, the address's bucket,
-// identity, the user's bucket, and only then a backend.
+// identity, the user's bucket, for an order everybody's bucket, and only then a backend.
 package edge
 
 import (
@@ -33,6 +33,8 @@ import (
 type Settings struct {
 	Verifier         *identity.Verifier
 	Order, Read, IP  *limit.Law
+	Global           *limit.Law // of all orders
+	Patience         limit.Patience
 	Exempt           []netip.Prefix // from the IP law
 	Pages            pagecache.Rule
 	Sign             *identity.Key // may mint test tokens; nil outside development
@@ -58,6 +60,7 @@ type Server struct {
 
 	orders, reads *limit.Buckets[string]
 	ips           *limit.Buckets[[16]byte]
+	global        *limit.Shared
 	metrics       *metrics
 
 	idPrefix string
@@ -81,6 +84,7 @@ func New(parts Parts, reg prometheus.Registerer) *Server {
 	return &Server{
 		Parts:  parts,
 		orders: limit.New[string]("order", reg), reads: limit.New[string]("read", reg), ips: limit.New[[16]byte]("ip", reg),
+		global:   limit.NewShared("global", reg),
 		metrics:  newMetrics(reg),
 		idPrefix: hex.EncodeToString(prefix[:]) + "-",
 		warnings: rate.NewLimiter(2, 5),

@@ -57,12 +57,13 @@ const (
 	ruleOrigin
 	ruleOrder
 	ruleRead
+	ruleGlobal
 	ruleBody
 	ruleInFlight
 	rules
 )
 
-var ruleNames = [rules]string{"protocol", "gate", "ip", "identity", "origin", "order", "read", "body", "in_flight"}
+var ruleNames = [rules]string{"protocol", "gate", "ip", "identity", "origin", "order", "read", "global", "body", "in_flight"}
 
 type metrics struct {
 	requests [routes][]prometheus.Counter // by result

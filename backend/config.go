@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"net"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"github.com/rabbitmq/amqp091-go"
 
 	"floodgate.internal/backend/broker"
+	"floodgate.internal/backend/line"
 	"floodgate.internal/backend/operate"
 	"floodgate.internal/backend/payment"
 	"floodgate.internal/backend/reserve"
@@ -111,9 +113,25 @@ type Outbox struct {
 
 // API bounds the internal listener.
 type API struct {
-	MaxInFlight    int `yaml:"max_in_flight"`
-	MaxWaiting     int `yaml:"max_waiting"`
-	MaxConnections int `yaml:"max_connections"`
+	MaxInFlight    int           `yaml:"max_in_flight"`
+	MaxWaiting     int           `yaml:"max_waiting"`
+	MaxConnections int           `yaml:"max_connections"`
+	MaxDeciding    int           `yaml:"max_deciding"` // 0: decidingPerCPU for each processor, at most half of MaxInFlight
+	MaxLine        int           `yaml:"max_line"`
+	LinePerUnit    int           `yaml:"line_per_unit"`
+	LineWait       time.Duration `yaml:"line_wait"`
+}
+
+// decidingPerCPU is how many orders are decided at once for each processor, unless api.max_deciding says how many: fewer, and
+// Redis syncs its file for less of them at a time.
+const decidingPerCPU = 256
+
+func (a API) line() line.Limits {
+	l := line.Limits{Slots: a.MaxDeciding, Waiting: a.MaxLine, PerUnit: a.LinePerUnit, Wait: a.LineWait}
+	if l.Slots == 0 {
+		l.Slots = max(1, min(decidingPerCPU*runtime.GOMAXPROCS(0), a.MaxInFlight/2))
+	}
+	return l
 }
 
 // Payments says who takes payments.
@@ -144,7 +162,7 @@ func DefaultConfig() Config {
 		Orders: Orders{Batch: 200, BatchWait: 2 * time.Millisecond, QueuedBound: 30 * time.Second, MaxQueued: 100_000,
 			MaxLag: 20 * time.Second, MaxOutage: 10 * time.Second},
 		Outbox: Outbox{ClaimIdle: 10 * time.Second},
-		API:    API{MaxInFlight: 1024, MaxWaiting: 65536, MaxConnections: 65536},
+		API:    API{MaxInFlight: 1024, MaxWaiting: 65536, MaxConnections: 65536, MaxLine: 256, LinePerUnit: 4, LineWait: time.Second},
 		Drain:  20 * time.Second,
 		Log:    Log{Level: "info"},
 	}
@@ -292,6 +310,14 @@ func (c Config) Validate() error {
 	between("api.max_in_flight", int64(c.API.MaxInFlight), 1, 1_000_000)
 	between("api.max_waiting", int64(c.API.MaxWaiting), 1, 1_000_000)
 	between("api.max_connections", int64(c.API.MaxConnections), 1, 1_000_000)
+	between("api.max_deciding", int64(c.API.MaxDeciding), 0, 1_000_000)
+	between("api.max_line", int64(c.API.MaxLine), 0, 1_000_000)
+	if n := c.API.line().Slots; n+c.API.MaxLine >= c.API.MaxInFlight {
+		wrong("api.max_line: %d in line and %d being decided (api.max_deciding) must be less than api.max_in_flight: %d, so that orders leave room for other requests",
+			c.API.MaxLine, n, c.API.MaxInFlight)
+	}
+	between("api.line_per_unit", int64(c.API.LinePerUnit), 1, 1_000_000)
+	span("api.line_wait", c.API.LineWait, time.Millisecond, 4*time.Second) // a request has 5 s in all
 	span("drain", c.Drain, time.Second, 10*time.Minute)
 	if _, err := c.Log.level(); err != nil {
 		errs = append(errs, err)

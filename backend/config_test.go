@@ -3,6 +3,7 @@ package backend
 import (
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -92,6 +93,12 @@ func TestValidateNamesFieldValueAndBound(t *testing.T) {
 		"api.max_in_flight: 0 must be":                                   func(c *Config) { c.API.MaxInFlight = 0 },
 		"api.max_waiting: 0 must be":                                     func(c *Config) { c.API.MaxWaiting = 0 },
 		"api.max_connections: 0 must be":                                 func(c *Config) { c.API.MaxConnections = 0 },
+		"api.max_deciding: -1 must be between 0 and":                     func(c *Config) { c.API.MaxDeciding = -1 },
+		"api.max_line: -1 must be":                                       func(c *Config) { c.API.MaxLine = -1 },
+		"api.max_line: 24 in line and 1000 being decided":                func(c *Config) { c.API.MaxLine, c.API.MaxDeciding = 24, 1000 },
+		"must be less than api.max_in_flight: 100, so":                   func(c *Config) { c.API.MaxInFlight = 100 },
+		"api.line_per_unit: 0 must be":                                   func(c *Config) { c.API.LinePerUnit = 0 },
+		"api.line_wait: 0s must be between 1ms and 4s":                   func(c *Config) { c.API.LineWait = 0 },
 		"drain: -1ns must be":                                            func(c *Config) { c.Drain = -1 },
 		`log.level: "loud" must be debug, info, warn, error`:             func(c *Config) { c.Log.Level = "loud" },
 		"payments.providers[0].name: \"A\" must be 1 to 32 of [a-z0-9-]": func(c *Config) { c.Payments.Providers = []PaymentProvider{provider("A", "x")} },
@@ -134,7 +141,9 @@ func TestValidateAccepts(t *testing.T) {
 		"two payment providers, one that rotates": func(c *Config) {
 			c.Payments.Providers = []PaymentProvider{provider("acme", "a"), provider("acme-2", "b", "c")}
 		},
-		"any ports": func(c *Config) { c.Listen = Listen{"127.0.0.1:0", "127.0.0.1:0"} },
+		"a short line": func(c *Config) { c.API.MaxInFlight, c.API.MaxLine = 100, 49 },
+		"no line":      func(c *Config) { c.API.MaxInFlight, c.API.MaxDeciding, c.API.MaxLine = 2, 1, 0 },
+		"any ports":    func(c *Config) { c.Listen = Listen{"127.0.0.1:0", "127.0.0.1:0"} },
 	} {
 		c := valid()
 		change(&c)
@@ -150,6 +159,18 @@ func TestValidateAccepts(t *testing.T) {
 	no := false
 	if development.Payments.TestProvider = &no; development.TestPayments() {
 		t.Error("test payments are on though they are turned off")
+	}
+}
+
+// Row D12: as many orders are decided at once as suits the machine, unless the file says how many.
+func TestTheLineIsSizedToTheMachine(t *testing.T) {
+	for _, c := range []struct{ deciding, inFlight, want int }{
+		{7, 1024, 7}, {0, 1 << 20, 256 * runtime.GOMAXPROCS(0)}, {0, 100, 50}, {0, 1, 1},
+	} {
+		a := API{MaxDeciding: c.deciding, MaxInFlight: c.inFlight}
+		if got := a.line().Slots; got != c.want {
+			t.Errorf("%+v: got %d slots, want %d", a, got, c.want)
+		}
 	}
 }
 

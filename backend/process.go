@@ -65,7 +65,7 @@ func newProcess(c Config, roles Roles, log *slog.Logger) *process {
 		p.api = api.New(api.Config{
 			Keys: c.Keys(), Clock: p.clk, Log: log, Register: reg,
 			Limits: api.Limits{InFlight: c.API.MaxInFlight, Waiting: c.API.MaxWaiting, Connections: c.API.MaxConnections, Queued: c.Orders.MaxQueued,
-				Lag: c.Orders.MaxLag},
+				Lag: c.Orders.MaxLag, Line: c.API.line()},
 		})
 	}
 	return p

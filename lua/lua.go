@@ -1,5 +1,6 @@
 // Package lua holds every script that runs inside Redis. Each file's head is its contract: keys, arguments, answers, and
-// what makes it idempotent. All keys of one call share the hash tag {sale:ID}, so each script runs on a Redis Cluster.
+// what makes it idempotent. All keys of one call share a hash tag, {sale:ID} or {lock:NAME}, so each script runs on a Redis
+// Cluster.
 package lua
 
 import (
@@ -82,6 +83,24 @@ var define string
 // Define applies a newer definition of a sale.
 var Define = script(define)
 
+//go:embed lock.lua
+var lock string
+
+// Lock takes a lock or another hold of it.
+var Lock = script(lock)
+
+//go:embed renew.lua
+var renew string
+
+// Renew makes the lease of a lock begin anew.
+var Renew = script(renew)
+
+//go:embed unlock.lua
+var unlock string
+
+// Unlock gives a hold of a lock back.
+var Unlock = script(unlock)
+
 // What scripts answer; each script's head says which of these it gives, and what follows.
 const (
 	Reserved       = "reserved"
@@ -108,6 +127,12 @@ const (
 	Applied        = "applied"
 	Defined        = "defined"
 	Older          = "older"
+	Granted        = "granted"
+	Held           = "held"
+	Renewed        = "renewed"
+	NotOwner       = "not_owner"
+	Freed          = "freed"
+	Kept           = "kept"
 )
 
 // A gate, as the state hash has it.

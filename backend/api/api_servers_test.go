@@ -32,22 +32,26 @@ import (
 type working struct {
 	*Server
 	*caller
-	t     *testing.T
+	t     testing.TB
 	db    *sql.DB
 	redis *reserve.Store // the stores themselves, whatever the server's way to them is like
 }
 
 // work starts a server; it reaches Redis at addr.
-func work(t *testing.T, limits Limits, addr string) *working {
+func work(t testing.TB, limits Limits, addr string) *working {
+	return workOn(t, limits, addr, backendtest.Redis(t), backendtest.MySQL(t))
+}
+
+// workOn starts a server on stores that may have others.
+func workOn(t testing.TB, limits Limits, addr string, direct *reserve.Store, db *sql.DB) *working {
 	s, c := start(t, limits)
 	s.Log, s.sparse.log = backendtest.Log(t), backendtest.Log(t)
-	direct := backendtest.Redis(t)
 	redis, err := reserve.Open(reserve.Config{Addrs: []string{addr}, Prefix: direct.Prefix()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(redis.Close)
-	db, log, reg := backendtest.MySQL(t), backendtest.Log(t), prometheus.NewRegistry()
+	log, reg := backendtest.Log(t), prometheus.NewRegistry()
 	known := catalog.New(db, redis, s.Clock, log, reg)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -74,7 +78,7 @@ func (w *working) press(uid string, sale int64, key, body string) *fasthttp.Resp
 	return w.signed(req, uid)
 }
 
-func accepted(t *testing.T, res *fasthttp.Response) string {
+func accepted(t testing.TB, res *fasthttp.Response) string {
 	t.Helper()
 	var a wire.Accepted
 	if err := json.Unmarshal(res.Body(), &a); res.StatusCode() != 202 || err != nil || a.Status != wire.Queued {
@@ -85,7 +89,7 @@ func accepted(t *testing.T, res *fasthttp.Response) string {
 
 // A sale that is in MySQL alone is loaded by the first press, once for all that press at the same time.
 func TestAColdSaleIsLoadedOnce(t *testing.T) {
-	w := work(t, Limits{InFlight: 100, Waiting: 1, Connections: 100, Queued: 100, Lag: time.Hour}, os.Getenv("REDIS_ADDR"))
+	w := work(t, Limits{InFlight: 100, Waiting: 1, Connections: 100, Queued: 100, Lag: time.Hour, Line: longLine}, os.Getenv("REDIS_ADDR"))
 	sale := backendtest.Sale(t, w.db, backendtest.SaleOptions{Stock: 30})
 	var wg sync.WaitGroup
 	for i := range 30 {
@@ -107,8 +111,42 @@ func TestAColdSaleIsLoadedOnce(t *testing.T) {
 	}
 }
 
+// Row E2: a thousand come to a cold sale at once, by four processes: it is read from MySQL into Redis once.
+func TestAColdSaleIsLoadedOnceByAllProcesses(t *testing.T) {
+	const processes, each, presses = 4, 250, 25
+	redis, db := backendtest.Redis(t), backendtest.MySQL(t)
+	sale := backendtest.Sale(t, db, backendtest.SaleOptions{Stock: processes * presses})
+	var wg sync.WaitGroup
+	begin := make(chan struct{})
+	for p := range processes {
+		w := workOn(t, Limits{InFlight: each, Waiting: 1, Connections: each, Queued: 1000, Lag: time.Hour, Line: longLine}, os.Getenv("REDIS_ADDR"), redis, db)
+		for i := range each {
+			wg.Go(func() {
+				<-begin
+				if i >= presses {
+					if res := w.signed(w.request("GET", fmt.Sprintf("/v1/sales/%d", sale), ""), ""); res.StatusCode() != 200 {
+						t.Errorf("got %d %s, want the sale", res.StatusCode(), res.Body())
+					}
+				} else if res := w.press(fmt.Sprint("u", p, "-", i), sale, "", ""); res.StatusCode() != 202 {
+					t.Errorf("got %d %s, want 202", res.StatusCode(), res.Body())
+				}
+			})
+		}
+	}
+	close(begin)
+	wg.Wait()
+	var epoch, token int64
+	if err := db.QueryRow(`SELECT epoch, token FROM sale_stock WHERE sale_id = ?`, sale).Scan(&epoch, &token); err != nil || epoch != 1 || token != 1 {
+		t.Errorf("got epoch %d, token %d, %v; want it loaded by one reconciler, once", epoch, token, err)
+	}
+	snap, err := redis.Snapshot(t.Context(), sale)
+	if err != nil || len(snap.Orders) != processes*presses || snap.State.Stock != 0 {
+		t.Errorf("got %d reservations, stock %d, %v; want %d and 0", len(snap.Orders), snap.State.Stock, err, processes*presses)
+	}
+}
+
 func TestAnswersOfARealSale(t *testing.T) {
-	w := work(t, Limits{InFlight: 100, Waiting: 1, Connections: 100, Queued: 3, Lag: time.Hour}, os.Getenv("REDIS_ADDR"))
+	w := work(t, Limits{InFlight: 100, Waiting: 1, Connections: 100, Queued: 3, Lag: time.Hour, Line: longLine}, os.Getenv("REDIS_ADDR"))
 	now := time.Now().UTC().Truncate(time.Millisecond)
 	sale := backendtest.Sale(t, w.db, backendtest.SaleOptions{Stock: 5, Limit: 3})
 	first := accepted(t, w.press("alice", sale, "key", `{"quantity":2}`))
@@ -122,7 +160,7 @@ func TestAnswersOfARealSale(t *testing.T) {
 	wantProblem(t, w.press("alice", 999, "", ""), problem.SaleNotFound, "")
 
 	// Another process reconciles the sale: its next epoch is learned on the way.
-	if err := w.Reconciler.Sale(t.Context(), sale); err != nil {
+	if err := w.Reconciler.(*reconcile.Reconciler).Sale(t.Context(), sale); err != nil {
 		t.Fatal(err)
 	}
 	accepted(t, w.press("bob", sale, "", ""))

@@ -373,6 +373,15 @@ func (c *Catalog) Ready() error {
 	return nil
 }
 
+// Left is how many units of a sale can be had now, as Redis last said it; false where that is not known.
+func (c *Catalog) Left(id int64) (units int64, known bool) {
+	s := c.live.Load().item(id)
+	if s == nil || !s.stock.known.Load() {
+		return 0, false
+	}
+	return s.stock.left.Load() - s.unreleased(c.clk.Now()), true
+}
+
 // Epoch is the sale's epoch as Redis last said it; 0 when it is not known.
 func (c *Catalog) Epoch(id int64) int64 {
 	if s := c.live.Load().item(id); s != nil {

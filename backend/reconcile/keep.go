@@ -138,9 +138,17 @@ func (c *closed) observe(s reserve.State) bool {
 	return time.Since(c.since) >= c.patience
 }
 
-// afterRestart reconciles every live sale and then lets Redis reserve again. That Redis has not been restarted in
-// between, life says.
+// afterRestart reconciles every live sale and then lets Redis reserve again, unless another process has done so. That Redis
+// has not been restarted in between, life says.
 func (r *Reconciler) afterRestart(ctx context.Context, life *reserve.Life) error {
+	done, err := r.alone(ctx, "recovery")
+	if err != nil {
+		return err
+	}
+	defer func() { done() }()
+	if armed, err := life.Armed(ctx); err != nil || armed {
+		return err
+	}
 	sales, err := r.live(ctx)
 	if err != nil {
 		return err
@@ -152,6 +160,8 @@ func (r *Reconciler) afterRestart(ctx context.Context, life *reserve.Life) error
 			break
 		}
 		r.log.Error("sales cannot be reconciled now; trying again", "sales", pending, "error", err)
+		done() // another process may be able to
+		done = func() {}
 		if err := sleep(ctx, lookEvery); err != nil {
 			return err
 		}

@@ -1,6 +1,6 @@
 // Package edge is the gateway's public side: what a request must look like, in which order it is judged, and what it is
 // answered. The cheapest check comes first: method, path and size, then the sale gate, the page cache, the address's bucket,
-// identity, the user's bucket, and only then a backend.
+// identity, the user's bucket, for an order everybody's bucket, and only then a backend.
 package edge
 
 import (
@@ -33,7 +33,9 @@ import (
 type Settings struct {
 	Verifier         *identity.Verifier
 	Order, Read, IP  *limit.Law
-	Webhook          *limit.Law     // of an address that delivers webhooks
+	Webhook          *limit.Law // of an address that delivers webhooks
+	Global           *limit.Law // of all orders
+	Patience         limit.Patience
 	Exempt           []netip.Prefix // from the laws of addresses
 	Pages            pagecache.Rule
 	Sign             *identity.Key // may mint test tokens; nil outside development
@@ -61,6 +63,7 @@ type Server struct {
 
 	orders, reads *limit.Buckets[string]
 	ips, webhooks *limit.Buckets[[16]byte]
+	global        *limit.Shared
 	metrics       *metrics
 
 	idPrefix string
@@ -85,6 +88,7 @@ func New(parts Parts, reg prometheus.Registerer) *Server {
 		Parts:  parts,
 		orders: limit.New[string]("order", reg), reads: limit.New[string]("read", reg), ips: limit.New[[16]byte]("ip", reg),
 		webhooks: limit.New[[16]byte]("webhook", reg),
+		global:   limit.NewShared("global", reg),
 		metrics:  newMetrics(reg),
 		idPrefix: hex.EncodeToString(prefix[:]) + "-",
 		warnings: rate.NewLimiter(2, 5),

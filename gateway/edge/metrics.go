@@ -58,12 +58,13 @@ const (
 	ruleOrigin
 	ruleOrder
 	ruleRead
+	ruleGlobal
 	ruleBody
 	ruleInFlight
 	rules
 )
 
-var ruleNames = [rules]string{"protocol", "gate", "ip", "webhook", "identity", "origin", "order", "read", "body", "in_flight"}
+var ruleNames = [rules]string{"protocol", "gate", "ip", "webhook", "identity", "origin", "order", "read", "global", "body", "in_flight"}
 
 type metrics struct {
 	requests [routes][]prometheus.Counter // by result

@@ -125,6 +125,8 @@ func (x *exchange) limited(by rule, law *limit.Law, d limit.Decision) {
 		name, detail = `"ip"`, "too many requests from your address; nothing was done"
 	case ruleWebhook:
 		name, detail = `"webhook"`, "too many deliveries from your address; nothing was done, deliver it again"
+	case ruleGlobal:
+		name, detail = `"global"`, "too many orders are coming in; nothing was done"
 	}
 	seconds := max(1, d.Seconds())
 	h := &x.ctx.Response.Header
@@ -235,6 +237,10 @@ func (x *exchange) order(sale int64) {
 		x.limited(ruleOrder, x.set.Order, d)
 		return
 	}
+	if !x.takeGlobal() {
+		x.notBefore(d.Seconds())
+		return
+	}
 	status := x.forward(&upstream.Request{
 		Method: fasthttp.MethodPost, Target: "/v1/sales/" + strconv.FormatInt(sale, 10) + "/orders", UID: who.UID,
 		IdempotencyKey: key, Body: append(strconv.AppendInt([]byte(`{"quantity":`), int64(quantity), 10), '}'),
@@ -249,6 +255,22 @@ func (x *exchange) order(sale int64) {
 	case status == 409 && quantity == 1 && x.result == resultOf(problem.SoldOut):
 		v.Sale.SoldOut(x.now)
 	}
+}
+
+// takeGlobal draws on the bucket of all orders, for which an order may wait; or answers 429, or 503 where too many wait.
+// It comes after the user's own bucket, so that nobody takes more than their share of it.
+func (x *exchange) takeGlobal() bool {
+	d := x.s.global.Take(x.set.Global, x.set.Patience, x.now)
+	switch {
+	case d.OK:
+	case d.Crowded:
+		p := problem.New(problem.Overloaded, "too many orders are waiting; nothing was done")
+		p.RetryAfter = time.Duration(max(1, d.Seconds()))*time.Second + jitter(time.Second)
+		x.reject(ruleGlobal, p)
+	default:
+		x.limited(ruleGlobal, x.set.Global, d)
+	}
+	return d.OK
 }
 
 // notBefore makes a Retry-After true for a user whose next request would still find the bucket empty.

@@ -121,6 +121,37 @@ func TestKeysAreScopedToTheirBuyer(t *testing.T) {
 	want(t, s.reserve(press{uid: "ann", order: "o4", key: "k"}), lua.Repeated, "o1")
 }
 
+// TestNothingOfASaleExpires: what Redis forgets by itself would be sold, or promised, twice.
+func TestNothingOfASaleExpires(t *testing.T) {
+	s := openSale(t, options{stock: 10, limit: 3})
+	never := func(after string) {
+		t.Helper()
+		for name, key := range map[string]string{"state": s.state, "orders": s.orders, "buyers": s.buyers, "idem": s.idem, "outbox": s.outbox, "applied": s.applied} {
+			if ms, err := s.c.Do(t.Context(), s.c.B().Pttl().Key(key).Build()).AsInt64(); err != nil || ms != -1 {
+				t.Errorf("after %s: %s expires in %d ms, %v; want -1: never", after, name, ms, err)
+			}
+		}
+	}
+	s.reserve(press{uid: "ann", order: "o1", key: "k"})
+	s.reserve(press{uid: "bob", order: "o2", key: "k"})
+	want(t, s.call(lua.Adjust, keys(s.state, s.applied), "1", "1"), lua.Applied, "9", "11")
+	never("reserve and adjust")
+	s.reserve(press{uid: "ann", order: "o3", key: "k"})
+	s.reserve(press{uid: "cid", order: "o4", key: "k"})
+	want(t, s.release("o1"), lua.Released, "9")
+	never("a repeat and a release")
+	want(t, s.call(lua.Close, keys(s.state), "2"), lua.Closed, "1")
+	want(t, s.step(2, lua.StepBegin), lua.OK)
+	want(t, s.step(2, lua.StepOrders, "o2", "bob", "1", "1", "-", "1000", "k"), lua.OK)
+	want(t, s.step(2, lua.StepKeys, "bob:k", "o2 1"), lua.OK)
+	want(t, s.step(2, lua.StepIntent, "1"), lua.OK)
+	want(t, s.step(2, lua.StepFinish, "2", "10", "11", "0", "9999999999999", "3", "0", "0", "", "1"), lua.OK)
+	if got := s.adopt(2, press{uid: "dan", order: "o5", key: "k"}, "1"); got[0] != lua.Adopted {
+		t.Errorf("got %q, want adopted", got)
+	}
+	never("a load and an adoption")
+}
+
 func TestTheNewestOrderIsNamedAtTheLimit(t *testing.T) {
 	s := openSale(t, options{limit: 3})
 	for _, o := range []string{"b", "c", "a"} {

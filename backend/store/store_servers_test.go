@@ -6,6 +6,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -187,6 +188,58 @@ func TestInTxSaysWhatTheChecksRefuse(t *testing.T) {
 	}
 	if err := run(`SELECT * FROM nowhere`); err == nil || store.Refused(err) {
 		t.Errorf("no such table: got %v; it is no judgement of values", err)
+	}
+}
+
+// What the schema itself refuses, whatever the code, or somebody by hand, asks for.
+func TestTheSchemaIsTheJudge(t *testing.T) {
+	db := backendtest.MySQL(t)
+	sale := backendtest.Sale(t, db, backendtest.SaleOptions{Stock: 10})
+	if _, err := db.ExecContext(t.Context(), `UPDATE sale_stock SET available = 7, locked = 2, sold = 1 WHERE sale_id = ?`, sale); err != nil {
+		t.Fatal(err)
+	}
+	order := func(id, key string) string {
+		return fmt.Sprintf(`INSERT INTO orders (id, sale_id, uid, quantity, amount, status, idem_key, created_at, decided_at)
+			VALUES ('%s', %d, 'ann', 1, 100, 'paid', %s, NOW(3), NOW(3))`, id, sale, key)
+	}
+	slot := func(n int, id string) string {
+		return fmt.Sprintf(`INSERT INTO order_slots (sale_id, uid, slot, order_id) VALUES (%d, 'ann', %d, '%s')`, sale, n, id)
+	}
+	row := func(kind, ref string) string {
+		return fmt.Sprintf(`INSERT INTO ledger (sale_id, kind, ref, available_before, available_change, available_after, locked_before, locked_change, locked_after, created_at)
+			VALUES (%d, '%s', '%s', 0, 0, 0, 0, 0, 0, NOW(3))`, sale, kind, ref)
+	}
+	for _, statement := range []string{order("o1", "'k'"), slot(1, "o1"), row("order", "o1")} {
+		if _, err := db.ExecContext(t.Context(), statement); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, c := range map[string]struct {
+		statement string
+		by        func(error) bool // nil: it is taken
+	}{
+		"more than there is":       {`UPDATE sale_stock SET available = available - 8, locked = locked + 8`, store.CheckViolated},
+		"fewer locked than none":   {`UPDATE sale_stock SET locked = locked - 3, available = available + 3`, store.CheckViolated},
+		"fewer sold than none":     {`UPDATE sale_stock SET sold = sold - 2, available = available + 2`, store.CheckViolated},
+		"a unit out of nothing":    {`UPDATE sale_stock SET available = available + 1`, store.CheckViolated},
+		"a unit into nothing":      {`UPDATE sale_stock SET total = total + 1`, store.CheckViolated},
+		"more allotted than a SKU": {`UPDATE skus SET allotted = allotted + 1, available = available - 1`, store.CheckViolated},
+		"the same order":           {order("o1", "NULL"), store.Duplicate},
+		"the same key":             {order("o2", "'k'"), store.Duplicate},
+		"no key":                   {order("o3", "NULL"), nil},
+		"no key again":             {order("o4", "NULL"), nil},
+		"the same slot":            {slot(1, "o3"), store.Duplicate},
+		"another slot":             {slot(2, "o3"), nil},
+		"ended twice":              {row("order", "o1"), store.Duplicate},
+		"paid after it was made":   {row("pay", "o1"), nil},
+	} {
+		_, err := db.ExecContext(t.Context(), c.statement)
+		switch {
+		case c.by == nil && err != nil:
+			t.Errorf("%s: got %v, want it taken", name, err)
+		case c.by != nil && (err == nil || !c.by(err)):
+			t.Errorf("%s: got %v, want it refused by a CHECK or a unique key", name, err)
+		}
 	}
 }
 

@@ -200,7 +200,8 @@ func eventually(t *testing.T, what string, f func() bool) {
 
 func TestALostConfirmIsNotPublished(t *testing.T) {
 	w, url := newProxy(t, backendtest.AMQP(t))
-	b := openWith(t, broker.Config{URL: url, Partitions: 1, ConfirmTimeout: 200 * time.Millisecond})
+	b := openWith(t, broker.Config{URL: url, Partitions: 1, ConfirmTimeout: 3 * time.Second})
+	eventually(t, "healthy", func() bool { return b.Healthy() == nil })
 	publish(t, b, orders(1, 1))
 	w.confirms(false)
 	if err := b.Publish(t.Context(), orders(1, 5)); !errors.Is(err, broker.ErrUnconfirmed) || !errors.Is(err, context.DeadlineExceeded) {

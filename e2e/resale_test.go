@@ -120,6 +120,11 @@ func TestHalfNeverPay(t *testing.T) {
 		s := &impatient{w: w, sale: sale, uid: strconv.Itoa(i + 1), token: token, pays: i%2 == 0, over: over, at: at, log: j, lapse: &lapse}
 		all.Go(s.run)
 	}
+	end := sync.OnceFunc(func() {
+		close(over)
+		all.Wait()
+	})
+	defer end() // also where the test gives up
 	count := func(query string) (n int64) {
 		w.must(w.db.QueryRowContext(w.ctx, query, sale).Scan(&n))
 		return n
@@ -130,8 +135,7 @@ func TestHalfNeverPay(t *testing.T) {
 			count(`SELECT COUNT(*) FROM orders WHERE sale_id = ?`), j.Summary())
 	})
 	took := time.Since(began)
-	close(over)
-	all.Wait()
+	end()
 	o := w.settle(sale, stock, j)
 	stop()
 	t.Logf("%d units paid after %v: %d orders, %d of them expired, %d payments came too late; %s", o.Row.Sold, took.Round(100*time.Millisecond), len(o.Orders),

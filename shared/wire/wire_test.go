@@ -104,3 +104,12 @@ func FuzzParseOrderRequest(f *testing.F) {
 		}
 	})
 }
+
+func TestValidProvider(t *testing.T) {
+	for name, want := range map[string]bool{"acme": true, "acme-2": true, "2": true, strings.Repeat("a", MaxProvider): true,
+		"": false, "Acme": false, "a_b": false, "a/b": false, "a.b": false, "\u00e9": false, strings.Repeat("a", MaxProvider+1): false} {
+		if got := ValidProvider(name); got != want {
+			t.Errorf("%q: got %v, want %v", name, got, want)
+		}
+	}
+}

@@ -120,6 +120,7 @@ func TestAColdSaleIsLoadedOnceByAllProcesses(t *testing.T) {
 	begin := make(chan struct{})
 	for p := range processes {
 		w := workOn(t, Limits{InFlight: each, Waiting: 1, Connections: each, Queued: 1000, Lag: time.Hour, Line: longLine}, os.Getenv("REDIS_ADDR"), redis, db)
+		until(t, "the sales are read", func() bool { return w.Catalog.Ready() == nil })
 		for i := range each {
 			wg.Go(func() {
 				<-begin
@@ -223,6 +224,22 @@ func TestReadsCarryATag(t *testing.T) {
 		if res := w.signed(req, ""); res.StatusCode() != 200 || string(res.Header.Peek("ETag")) == tag {
 			t.Errorf("%s: got %s, want the changed sale", target, res)
 		}
+	}
+}
+
+// A sale that MySQL has is never said not to be there, also before the sales were first read.
+func TestASaleIsThereBeforeTheSalesAreRead(t *testing.T) {
+	s, c := start(t, roomy)
+	db := backendtest.MySQL(t)
+	sale := backendtest.Sale(t, db, backendtest.SaleOptions{})
+	s.Begin(Parts{Catalog: catalog.New(db, backendtest.Redis(t), s.Clock, s.Log, prometheus.NewRegistry())}) // which does not run
+	wantProblem(t, c.signed(c.request("GET", fmt.Sprintf("/v1/sales/%d", sale), ""), ""), problem.Overloaded, "being read")
+	wantProblem(t, c.signed(c.request("GET", fmt.Sprintf("/v1/sales/%d", sale+1), ""), ""), problem.SaleNotFound, "")
+	if err := s.Catalog.Refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if res := c.signed(c.request("GET", fmt.Sprintf("/v1/sales/%d", sale), ""), ""); res.StatusCode() != 200 {
+		t.Errorf("got %d %s", res.StatusCode(), res.Body())
 	}
 }
 

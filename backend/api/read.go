@@ -97,6 +97,9 @@ func (s *Server) getSale(r *request) string {
 		return r.refuse(p)
 	}
 	sale, ok := s.Catalog.Public(id)
+	if !ok && s.Catalog.Ready() != nil { // it was looked up, and nothing else of it is known yet
+		return r.refuse(overloaded("the sales are being read"))
+	}
 	if !ok { // it has just left the catalog
 		return r.refuse(noSuchSale())
 	}

@@ -18,6 +18,7 @@ import (
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
+	"floodgate.internal/shared/netfault"
 	"floodgate.internal/shared/wire"
 )
 
@@ -376,8 +377,8 @@ func TestALostCommitIsReadBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cut := backendtest.NewCutter(t, c.Addr)
-	c.Addr = cut.Addr
+	cut := netfault.New(t, c.Addr)
+	c.Addr = cut.Addr()
 	book := NewBook(backendtest.OpenMySQL(t, c.FormatDSN(), 4), s.redis, s.clk, backendtest.Log(t), prometheus.NewRegistry())
 	batch := s.outbox(sale)
 	cut.LoseAnswerTo("\x03COMMIT")

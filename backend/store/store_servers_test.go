@@ -16,6 +16,7 @@ import (
 
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/store"
+	"floodgate.internal/shared/netfault"
 )
 
 func TestMigrateOnceForAnyNumberAtOnceEachWithOneConnection(t *testing.T) {
@@ -196,8 +197,8 @@ func TestALostCommitIsUnknown(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	proxy := backendtest.NewCutter(t, c.Addr)
-	c.Addr = proxy.Addr
+	proxy := netfault.New(t, c.Addr)
+	c.Addr = proxy.Addr()
 	through := backendtest.OpenMySQL(t, c.FormatDSN(), 1)
 	err = store.InTx(t.Context(), through, func(tx *sql.Tx) error {
 		_, err := tx.ExecContext(t.Context(), `UPDATE two SET n = 7 WHERE id = 1`)

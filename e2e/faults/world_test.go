@@ -112,7 +112,7 @@ func newWorld(t *testing.T, flags ...string) *world {
 func (g *ground) world(t *testing.T, o options) *world {
 	t.Helper()
 	w := &world{options: o, bin: g.bin, servers: g.servers, name: fmt.Sprint("faults", g.worlds.Add(1)),
-		http: &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{MaxIdleConnsPerHost: 256, IdleConnTimeout: 10 * time.Second}}}
+		http: &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{MaxIdleConnsPerHost: 256, IdleConnTimeout: 10 * time.Second}}}
 	t.Cleanup(w.http.CloseIdleConnections)
 	w.dir = filepath.Join(g.dir, w.name)
 	must(t, os.MkdirAll(w.dir, 0o755))

@@ -198,7 +198,7 @@ func (v *Servers) mysql() *Process {
 	return &Process{
 		name: "mysql", data: data, addrs: []string{loopback(v.settings.MySQLPort)},
 		prepare: func(ctx context.Context) error {
-			if err := makeDirs(data); err != nil {
+			if err := makeDirs(data, temporary(data)); err != nil {
 				return err
 			}
 			if err := writeFile(initFile, []byte(v.initSQL())); err != nil {
@@ -210,7 +210,7 @@ func (v *Servers) mysql() *Process {
 			return v.installTables(ctx, tables)
 		},
 		command: func() *exec.Cmd {
-			args := []string{"--no-defaults", "--datadir=" + tables, "--init-file=" + initFile,
+			args := []string{"--no-defaults", "--datadir=" + tables, "--tmpdir=" + temporary(data), "--init-file=" + initFile,
 				"--socket=mysql.sock", // within datadir: a path of any length
 				"--pid-file=mysql.pid", "--port=" + strconv.Itoa(v.settings.MySQLPort), "--bind-address=127.0.0.1",
 				"--skip-name-resolve", "--skip-log-bin", "--character-set-server=utf8mb4", "--max-connections=500",
@@ -226,6 +226,9 @@ func (v *Servers) mysql() *Process {
 		startWithin: 2 * time.Minute, stopWithin: time.Minute,
 	}
 }
+
+// temporary is where mariadbd makes its temporary files: one that starts removes what it finds there, also what belongs to another.
+func temporary(data string) string { return filepath.Join(data, "tmp") }
 
 // initSQL is run by mariadbd at every start.
 func (v *Servers) initSQL() string {
@@ -245,7 +248,7 @@ func (v *Servers) installTables(ctx context.Context, tables string) error {
 	if err != nil {
 		return err
 	}
-	args := []string{"--no-defaults", "--datadir=" + aside, "--skip-test-db", "--skip-name-resolve", "--force",
+	args := []string{"--no-defaults", "--datadir=" + aside, "--tmpdir=" + temporary(filepath.Dir(tables)), "--skip-test-db", "--skip-name-resolve", "--force",
 		"--auth-root-authentication-method=socket", "--auth-root-socket-user=" + who.Username}
 	if os.Getuid() == 0 {
 		args = append(args, "--user=root")

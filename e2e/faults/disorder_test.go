@@ -1,0 +1,147 @@
+//go:build servers
+
+package faults
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"floodgate.internal/e2e/oracle"
+)
+
+// TestDisorders tries every fault that lasts for a while and is then over. Many of them are waited for, so the groups run side
+// by side, on one set of servers but for the one that a group is about.
+func TestDisorders(t *testing.T) {
+	g := newGround(t)
+	t.Run("side by side", func(t *testing.T) {
+		for name, group := range map[string]func(*testing.T, *ground){"network": network, "mysql": mysqlFaults, "mysql's disk": mysqlDisk} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				group(t, g)
+			})
+		}
+	})
+}
+
+// disorder is a fault that lasts for a while and is then over.
+type disorder struct {
+	what     string // for the table
+	injected string
+	times    int // 0: once
+	// strike makes it go wrong, and returns when it has lasted long enough; heal puts it right. The load goes on throughout.
+	strike func(*trial)
+	heal   func(*trial)
+	twice  bool // every request of the load is repeated
+}
+
+// trial is one disorder being tried.
+type trial struct {
+	*testing.T
+	w    *world
+	ctx  context.Context
+	sale int64
+	log  *oracle.Log
+}
+
+// lasts is how long a fault lasts that ends by itself: longer than a call of Redis or of the backend may take; in a soak
+// longer than every time-out there is.
+func (s *trial) lasts() {
+	s.Helper()
+	d := 4 * time.Second
+	if length(s.T) > 0 {
+		d = 20 * time.Second
+	}
+	s.wait(d)
+}
+
+// wait lets the fault last.
+func (s *trial) wait(d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-s.ctx.Done():
+	}
+}
+
+// more waits until so many more orders are promised.
+func (s *trial) more(n int) {
+	s.Helper()
+	if err := s.log.Await(s.ctx, s.log.Promised()+n); err != nil {
+		s.Fatalf("%v; answers: %s", err, s.log.Summary())
+	}
+}
+
+// until is the package's, with the answers so far where it is not.
+func (s *trial) until(what string, ok func(context.Context) error) {
+	s.Helper()
+	ctx, cancel := context.WithTimeout(s.ctx, patience)
+	defer cancel()
+	if err := await(ctx, ok); err != nil {
+		s.Fatalf("%s: not within %v: %v; answers: %s", what, patience, err, s.log.Summary())
+	}
+}
+
+// group tries some disorders in a world, one after the other, and reports them.
+func (w *world) group(t *testing.T, p part, all ...disorder) {
+	for _, d := range all {
+		t.Run(d.what, func(t *testing.T) { report(p, w.endure(t, d)) })
+	}
+	w.drained(t)
+}
+
+// places is how many buyers of a trial press at once.
+const places = 10
+
+// endure sells while the fault strikes and afterwards, until the equations hold, and returns the row for the table.
+func (w *world) endure(t *testing.T, d disorder) line {
+	t.Helper()
+	const units = 1000000
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	defer cancel()
+	l := w.newLoad(w.newSale(t, d.what, units, time.Hour), 0, nil)
+	l.twice = d.twice
+	s := &trial{T: t, w: w, ctx: ctx, sale: l.sale, log: l.log}
+	stop := make(chan struct{})
+	var crowd sync.WaitGroup
+	crowd.Go(func() {
+		if err := l.keep(ctx, stop, places); err != nil {
+			t.Error(err)
+		}
+	})
+	end := sync.OnceFunc(func() { close(stop); crowd.Wait() })
+	defer func() { // where the test has failed nobody is told anything any more
+		if t.Failed() {
+			cancel()
+		}
+		end()
+	}()
+	s.more(20)
+	d.strike(s)
+	d.heal(s)
+	over := l.fell()
+	reach, enough := context.WithTimeout(ctx, patience)
+	defer enough()
+	r := line{fault: d.what, injected: d.injected, times: max(1, d.times)}
+	select {
+	case at := <-l.decided:
+		r.opened = []time.Duration{at.Sub(over)}
+	case <-reach.Done():
+		t.Fatalf("no order is promised for %v after it; answers: %s", patience, l.log.Summary())
+	}
+	if err := l.log.Await(reach, l.log.Promised()+20); err != nil {
+		t.Fatalf("after it: %v; answers: %s", err, l.log.Summary())
+	}
+	end()
+	tally := w.rest(t, l.sale, units, l.log)
+	r.tally, r.settled = &tally, time.Since(over)
+	t.Logf("%+v; orders again %v after it, settled after %v; answers: %s", tally, r.opened[0].Round(time.Millisecond), r.settled.Round(time.Millisecond), l.log.Summary())
+	if n := tally.Broken(); n > 0 {
+		t.Errorf("%d promises are broken: %+v", n, tally)
+	}
+	if a := w.admin(ctx, "POST", fmt.Sprintf("/sales/%d/close", l.sale), "", ""); a.status != 200 {
+		t.Errorf("close sale %d: %s", l.sale, a)
+	}
+	return r
+}

@@ -17,7 +17,10 @@ import (
 func TestDisorders(t *testing.T) {
 	g := newGround(t)
 	t.Run("side by side", func(t *testing.T) {
-		for name, group := range map[string]func(*testing.T, *ground){"network": network, "mysql": mysqlFaults, "mysql's disk": mysqlDisk} {
+		for name, group := range map[string]func(*testing.T, *ground){
+			"network": network, "mysql": mysqlFaults, "mysql's disk": mysqlDisk,
+			"redis": redisFaults, "redis, confirm": redisConfirmed, "rabbitmq": rabbitmqFaults, "rabbitmq's nodes": rabbitmqNodes, "clients": clientFaults, "clocks": clockFaults,
+		} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
 				group(t, g)
@@ -34,16 +37,19 @@ type disorder struct {
 	// strike makes it go wrong, and returns when it has lasted long enough; heal puts it right. The load goes on throughout.
 	strike func(*trial)
 	heal   func(*trial)
+	keep   bool // nobody pays or cancels: so nobody waits for a consumer
 	twice  bool // every request of the load is repeated
 }
 
 // trial is one disorder being tried.
 type trial struct {
 	*testing.T
-	w    *world
-	ctx  context.Context
-	sale int64
-	log  *oracle.Log
+	w     *world
+	ctx   context.Context
+	sale  int64
+	log   *oracle.Log
+	loads []*load // on that sale, with that log: buyers who keep what they get, and who pay or cancel
+	rest  func()  // ends the load, once whoever came was told something final
 }
 
 // lasts is how long a fault lasts that ends by itself: longer than a call of Redis or of the backend may take; in a soak
@@ -68,7 +74,9 @@ func (s *trial) wait(d time.Duration) {
 // more waits until so many more orders are promised.
 func (s *trial) more(n int) {
 	s.Helper()
-	if err := s.log.Await(s.ctx, s.log.Promised()+n); err != nil {
+	ctx, cancel := context.WithTimeout(s.ctx, patience)
+	defer cancel()
+	if err := s.log.Await(ctx, s.log.Promised()+n); err != nil {
 		s.Fatalf("%v; answers: %s", err, s.log.Summary())
 	}
 }
@@ -83,16 +91,25 @@ func (s *trial) until(what string, ok func(context.Context) error) {
 	}
 }
 
-// group tries some disorders in a world, one after the other, and reports them.
-func (w *world) group(t *testing.T, p part, all ...disorder) {
-	for _, d := range all {
-		t.Run(d.what, func(t *testing.T) { report(p, w.endure(t, d)) })
-	}
-	w.drained(t)
-}
+// payWithin is what a trial's orders have: longer than a trial, shorter than a wall clock may be off.
+const payWithin = 30 * time.Minute
 
-// places is how many buyers of a trial press at once.
-const places = 10
+// places is how many buyers of each of a trial's loads press at once.
+const places = 5
+
+// press begins the load, or begins it again after rest.
+func (s *trial) press() {
+	stop := make(chan struct{})
+	var crowd sync.WaitGroup
+	for _, l := range s.loads {
+		crowd.Go(func() {
+			if err := l.keep(s.ctx, stop, places); err != nil {
+				s.Error(err)
+			}
+		})
+	}
+	s.rest = sync.OnceFunc(func() { close(stop); crowd.Wait() })
+}
 
 // endure sells while the fault strikes and afterwards, until the equations hold, and returns the row for the table.
 func (w *world) endure(t *testing.T, d disorder) line {
@@ -100,22 +117,20 @@ func (w *world) endure(t *testing.T, d disorder) line {
 	const units = 1000000
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()
-	l := w.newLoad(w.newSale(t, d.what, units, time.Hour), 0, nil)
-	l.twice = d.twice
-	s := &trial{T: t, w: w, ctx: ctx, sale: l.sale, log: l.log}
-	stop := make(chan struct{})
-	var crowd sync.WaitGroup
-	crowd.Go(func() {
-		if err := l.keep(ctx, stop, places); err != nil {
-			t.Error(err)
-		}
-	})
-	end := sync.OnceFunc(func() { close(stop); crowd.Wait() })
-	defer func() { // where the test has failed nobody is told anything any more
+	l := w.newLoad(w.newSale(t, d.what, units, payWithin), 0, nil)
+	l.ends, l.twice = false, d.twice
+	s := &trial{T: t, w: w, ctx: ctx, sale: l.sale, log: l.log, loads: []*load{l}}
+	if !d.keep {
+		e := w.newLoad(l.sale, 0, nil)
+		e.log, e.twice = l.log, d.twice
+		s.loads = append(s.loads, e)
+	}
+	s.press()
+	defer func() {
 		if t.Failed() {
-			cancel()
+			cancel() // nobody is told anything any more
 		}
-		end()
+		s.rest()
 	}()
 	s.more(20)
 	d.strike(s)
@@ -130,10 +145,8 @@ func (w *world) endure(t *testing.T, d disorder) line {
 	case <-reach.Done():
 		t.Fatalf("no order is promised for %v after it; answers: %s", patience, l.log.Summary())
 	}
-	if err := l.log.Await(reach, l.log.Promised()+20); err != nil {
-		t.Fatalf("after it: %v; answers: %s", err, l.log.Summary())
-	}
-	end()
+	s.more(20)
+	s.rest()
 	tally := w.rest(t, l.sale, units, l.log)
 	r.tally, r.settled = &tally, time.Since(over)
 	t.Logf("%+v; orders again %v after it, settled after %v; answers: %s", tally, r.opened[0].Round(time.Millisecond), r.settled.Round(time.Millisecond), l.log.Summary())
@@ -144,4 +157,11 @@ func (w *world) endure(t *testing.T, d disorder) line {
 		t.Errorf("close sale %d: %s", l.sale, a)
 	}
 	return r
+}
+
+// group tries some disorders in a world, one after the other, and reports them.
+func (w *world) group(t *testing.T, p part, all ...disorder) {
+	for _, d := range all {
+		t.Run(d.what, func(t *testing.T) { report(p, w.endure(t, d)) })
+	}
 }

@@ -28,8 +28,9 @@ type load struct {
 	ends   bool
 	twice  bool // every request is sent twice at the same time, a press also without its key
 
-	killed  atomic.Pointer[time.Time] // the last kill
-	decided chan time.Time            // gets the first answer to a request that was sent after it
+	pressing sync.RWMutex              // held for reading by each press until its answer is in the log
+	killed   atomic.Pointer[time.Time] // the last kill
+	decided  chan time.Time            // gets the first answer to a request that was sent after it
 }
 
 func (w *world) newLoad(sale int64, first int, tokens []string) *load {
@@ -45,6 +46,12 @@ func (l *load) fell() time.Time {
 	}
 	l.killed.Store(&now)
 	return now
+}
+
+// answered returns when every press that is under way has been answered, and the answer is in the log.
+func (l *load) answered() {
+	l.pressing.Lock()
+	defer l.pressing.Unlock()
 }
 
 // run returns when every buyer was told something final; an error names those who were not, or were told something wrong.
@@ -114,6 +121,8 @@ func (l *load) buy(ctx context.Context, n int, token string) error {
 // press asks for an order, once or twice, and returns the answer to the first.
 func (l *load) press(ctx context.Context, uid, token, key string) answer {
 	once := func(key string) answer {
+		l.pressing.RLock()
+		defer l.pressing.RUnlock()
 		a := l.w.do(ctx, "POST", fmt.Sprintf("%s/v1/sales/%d/orders", l.w.publicURL(), l.sale), token, key, `{"quantity":1}`)
 		if ctx.Err() == nil {
 			l.log.Add(oracle.Answer{UID: uid, Key: key, Status: a.status, Code: a.Code, OrderID: a.OrderID})

@@ -71,6 +71,7 @@ func mysqlFaults(t *testing.T, g *ground) {
 			heal: func(*trial) {},
 		},
 	)
+	w.drained(t)
 }
 
 // adminOf are connections to the world's MySQL past its link.
@@ -255,6 +256,7 @@ func mysqlDisk(t *testing.T, g *ground) {
 		},
 		heal: func(s *trial) { must(s.T, os.Remove(filler)) },
 	})
+	w.drained(t)
 }
 
 // fill writes a file until nothing is left for it.

@@ -16,7 +16,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -78,15 +77,16 @@ type options struct {
 	linked      bool   // all links have a proxy
 	// Servers of the world's own, of which only that one runs; nil: the ground's.
 	redis, mysql, rabbitmq *stack.Servers
-	amqp                   string   // host:port of a broker that the rabbitmq link leads to; "" for the one of the servers
-	extra                  string   // lines of the gateway's configuration
-	env                    []string // of the binaries
+	amqp                   string         // host:port of a broker that the rabbitmq link leads to; "" for the one of the servers
+	extra                  string         // lines of the gateway's configuration
+	bin                    string         // where the binaries are; "" for the ground's
+	wallOff                map[string]int // seconds by which the wall clock of each binary is off
 }
 
 // world is one running system: a gateway and a backend with a schema, a vhost and a key prefix of their own.
 type world struct {
 	options
-	dir, bin string
+	dir      string
 	servers  *stack.Servers // the ground's
 	links    links
 	name     string // of the schema and the vhost; the key prefix is it and a colon
@@ -111,10 +111,10 @@ func newWorld(t *testing.T, flags ...string) *world {
 // world starts a system.
 func (g *ground) world(t *testing.T, o options) *world {
 	t.Helper()
-	w := &world{options: o, bin: g.bin, servers: g.servers, name: fmt.Sprint("faults", g.worlds.Add(1)),
+	w := &world{options: o, servers: g.servers, name: fmt.Sprint("faults", g.worlds.Add(1)),
 		http: &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{MaxIdleConnsPerHost: 256, IdleConnTimeout: 10 * time.Second}}}
 	t.Cleanup(w.http.CloseIdleConnections)
-	w.dir = filepath.Join(g.dir, w.name)
+	w.dir, w.bin = filepath.Join(g.dir, w.name), cmp.Or(o.bin, g.bin)
 	must(t, os.MkdirAll(w.dir, 0o755))
 	for _, own := range []**stack.Servers{&w.redis, &w.mysql, &w.rabbitmq} {
 		if *own == nil {
@@ -302,7 +302,7 @@ func (w *world) publicURL() string {
 
 // process is one of the programs, which dies at the failpoint ("" for none).
 func (w *world) process(name, failpoint string) *stack.Process {
-	p := stack.Program{Name: name, Path: filepath.Join(w.bin, name), Args: []string{"-config", w.file(name + ".yaml")}, Env: w.env}
+	p := stack.Program{Name: name, Path: filepath.Join(w.bin, name), Args: []string{"-config", w.file(name + ".yaml")}}
 	switch name {
 	case "gateway":
 		p.Ready = w.ports.OpsURL() + "/-/ready"
@@ -315,7 +315,10 @@ func (w *world) process(name, failpoint string) *stack.Process {
 		}
 	}
 	if failpoint != "" {
-		p.Env = append(slices.Clone(p.Env), "FLOODGATE_FAILPOINT="+failpoint)
+		p.Env = append(p.Env, "FLOODGATE_FAILPOINT="+failpoint)
+	}
+	if off := w.wallOff[name]; off != 0 {
+		p.Env = append(p.Env, fmt.Sprintf("%s=%d", wallVar, off))
 	}
 	return stack.NewProcess(w.dir, p)
 }
@@ -388,11 +391,18 @@ func (w *world) newSale(t *testing.T, title string, stock int64, payWithin time.
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	a := w.admin(ctx, "POST", "/sales", "", saleBody(title, stock, payWithin))
+	sale := w.create(t, ctx, saleBody(title, stock, payWithin))
+	w.open(t, sale)
+	return sale
+}
+
+// create makes a sale.
+func (w *world) create(t *testing.T, ctx context.Context, body string) int64 {
+	t.Helper()
+	a := w.admin(ctx, "POST", "/sales", "", body)
 	if a.status != 201 {
 		t.Fatalf("make a sale: %s", a)
 	}
-	w.open(t, a.ID)
 	return a.ID
 }
 

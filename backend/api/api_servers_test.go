@@ -45,6 +45,9 @@ func work(t *testing.T, limits Limits, addr string) *working {
 		t.Fatal(err)
 	}
 	t.Cleanup(redis.Close)
+	if err := redis.Arm(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	db, log, reg := backendtest.MySQL(t), backendtest.Log(t), prometheus.NewRegistry()
 	known := catalog.New(db, redis, s.Clock, log, reg)
 	ctx, cancel := context.WithCancel(context.Background())

@@ -70,8 +70,8 @@ func open(dsn string, maxOpen int, statementTime time.Duration) (*sql.DB, error)
 			if err != nil {
 				return nil, err
 			}
-			conn = failpoint.Sent("migrate.statement-sent", conn, "CREATE TABLE")
-			return failpoint.Sent("consumer.commit-sent", conn, "COMMIT"), nil
+			conn = failpoint.Sent("migrate.statement-sent", conn, func() string { return "CREATE TABLE" })
+			return failpoint.Sent("consumer.commit-sent", conn, func() string { return "COMMIT" }), nil
 		}
 	}
 	connector, err := mysql.NewConnector(c)

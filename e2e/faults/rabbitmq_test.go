@@ -111,14 +111,16 @@ func wiped(t *testing.T, w *world) line {
 	return line{fault: "rabbitmq: wiped, with 10,000 orders in it", injected: "every queue deleted", times: 1, tally: &tally, settled: time.Since(over)}
 }
 
-// reserve makes n orders with the script itself, each for a buyer of its own.
+// reserve makes n orders with the script itself, as it is loaded in the present life of Redis, each for a buyer of its own.
 func (s *trial) reserve(n int) {
 	s.Helper()
 	root, err := stack.Root()
 	must(s.T, err)
 	script, err := os.ReadFile(filepath.Join(root, "lua", "reserve.lua"))
 	must(s.T, err)
-	sha := fmt.Sprintf("%x", sha1.Sum(script))
+	var life string
+	must(s.T, s.w.books.DB.QueryRowContext(s.ctx, "SELECT name FROM redis_life").Scan(&life))
+	sha := fmt.Sprintf("%x", sha1.Sum(append(script, "-- life "+life+"\n"...)))
 	c := s.w.books.Redis
 	epoch, err := c.Do(s.ctx, c.B().Hget().Key(s.key("state")).Field("epoch").Build()).ToString()
 	must(s.T, err)

@@ -94,6 +94,37 @@ func (s *trial) until(what string, ok func(context.Context) error) {
 // payWithin is what a trial's orders have: longer than a trial, shorter than a wall clock may be off.
 const payWithin = 30 * time.Minute
 
+// watch holds what is to be seen of the sale against the equations that always hold, again and again until stopped is called; a
+// store may be away.
+func (s *trial) watch(units int64) (stopped func()) {
+	ctx, cancel := context.WithCancel(s.ctx)
+	looks := 0
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		tick := time.NewTicker(250 * time.Millisecond)
+		defer tick.Stop()
+		for ctx.Err() == nil {
+			if v, err := s.w.look(ctx, s.sale); err == nil {
+				looks++
+				for _, bad := range v.Always(units, 1) {
+					s.Errorf("meanwhile: %s", bad)
+				}
+			}
+			select {
+			case <-ctx.Done():
+			case <-tick.C:
+			}
+		}
+	})
+	return sync.OnceFunc(func() {
+		cancel()
+		watching.Wait()
+		if looks == 0 && !s.Failed() {
+			s.Error("nothing was to be seen of the sale meanwhile")
+		}
+	})
+}
+
 // places is how many buyers of each of a trial's loads press at once.
 const places = 5
 
@@ -126,11 +157,13 @@ func (w *world) endure(t *testing.T, d disorder) line {
 		s.loads = append(s.loads, e)
 	}
 	s.press()
+	watched := s.watch(units)
 	defer func() {
 		if t.Failed() {
 			cancel() // nobody is told anything any more
 		}
 		s.rest()
+		watched()
 	}()
 	s.more(20)
 	d.strike(s)
@@ -147,6 +180,7 @@ func (w *world) endure(t *testing.T, d disorder) line {
 	}
 	s.more(20)
 	s.rest()
+	watched()
 	tally := w.rest(t, l.sale, units, l.log)
 	r.tally, r.settled = &tally, time.Since(over)
 	t.Logf("%+v; orders again %v after it, settled after %v; answers: %s", tally, r.opened[0].Round(time.Millisecond), r.settled.Round(time.Millisecond), l.log.Summary())

@@ -98,14 +98,14 @@ func (l *load) buy(ctx context.Context, n int, token string) error {
 			break
 		}
 		switch {
-		case a.status == 202, a.Code == "SOLD_OUT":
+		case a.status == 202, a.Code == "SOLD_OUT", a.Code == "ALREADY_ORDERED" && l.twice: // by the press without the key
 			if killed := l.killed.Load(); killed != nil && began.After(*killed) {
 				select {
 				case l.decided <- time.Now():
 				default:
 				}
 			}
-			if a.status == 202 && l.ends && n%5 < 2 {
+			if a.Code != "SOLD_OUT" && l.ends && n%5 < 2 {
 				return l.end(ctx, uid, token, a.OrderID, n%5 == 0)
 			}
 			return nil

@@ -26,17 +26,17 @@ func redisFaults(t *testing.T, g *ground) {
 	w.group(t, partRedis,
 		redisPaused(own, "redis"),
 		disorder{
-			what: "redis: restarted", injected: "SIGTERM, and started again",
+			what: "redis: restarted", injected: "SIGTERM, and started again", twice: true,
 			strike: func(s *trial) { must(s.T, own.Redis.Stop(s.ctx)) },
 			heal:   func(s *trial) { must(s.T, own.Redis.Start(s.ctx)) },
 		},
 		disorder{
-			what: "redis: out of memory", injected: "maxmemory 1, noeviction", keep: true,
+			what: "redis: out of memory", injected: "maxmemory 1, noeviction", keep: true, twice: true,
 			strike: outOfMemory,
 			heal:   func(s *trial) { s.w.config(s.T, "maxmemory", "0") },
 		},
 		disorder{
-			what: "redis: restarted with its file cut back", injected: "SIGKILL, the append-only file cut behind the last order that was promised",
+			what: "redis: restarted with its file cut back", injected: "SIGKILL, the append-only file cut behind the last order that was promised", twice: true,
 			strike: func(s *trial) {
 				must(s.T, own.Redis.Kill(s.ctx))
 				cutBehindPromised(s, own)
@@ -44,7 +44,7 @@ func redisFaults(t *testing.T, g *ground) {
 			heal: func(s *trial) { must(s.T, own.Redis.Start(s.ctx)) },
 		},
 		disorder{
-			what: "redis: restarted empty", injected: "SIGKILL and no data, with 300 orders in the broker and nowhere else", keep: true,
+			what: "redis: restarted empty", injected: "SIGKILL and no data, with 300 orders in the broker and nowhere else", keep: true, twice: true,
 			strike: func(s *trial) {
 				must(s.T, s.w.consumer.Kill(s.ctx))
 				s.more(300)
@@ -73,12 +73,12 @@ func redisConfirmed(t *testing.T, g *ground) {
 	w.group(t, partRedis,
 		redisPaused(own, "redis, confirm"),
 		disorder{
-			what: "redis, confirm: killed", injected: "SIGKILL, and started again",
+			what: "redis, confirm: killed", injected: "SIGKILL, and started again", twice: true,
 			strike: func(s *trial) { must(s.T, own.Redis.Kill(s.ctx)) },
 			heal:   func(s *trial) { must(s.T, own.Redis.Start(s.ctx)) },
 		},
 		disorder{
-			what: "redis, confirm: restarted with its file cut back", injected: "everysec; SIGKILL, the append-only file cut 100 promised orders ago; no consumer", keep: true,
+			what: "redis, confirm: restarted with its file cut back", injected: "everysec; SIGKILL, the append-only file cut 100 promised orders ago; no consumer", keep: true, twice: true,
 			strike: func(s *trial) {
 				must(s.T, s.w.consumer.Kill(s.ctx))
 				s.w.config(s.T, "appendfsync", "everysec")
@@ -96,7 +96,7 @@ func redisConfirmed(t *testing.T, g *ground) {
 			},
 		},
 		disorder{
-			what: "redis, confirm: fails over to a stale replica", injected: "SIGKILL; a replica takes over that stopped 100 promised orders ago; no consumer", keep: true,
+			what: "redis, confirm: fails over to a stale replica", injected: "SIGKILL; a replica takes over that stopped 100 promised orders ago; no consumer", keep: true, twice: true,
 			strike: func(s *trial) {
 				must(s.T, s.w.consumer.Kill(s.ctx))
 				follow(s, second, own)
@@ -104,12 +104,12 @@ func redisConfirmed(t *testing.T, g *ground) {
 				s.more(100)
 				must(s.T, own.Redis.Kill(s.ctx))
 				s.w.links.redis.Target(other.RedisAddr())
-				s.w.books.Redis = second
+				s.w.primary(second)
 			},
 			heal: func(s *trial) { must(s.T, s.w.consumer.Start(s.ctx)) },
 		},
 		disorder{
-			what: "redis, confirm: fails back to a stale replica", injected: "the first one, which was not started anew, takes over as it was 100 promised orders ago; no consumer", keep: true,
+			what: "redis, confirm: fails back to a stale replica", injected: "the first one, which was not started anew, takes over as it was 100 promised orders ago; no consumer", keep: true, twice: true,
 			strike: func(s *trial) {
 				must(s.T, own.Redis.Start(s.ctx))
 				follow(s, first, other)
@@ -133,7 +133,7 @@ func redisConfirmed(t *testing.T, g *ground) {
 // redisPaused stops Redis for longer than every time-out and idle bound: scripts that were given up run when it goes on.
 func redisPaused(own *stack.Servers, name string) disorder {
 	return disorder{
-		what: name + ": paused", injected: "SIGSTOP for longer than every call of it may take",
+		what: name + ": paused", injected: "SIGSTOP for longer than every call of it may take", twice: true,
 		strike: func(s *trial) { must(s.T, own.Redis.Signal(syscall.SIGSTOP)); s.lasts() },
 		heal:   func(s *trial) { must(s.T, own.Redis.Signal(syscall.SIGCONT)) },
 	}
@@ -289,5 +289,5 @@ func (s *trial) swap(to *stack.Servers, client rueidis.Client) {
 	standAlone(s, client)
 	s.w.links.redis.Target(to.RedisAddr())
 	s.w.links.redis.Cut()
-	s.w.books.Redis = client
+	s.w.primary(client)
 }

@@ -17,6 +17,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -97,7 +98,8 @@ type world struct {
 	consumer *stack.Process // nil unless ownConsumer
 	gateway  *stack.Process
 
-	consumerAdmin string // the URL of its admin listener
+	consumerAdmin string     // the URL of its admin listener
+	mu            sync.Mutex // guards books.Redis
 	books         oracle.Books
 	http          *http.Client
 	uids          atomic.Int64 // that were handed out
@@ -220,6 +222,21 @@ func (w *world) management(t *testing.T, method, path, body string) []byte {
 		t.Fatalf("%s %s: %s: %s", method, path, res.Status, b)
 	}
 	return b
+}
+
+// look is what the stores say of a sale.
+func (w *world) look(ctx context.Context, sale int64) (oracle.View, error) {
+	w.mu.Lock()
+	books := w.books
+	w.mu.Unlock()
+	return books.Look(ctx, sale)
+}
+
+// primary makes another Redis the one that counts.
+func (w *world) primary(c rueidis.Client) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.books.Redis = c
 }
 
 func must(t *testing.T, err error) {
@@ -454,7 +471,7 @@ func (w *world) rest(t *testing.T, sale, stock int64, log *oracle.Log) oracle.Ta
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	err := await(ctx, func(ctx context.Context) (err error) {
-		if v, err = w.books.Look(ctx, sale); err != nil {
+		if v, err = w.look(ctx, sale); err != nil {
 			return err
 		}
 		if bad := append(v.Always(stock, 1), v.Settled(stock, log)...); len(bad) > 0 {

@@ -13,6 +13,8 @@ import (
 type Script struct {
 	Source string
 	SHA    string // lower-case hex
+	// Life: it is loaded by a reconciler alone, and never sent whole: see ReserveIn.
+	Life bool
 }
 
 func script(source string) Script {
@@ -23,11 +25,18 @@ func script(source string) Script {
 //go:embed reserve.lua
 var reserve string
 
-// Reserve decides one order.
-//
-// A Redis that does not know it (NOSCRIPT) was started anew: it must be loaded by nobody but the reconciler, after every
-// live sale is reconciled.
+// Reserve decides one order. It is called as the ReserveIn of a life of Redis.
 var Reserve = script(reserve)
+
+// ReserveIn is Reserve under the name of a life of Redis. It must be loaded by nobody but a reconciler, after every live sale
+// is reconciled. A Redis that does not know it (NOSCRIPT) was not reconciled in that life: it was started anew; or it has
+// taken over from another, with data that may be older. Redis does not replicate scripts, and keeps them when a primary
+// becomes a replica; so a node that was the primary once may know the script of an earlier life, and not this one.
+func ReserveIn(life string) Script {
+	s := script(reserve + "-- life " + life + "\n")
+	s.Life = true
+	return s
+}
 
 //go:embed release.lua
 var release string

@@ -51,6 +51,9 @@ func workOn(t testing.TB, limits Limits, addr string, direct *reserve.Store, db 
 		t.Fatal(err)
 	}
 	t.Cleanup(redis.Close)
+	if err := redis.Arm(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	log, reg := backendtest.Log(t), prometheus.NewRegistry()
 	known := catalog.New(db, redis, s.Clock, log, reg)
 	ctx, cancel := context.WithCancel(context.Background())

@@ -21,6 +21,7 @@ import (
 	"floodgate.internal/backend/coupon"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/clock"
+	"floodgate.internal/shared/netfault"
 	"floodgate.internal/shared/wire"
 )
 
@@ -195,8 +196,8 @@ func TestALostAnswerIsAnUnknownOutcome(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cutter := backendtest.NewCutter(t, dsn.Addr)
-	dsn.Addr = cutter.Addr
+	cutter := netfault.New(t, dsn.Addr)
+	dsn.Addr = cutter.Addr()
 	clk := new(clock.Clock)
 	claims := coupon.New(backendtest.OpenMySQL(t, dsn.FormatDSN(), 1), clk, prometheus.NewRegistry())
 	cutter.LoseAnswerTo("\x03COMMIT")

@@ -56,7 +56,10 @@ type Config struct {
 
 // stores opens MySQL and Redis; done closes them.
 func (c Config) stores(ctx context.Context) (db *sql.DB, redis *reserve.Store, done func(), err error) {
-	if db, err = c.mysql(ctx); err != nil {
+	if db, err = store.Open(c.MySQL, 1); err == nil {
+		err = answers(ctx, db)
+	}
+	if err != nil {
 		return nil, nil, nil, err
 	}
 	if redis, err = reserve.Open(c.Redis); err != nil {
@@ -69,18 +72,15 @@ func (c Config) stores(ctx context.Context) (db *sql.DB, redis *reserve.Store, d
 	}, nil
 }
 
-func (c Config) mysql(ctx context.Context) (*sql.DB, error) {
-	db, err := store.Open(c.MySQL, 1)
-	if err != nil {
-		return nil, err
-	}
-	ping, cancel := context.WithTimeout(ctx, 10*time.Second)
+// answers reports whether MySQL does; if not, db is closed.
+func answers(ctx context.Context, db *sql.DB) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	if err := db.PingContext(ping); err != nil {
+	if err := db.PingContext(ctx); err != nil {
 		_ = db.Close() // it never opened
-		return nil, fmt.Errorf("mysql does not answer (mysql.dsn of the configuration): %w", err)
+		return fmt.Errorf("mysql does not answer (mysql.dsn of the configuration): %w", err)
 	}
-	return db, nil
+	return nil
 }
 
 // Output is how a command answers.

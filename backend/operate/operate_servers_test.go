@@ -239,6 +239,9 @@ func TestALogOfAnswersIsHeldAgainstTheStores(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer store.Close()
+	if err := store.Arm(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	press := func(uid, key string) string {
 		id := wire.NewOrderID(uuid.Must(uuid.NewV7()).String(), 1)
 		if v, err := store.Reserve(t.Context(), reserve.Request{Sale: 1, UID: uid, Quantity: 1, OrderID: id, Key: key, Epoch: 1}); err != nil || v.Answer != lua.Reserved {

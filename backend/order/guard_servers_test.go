@@ -27,6 +27,7 @@ import (
 	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/clock"
+	"floodgate.internal/shared/netfault"
 	"floodgate.internal/shared/wire"
 )
 
@@ -239,14 +240,14 @@ func TestEightProcessesIssueWhatRedisAccepted(t *testing.T) {
 const readsVersion = "epoch, version FROM sale_stock"
 
 // interrupted is a Book whose every reading of the stock row's version is followed by do, before it learns what it read.
-func (s *shop) interrupted(do func()) (*Book, *backendtest.Cutter) {
+func (s *shop) interrupted(do func()) (*Book, *netfault.Link) {
 	s.t.Helper()
 	c, err := mysql.ParseDSN(s.dsn)
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	cutter := backendtest.NewCutter(s.t, c.Addr)
-	c.Addr = cutter.Addr
+	cutter := netfault.New(s.t, c.Addr)
+	c.Addr = cutter.Addr()
 	cutter.BeforeAnswerTo(readsVersion, do)
 	db := backendtest.OpenMySQL(s.t, c.FormatDSN(), 4)
 	return NewBook(db, s.redis, s.clk, backendtest.Log(s.t), prometheus.NewRegistry()), cutter

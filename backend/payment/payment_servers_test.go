@@ -26,6 +26,7 @@ import (
 	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/clock"
+	"floodgate.internal/shared/netfault"
 	"floodgate.internal/shared/wire"
 )
 
@@ -658,8 +659,8 @@ func TestALostCommitIsFoundAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cut := backendtest.NewCutter(t, c.Addr)
-	c.Addr = cut.Addr
+	cut := netfault.New(t, c.Addr)
+	c.Addr = cut.Addr()
 	_, through := s.open(backendtest.OpenMySQL(t, c.FormatDSN(), 1), s.clk)
 	id := s.ordered("u")
 	body := s.event(Succeeded, "pay_1", id)

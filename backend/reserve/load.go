@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/redis/rueidis"
 
 	"floodgate.internal/lua"
@@ -145,24 +146,31 @@ func (s *Store) Unlock(ctx context.Context, sale, token int64) error {
 	return nil
 }
 
-// Armed reports whether every Redis node knows reserve.lua: one that does not was started since, and its sales must be
-// reconciled before Arm.
+// Armed reports whether every Redis node knows the reserve.lua of the life that is believed in: one that does not was started
+// or has taken over since, and its sales must be reconciled before Arm.
 func (s *Store) Armed(ctx context.Context) (bool, error) {
 	l := s.Life()
 	defer l.End()
 	return l.Armed(ctx)
 }
 
-// Arm loads reserve.lua into every node. Only for a reconciler, after every live sale is reconciled: see Life.
+// Arm is a Life's, which is believed in then, whatever MySQL has: for who is alone with this store.
 func (s *Store) Arm(ctx context.Context) error {
 	l := s.Life()
 	defer l.End()
-	return l.Arm(ctx)
+	name, err := l.Arm(ctx)
+	if err == nil {
+		s.Believe(name)
+	}
+	return err
 }
 
 // Life is the present life of every Redis node, held by a connection to each: when one is restarted, everything fails.
 // So what was reconciled during a life that Arm ends well is still there.
-type Life struct{ nodes []node }
+type Life struct {
+	store *Store
+	nodes []node
+}
 
 type node struct {
 	addr string
@@ -172,7 +180,7 @@ type node struct {
 
 // Life begins to hold; End must be called.
 func (s *Store) Life() *Life {
-	var l Life
+	l := Life{store: s}
 	for addr, n := range s.client.Nodes() {
 		c, end := n.Dedicate()
 		l.nodes = append(l.nodes, node{addr, c, end})
@@ -187,13 +195,13 @@ func (l *Life) End() {
 	}
 }
 
-// Armed reports whether every node knows reserve.lua.
+// Armed is the Store's.
 func (l *Life) Armed(ctx context.Context) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
 	all := true
 	for _, n := range l.nodes {
-		known, err := n.c.Do(ctx, n.c.B().ScriptExists().Sha1(lua.Reserve.SHA).Build()).AsIntSlice()
+		known, err := n.c.Do(ctx, n.c.B().ScriptExists().Sha1(l.store.life.Load().reserve.SHA).Build()).AsIntSlice()
 		if err != nil {
 			return false, fmt.Errorf("redis %s: SCRIPT EXISTS: %w", n.addr, err)
 		}
@@ -202,16 +210,19 @@ func (l *Life) Armed(ctx context.Context) (bool, error) {
 	return all, nil
 }
 
-// Arm loads reserve.lua into every node.
-func (l *Life) Arm(ctx context.Context) error {
+// Arm gives this life a name that no other has, and loads its reserve.lua into every node. Only for a reconciler, after every
+// live sale is reconciled. Nobody calls it before the life is believed in.
+func (l *Life) Arm(ctx context.Context) (name string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
+	name = uuid.NewString()
+	source := lua.ReserveIn(name).Source
 	for _, n := range l.nodes {
-		if err := n.c.Do(ctx, n.c.B().ScriptLoad().Script(lua.Reserve.Source).Build()).Error(); err != nil {
-			return fmt.Errorf("redis %s: SCRIPT LOAD: %w", n.addr, err)
+		if err := n.c.Do(ctx, n.c.B().ScriptLoad().Script(source).Build()).Error(); err != nil {
+			return "", fmt.Errorf("redis %s: SCRIPT LOAD: %w", n.addr, err)
 		}
 	}
-	return nil
+	return name, nil
 }
 
 // State is a sale as Redis has it.

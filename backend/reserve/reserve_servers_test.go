@@ -17,6 +17,7 @@ import (
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/lua"
+	"floodgate.internal/shared/netfault"
 	"floodgate.internal/shared/wire"
 )
 
@@ -163,8 +164,8 @@ func TestErrors(t *testing.T) {
 // A call whose answer is lost is an error, and is never made again by itself: whoever called knows what may be repeated.
 func TestALostAnswerIsAnError(t *testing.T) {
 	direct := loaded(t, nil)
-	cut := backendtest.NewCutter(t, os.Getenv("REDIS_ADDR"))
-	s, err := reserve.Open(reserve.Config{Addrs: []string{cut.Addr}, Prefix: direct.Prefix()})
+	cut := netfault.New(t, os.Getenv("REDIS_ADDR"))
+	s, err := reserve.Open(reserve.Config{Addrs: []string{cut.Addr()}, Prefix: direct.Prefix()})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,6 +17,7 @@ import (
 
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/store"
+	"floodgate.internal/shared/netfault"
 )
 
 func TestMigrateOnceForAnyNumberAtOnceEachWithOneConnection(t *testing.T) {
@@ -147,6 +148,38 @@ func TestInTxRollsBackAfterALockWait(t *testing.T) {
 	}
 }
 
+// TestAClientThatIsGoneLeavesNoLocks: the server ends a transaction whose client has gone without a word.
+func TestAClientThatIsGoneLeavesNoLocks(t *testing.T) {
+	db, dsn := two(t)
+	var session, lock int
+	if err := db.QueryRowContext(t.Context(), `SELECT @@wait_timeout, @@innodb_lock_wait_timeout`).Scan(&session, &lock); err != nil || session != 20 || lock != 5 {
+		t.Errorf("sessions begin with a wait_timeout of %d s, an innodb_lock_wait_timeout of %d s, %v; want 20 and 5", session, lock, err)
+	}
+	c, err := mysql.ParseDSN(dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	way := netfault.New(t, c.Addr)
+	c.Addr, c.Params = way.Addr(), map[string]string{"wait_timeout": "1"}
+	gone := backendtest.OpenMySQL(t, c.FormatDSN(), 1)
+	ctx, leave := context.WithCancel(t.Context())
+	tx, err := gone.BeginTx(ctx, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stranded := way.StrandAfter("UPDATE two")
+	go tx.ExecContext(ctx, `UPDATE two SET n = 100 WHERE id = 1`) // is never answered
+	<-stranded
+	leave()
+	err = store.InTx(t.Context(), db, func(tx *sql.Tx) error {
+		_, err := tx.ExecContext(t.Context(), `UPDATE two SET n = n + 1 WHERE id = 1`)
+		return err
+	})
+	if got := sum(t, db); err != nil || got != 1 {
+		t.Errorf("got %v, sum %d; want nil, 1", err, got)
+	}
+}
+
 func TestInTxLeavesNothingBehindAnErrorOrAPanic(t *testing.T) {
 	db, _ := two(t)
 	db.SetMaxOpenConns(1)
@@ -249,8 +282,8 @@ func TestALostCommitIsUnknown(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	proxy := backendtest.NewCutter(t, c.Addr)
-	c.Addr = proxy.Addr
+	proxy := netfault.New(t, c.Addr)
+	c.Addr = proxy.Addr()
 	through := backendtest.OpenMySQL(t, c.FormatDSN(), 1)
 	err = store.InTx(t.Context(), through, func(tx *sql.Tx) error {
 		_, err := tx.ExecContext(t.Context(), `UPDATE two SET n = 7 WHERE id = 1`)

@@ -202,7 +202,7 @@ func (w *world) try(t *testing.T, f fault) {
 		r.opened = []time.Duration{at.Sub(died)}
 	default: // nothing was left to be decided
 	}
-	report(r)
+	report(partFailpoints, r)
 	if n := tally.Broken(); n > 0 {
 		t.Errorf("%d promises are broken: %+v", n, tally)
 	}
@@ -346,7 +346,7 @@ func (w *world) migrate(t *testing.T) {
 	config, err := os.ReadFile(w.file("backend.yaml"))
 	must(t, err)
 	file := w.file("migrate.yaml")
-	must(t, os.WriteFile(file, bytes.Replace(config, []byte(")/floodgate"), []byte(")/"+schema), 1), 0o600))
+	must(t, os.WriteFile(file, bytes.Replace(config, []byte(")/"+w.name), []byte(")/"+schema), 1), 0o600))
 	run := func(failpoint string) (string, error) {
 		cmd := w.command("backend", "migrate", "-config", file)
 		cmd.Env = append(os.Environ(), "FLOODGATE_FAILPOINT="+failpoint)
@@ -374,9 +374,9 @@ func (w *world) migrate(t *testing.T) {
 	var here, whole int
 	const count = "SELECT COUNT(*) FROM information_schema.columns WHERE table_schema = ?"
 	must(t, w.books.DB.QueryRowContext(ctx, count, schema).Scan(&here))
-	must(t, w.books.DB.QueryRowContext(ctx, count, "floodgate").Scan(&whole))
+	must(t, w.books.DB.QueryRowContext(ctx, count, w.name).Scan(&whole))
 	if here != whole {
 		t.Errorf("the schema has %d columns, one that was migrated in peace has %d", here, whole)
 	}
-	report(line{fault: "backend migrate: a CREATE TABLE is sent", injected: "SIGKILL at `" + migration + "#1`, `#2`, ...", times: died})
+	report(partFailpoints, line{fault: "backend migrate: a CREATE TABLE is sent", injected: "SIGKILL at `" + migration + "#1`, `#2`, ...", times: died})
 }

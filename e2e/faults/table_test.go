@@ -3,6 +3,7 @@
 package faults
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -26,16 +27,31 @@ type line struct {
 	settled         time.Duration
 }
 
+// part is where in the table a line stands: tests that run side by side report in any order.
+type part int
+
+const (
+	partFailpoints part = iota
+	partKills
+	partRedis
+	partRabbitMQ
+	partMySQL
+	partNetwork
+	partClocks
+	partClients
+	parts
+)
+
 var results struct {
 	mu    sync.Mutex // guards the rest
-	lines []line
+	lines [parts][]line
 	notes []string
 }
 
-func report(l line) {
+func report(p part, lines ...line) {
 	results.mu.Lock()
 	defer results.mu.Unlock()
-	results.lines = append(results.lines, l)
+	results.lines[p] = append(results.lines[p], lines...)
 }
 
 func note(format string, args ...any) {
@@ -76,7 +92,7 @@ and MySQL do not agree in the end, and changes that are not done. The gate: from
 | fault | injected | times | promised | lost | duplicated | oversold | stranded | until the gate opened | until settled |
 |---|---|---:|---:|---:|---:|---:|---:|---:|---:|
 `, runtime.NumCPU())
-	for _, l := range results.lines {
+	for _, l := range slices.Concat(results.lines[:]...) {
 		counts := "| | | | |"
 		if c := l.tally; c != nil {
 			counts = fmt.Sprintf("%d | %d | %d | %d | %d", c.Promised, c.Lost, c.Duplicated, c.Oversold, c.Stranded)
@@ -91,8 +107,12 @@ and MySQL do not agree in the end, and changes that are not done. The gate: from
 
 // TestMain writes build/faults.md after the tests, whatever came of them.
 func TestMain(m *testing.M) {
+	flag.Parse()
+	if err := flag.Set("test.parallel", "16"); err != nil { // they wait more than they work
+		panic("BUG: " + err.Error())
+	}
 	code := m.Run()
-	if len(results.lines) > 0 {
+	if len(slices.Concat(results.lines[:]...)) > 0 {
 		root, err := stack.Root()
 		if err == nil {
 			err = os.MkdirAll(filepath.Join(root, "build"), 0o755)

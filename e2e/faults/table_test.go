@@ -5,6 +5,7 @@ package faults
 import (
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -36,21 +37,23 @@ const (
 	partRedis
 	partRabbitMQ
 	partMySQL
-	partNetwork
 	partClocks
 	partClients
-	parts
+	partNetwork // and one more for each further way
 )
 
 var results struct {
 	mu    sync.Mutex // guards the rest
-	lines [parts][]line
+	lines map[part][]line
 	notes []string
 }
 
 func report(p part, lines ...line) {
 	results.mu.Lock()
 	defer results.mu.Unlock()
+	if results.lines == nil {
+		results.lines = map[part][]line{}
+	}
 	results.lines[p] = append(results.lines[p], lines...)
 }
 
@@ -92,7 +95,11 @@ and MySQL do not agree in the end, and changes that are not done. The gate: from
 | fault | injected | times | promised | lost | duplicated | oversold | stranded | until the gate opened | until settled |
 |---|---|---:|---:|---:|---:|---:|---:|---:|---:|
 `, runtime.NumCPU())
-	for _, l := range slices.Concat(results.lines[:]...) {
+	var lines []line
+	for _, p := range slices.Sorted(maps.Keys(results.lines)) {
+		lines = append(lines, results.lines[p]...)
+	}
+	for _, l := range lines {
 		counts := "| | | | |"
 		if c := l.tally; c != nil {
 			counts = fmt.Sprintf("%d | %d | %d | %d | %d", c.Promised, c.Lost, c.Duplicated, c.Oversold, c.Stranded)
@@ -108,11 +115,11 @@ and MySQL do not agree in the end, and changes that are not done. The gate: from
 // TestMain writes build/faults.md after the tests, whatever came of them.
 func TestMain(m *testing.M) {
 	flag.Parse()
-	if err := flag.Set("test.parallel", "16"); err != nil { // they wait more than they work
+	if err := flag.Set("test.parallel", "6"); err != nil { // the tests wait more than they work
 		panic("BUG: " + err.Error())
 	}
 	code := m.Run()
-	if len(slices.Concat(results.lines[:]...)) > 0 {
+	if len(results.lines) > 0 {
 		root, err := stack.Root()
 		if err == nil {
 			err = os.MkdirAll(filepath.Join(root, "build"), 0o755)

@@ -84,13 +84,13 @@ func spread(all []time.Duration) string {
 
 func table() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, `# What was killed, and what became of the promises
+	fmt.Fprintf(&b, `# What was killed or went wrong, and what became of the promises
 
-Written by `+"`go test -tags servers ./e2e/faults`"+` (`+"`make soak MINUTES=30`"+` runs the kill loop for longer): the real binaries and the real servers under load,
-on loopback, %d processors. Promised are different orders that were answered 202. Lost: of them, those that MySQL does not have, or rejected.
+Written by `+"`go test -tags servers ./e2e/faults`"+` (`+"`make soak MINUTES=30`"+` runs the kill loop for longer, and lets other faults last for longer): the
+real binaries and the real servers under load, on loopback, %d processors. Promised are different orders that were answered 202. Lost: of them, those that MySQL does not have, or rejected.
 Duplicated: orders beyond the first of one buyer and Idempotency-Key. Oversold: live units beyond the stock. Stranded: orders on which Redis
-and MySQL do not agree in the end, and changes that are not done. The gate: from the kill to the first order that was asked for after it and decided. Settled: from the
-(last) kill until every equation held and the auditor agreed, with the load still running in between.
+and MySQL do not agree in the end, and changes that are not done. The gate: from the kill, or the end of a fault that lasted, to the first order that was
+asked for after it and decided. Settled: from the (last) kill, or that end, until every equation held and the auditor agreed, with the load still running in between.
 
 | fault | injected | times | promised | lost | duplicated | oversold | stranded | until the gate opened | until settled |
 |---|---|---:|---:|---:|---:|---:|---:|---:|---:|

@@ -73,6 +73,7 @@ type links struct{ public, internal, redis, mysql, rabbitmq *netfault.Link }
 // options are what a world has otherwise than the development system.
 type options struct {
 	after       string // accept.after, "" for the default
+	batch       int    // orders.batch, 0 for the default
 	maxLag      string // orders.max_lag, "" for the default
 	ownConsumer bool   // the consumer role is a process of its own
 	linked      bool   // all links have a proxy
@@ -105,9 +106,9 @@ type world struct {
 	uids          atomic.Int64 // that were handed out
 }
 
-// newWorld makes a world on a ground of its own, which is built with these flags.
+// newWorld makes a world on a ground of its own, which is built with these flags. Its batches are small, so that there are many.
 func newWorld(t *testing.T, flags ...string) *world {
-	return newGround(t, flags...).world(t, options{})
+	return newGround(t, flags...).world(t, options{batch: 20})
 }
 
 // world starts a system.
@@ -282,11 +283,11 @@ redis: {addrs: ["%s"], prefix: "%s"}
 mysql: {dsn: "%s"}
 queue: {driver: rabbitmq, url: "%s"}
 accept: {after: %s}
-orders: {batch: 20, max_lag: %s}
+orders: {batch: %d, max_lag: %s}
 outbox: {claim_idle: %s}
 log: {level: info}
 `, internal, admin, development.AdminToken, development.SigningKeyID, development.SigningSecret, redis, w.books.Prefix, w.dsn, w.url,
-			cmp.Or(w.after, "fsync"), cmp.Or(w.maxLag, "20s"), map[string]string{"": "1s", "confirm": "4s"}[w.after]), 0o600))
+			cmp.Or(w.after, "fsync"), cmp.Or(w.batch, 200), cmp.Or(w.maxLag, "20s"), map[string]string{"": "1s", "confirm": "4s"}[w.after]), 0o600))
 	}
 	backend("backend.yaml", w.ports.Internal, w.ports.Admin)
 	if w.ownConsumer {

@@ -70,6 +70,6 @@ test: lint build ## everything CI runs, on private real servers; installs them, 
 
 MINUTES ?= 30
 
-soak: build ## kill random parts of the real system under load for MINUTES=30, then every failpoint; ends with the table build/faults.md
+soak: build ## kill random parts of the real system under load for MINUTES=30, then every other fault; ends with the table build/faults.md
 	build/stack install servers
 	FLOODGATE_SOAK=$(MINUTES)m go test -tags servers -count=1 -timeout $$(($(MINUTES) + 30))m -v ./e2e/faults

@@ -307,6 +307,10 @@ func (c Config) Validate() error {
 	span("orders.max_outage", c.Orders.MaxOutage, 5*time.Second, time.Hour)                    // a look at MySQL that fails may take 3.5 s
 	span("accept.confirm_within", c.Accept.ConfirmWithin, 100*time.Millisecond, 4*time.Second) // a request has 5 s in all
 	span("outbox.claim_idle", c.Outbox.ClaimIdle, time.Second, time.Hour)
+	if least := 2 * c.Accept.ConfirmWithin; c.Accept.After == AfterConfirm && c.Outbox.ClaimIdle < least {
+		// Else relays take over from each other, again and again, what one of them is about to publish.
+		wrong("outbox.claim_idle: %v must be at least twice accept.confirm_within, %v, with accept.after: confirm", c.Outbox.ClaimIdle, least)
+	}
 	between("api.max_in_flight", int64(c.API.MaxInFlight), 1, 1_000_000)
 	between("api.max_waiting", int64(c.API.MaxWaiting), 1, 1_000_000)
 	between("api.max_connections", int64(c.API.MaxConnections), 1, 1_000_000)

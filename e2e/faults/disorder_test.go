@@ -12,18 +12,28 @@ import (
 	"floodgate.internal/e2e/oracle"
 )
 
-// TestDisorders tries every fault that lasts for a while and is then over. Many of them are waited for, so the groups run side
-// by side, on one set of servers but for the one that a group is about.
+// TestDisorders tries every fault that lasts for a while and is then over. Most of that is waiting, so some groups run side by
+// side, on one set of servers but for the one that a group is about; those that take long come first.
 func TestDisorders(t *testing.T) {
 	g := newGround(t)
+	groups := []struct {
+		name string
+		run  func(*testing.T, *ground)
+	}{
+		{"rabbitmq", rabbitmqFaults}, {"rabbitmq's nodes", rabbitmqNodes}, {"wall clocks", clockFaults}, {"mysql", mysqlFaults},
+		{"redis, confirm", redisConfirmed}, {"redis", redisFaults}, {"clients", clientFaults}, {"mysql's disk", mysqlDisk},
+	}
+	for i := range ways {
+		groups = append(groups, struct {
+			name string
+			run  func(*testing.T, *ground)
+		}{ways[i].name, func(t *testing.T, g *ground) { wayFaults(t, g, i) }})
+	}
 	t.Run("side by side", func(t *testing.T) {
-		for name, group := range map[string]func(*testing.T, *ground){
-			"network": network, "mysql": mysqlFaults, "mysql's disk": mysqlDisk,
-			"redis": redisFaults, "redis, confirm": redisConfirmed, "rabbitmq": rabbitmqFaults, "rabbitmq's nodes": rabbitmqNodes, "clients": clientFaults, "clocks": clockFaults,
-		} {
-			t.Run(name, func(t *testing.T) {
+		for _, group := range groups {
+			t.Run(group.name, func(t *testing.T) {
 				t.Parallel()
-				group(t, g)
+				group.run(t, g)
 			})
 		}
 	})

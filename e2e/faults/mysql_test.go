@@ -241,20 +241,22 @@ func mysqlDisk(t *testing.T, g *ground) {
 	w := g.world(t, options{mysql: own})
 	filler := filepath.Join(disk, "filler")
 	w.group(t, partMySQL, disorder{
-		what: "mysql: out of disk", injected: "no byte is left on its file system, until orders were refused with 1114",
+		what: "mysql: out of disk", injected: "no byte is left on its file system, until it has refused orders with 1114 or ended",
 		strike: func(s *trial) {
 			fill(s.T, filler)
 			logged := size(s.T, w.backend)
-			s.until("the backend was told that a table is full", func(context.Context) error {
-				b := since(s.T, w.backend, logged)
-				if !bytes.Contains(b, []byte("Error 1114")) {
-					return errors.New("it was not")
+			s.until("it cannot go on", func(context.Context) error {
+				if own.MySQL.Running() && !bytes.Contains(since(s.T, w.backend, logged), []byte("Error 1114")) {
+					return errors.New("it takes orders still")
 				}
 				return nil
 			})
 			s.lasts()
 		},
-		heal: func(s *trial) { must(s.T, os.Remove(filler)) },
+		heal: func(s *trial) {
+			must(s.T, os.Remove(filler))
+			must(s.T, own.MySQL.Start(s.ctx)) // if it has ended
+		},
 	})
 	w.drained(t)
 }

@@ -35,28 +35,19 @@ var mishaps = []struct {
 	{"refused", "all connections reset, new ones refused", func(l *netfault.Link) { l.Refuse(); l.Cut() }},
 }
 
-// network tries each mishap on each way, the ways side by side, each with a system of its own.
-func network(t *testing.T, g *ground) {
-	rows := make([][]line, len(ways))
-	t.Run("ways", func(t *testing.T) {
-		for i, way := range ways {
-			t.Run(way.name, func(t *testing.T) {
-				t.Parallel()
-				w := g.world(t, options{linked: true})
-				for _, m := range mishaps {
-					t.Run(m.what, func(t *testing.T) {
-						rows[i] = append(rows[i], w.endure(t, disorder{
-							what: way.name + ": " + m.what, injected: m.injected,
-							strike: func(s *trial) { m.strike(way.of(w)); s.lasts() },
-							heal:   func(*trial) { way.of(w).Heal() },
-						}))
-					})
-				}
-				w.drained(t)
-			})
-		}
-	})
-	for _, r := range rows {
-		report(partNetwork, r...)
+// wayFaults tries each mishap on one of the ways.
+func wayFaults(t *testing.T, g *ground, i int) {
+	w := g.world(t, options{linked: true})
+	way := ways[i]
+	link := way.of(w)
+	var all []disorder
+	for _, m := range mishaps {
+		all = append(all, disorder{
+			what: way.name + ": " + m.what, injected: m.injected,
+			strike: func(s *trial) { m.strike(link); s.lasts() },
+			heal:   func(*trial) { link.Heal() },
+		})
 	}
+	w.group(t, partNetwork+part(i), all...)
+	w.drained(t)
 }

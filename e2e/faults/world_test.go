@@ -33,7 +33,7 @@ import (
 )
 
 // patience bounds every wait for the system to come to rest. It is far more than it takes: a slow machine is no fault.
-const patience = time.Minute
+const patience = 3 * time.Minute
 
 // ground is what several worlds may stand on: the binaries, and one set of servers.
 type ground struct {
@@ -73,6 +73,7 @@ type links struct{ public, internal, redis, mysql, rabbitmq *netfault.Link }
 // options are what a world has otherwise than the development system.
 type options struct {
 	after       string // accept.after, "" for the default
+	batch       int    // orders.batch, 0 for the default
 	maxLag      string // orders.max_lag, "" for the default
 	ownConsumer bool   // the consumer role is a process of its own
 	linked      bool   // all links have a proxy
@@ -105,16 +106,16 @@ type world struct {
 	uids          atomic.Int64 // that were handed out
 }
 
-// newWorld makes a world on a ground of its own, which is built with these flags.
+// newWorld makes a world on a ground of its own, which is built with these flags. Its batches are small, so that there are many.
 func newWorld(t *testing.T, flags ...string) *world {
-	return newGround(t, flags...).world(t, options{})
+	return newGround(t, flags...).world(t, options{batch: 20})
 }
 
 // world starts a system.
 func (g *ground) world(t *testing.T, o options) *world {
 	t.Helper()
 	w := &world{options: o, servers: g.servers, name: fmt.Sprint("faults", g.worlds.Add(1)),
-		http: &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{MaxIdleConnsPerHost: 256, IdleConnTimeout: 10 * time.Second}}}
+		http: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256, IdleConnTimeout: 10 * time.Second}}}
 	t.Cleanup(w.http.CloseIdleConnections)
 	w.dir, w.bin = filepath.Join(g.dir, w.name), cmp.Or(o.bin, g.bin)
 	must(t, os.MkdirAll(w.dir, 0o755))
@@ -282,11 +283,11 @@ redis: {addrs: ["%s"], prefix: "%s"}
 mysql: {dsn: "%s"}
 queue: {driver: rabbitmq, url: "%s"}
 accept: {after: %s}
-orders: {batch: 20, max_lag: %s}
-outbox: {claim_idle: 1s}
+orders: {batch: %d, max_lag: %s}
+outbox: {claim_idle: %s}
 log: {level: info}
 `, internal, admin, development.AdminToken, development.SigningKeyID, development.SigningSecret, redis, w.books.Prefix, w.dsn, w.url,
-			cmp.Or(w.after, "fsync"), cmp.Or(w.maxLag, "20s")), 0o600))
+			cmp.Or(w.after, "fsync"), cmp.Or(w.batch, 200), cmp.Or(w.maxLag, "20s"), map[string]string{"": "1s", "confirm": "4s"}[w.after]), 0o600))
 	}
 	backend("backend.yaml", w.ports.Internal, w.ports.Admin)
 	if w.ownConsumer {
@@ -366,7 +367,19 @@ type answer struct {
 
 func (a answer) String() string { return fmt.Sprintf("%d %s", a.status, a.body) }
 
+// shopperWaits is how long a shopper waits for an answer before asking again, and operatorWaits an operator.
+const (
+	shopperWaits  = 10 * time.Second
+	operatorWaits = time.Minute
+)
+
 func (w *world) do(ctx context.Context, method, url, token, key, body string) answer {
+	within := shopperWaits
+	if strings.HasPrefix(url, w.ports.AdminURL()) {
+		within = operatorWaits
+	}
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
 	if err != nil {
 		return answer{body: []byte(err.Error())}
@@ -485,10 +498,12 @@ func (w *world) rest(t *testing.T, sale, stock int64, log *oracle.Log) oracle.Ta
 	var v oracle.View
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	err := await(ctx, func(ctx context.Context) (err error) {
-		if v, err = w.look(ctx, sale); err != nil {
+	err := await(ctx, func(ctx context.Context) error {
+		seen, err := w.look(ctx, sale)
+		if err != nil {
 			return err
 		}
+		v = seen
 		if bad := append(v.Always(stock, 1), v.Settled(stock, log)...); len(bad) > 0 {
 			return errors.New(strings.Join(bad, "\n  "))
 		}

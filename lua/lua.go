@@ -82,6 +82,18 @@ var define string
 // Define applies a newer definition of a sale.
 var Define = script(define)
 
+//go:embed group.lua
+var group string
+
+// Group makes the consumer group of an outbox, where there is anything of its sale.
+var Group = script(group)
+
+//go:embed forget.lua
+var forget string
+
+// Forget takes an archived sale's keys out.
+var Forget = script(forget)
+
 // What scripts answer; each script's head says which of these it gives, and what follows.
 const (
 	Reserved       = "reserved"
@@ -108,6 +120,9 @@ const (
 	Applied        = "applied"
 	Defined        = "defined"
 	Older          = "older"
+	Made           = "made"
+	Forgotten      = "forgotten"
+	Queued         = "queued"
 )
 
 // A gate, as the state hash has it.

@@ -156,9 +156,7 @@ func (s *system) settleOutbox(sale int64) {
 // empty takes a sale out of Redis, as a Redis that lost its disk would have.
 func (s *system) empty(sale int64) {
 	s.t.Helper()
-	if err := s.redis.Forget(s.t.Context(), sale); err != nil {
-		s.t.Fatal(err)
-	}
+	backendtest.Wipe(s.t, s.redis, sale)
 }
 
 func (s *system) status(id string) string {

@@ -35,7 +35,7 @@ func (s *item) public(now time.Time) wire.Sale {
 	return p
 }
 
-// Public is what the public is told of a live sale; false if it is not in memory.
+// Public is what the public is told of a sale, live or of the newest archived; false if it is not in memory.
 func (c *Catalog) Public(id int64) (wire.Sale, bool) {
 	s := c.live.Load().item(id)
 	if s == nil {
@@ -104,8 +104,7 @@ func (c *Catalog) publish() (next time.Duration) {
 	now := c.clk.Now()
 	version := f.version + 1
 	news := f.version == 0 // also an empty list is news, once
-	for _, id := range v.ids {
-		s := v.byID[id]
+	for id, s := range v.byID {
 		p := s.public(now)
 		if before, ok := f.sales[id]; !ok || !samePublic(before.sale, p) {
 			f.sales[id] = published{p, version}
@@ -115,7 +114,7 @@ func (c *Catalog) publish() (next time.Duration) {
 			next = min(next, at.Sub(now))
 		}
 	}
-	if len(f.sales) > len(v.ids) {
+	if len(f.sales) > len(v.byID) {
 		for id := range f.sales {
 			if v.byID[id] == nil {
 				delete(f.sales, id)

@@ -16,8 +16,9 @@ import (
 // change is what a shopper, support, or time does to an order that waits for its payment. One conditional UPDATE decides:
 // whichever of payment, cancellation and expiry changes the row first has won.
 type change struct {
-	to   wire.OrderStatus
-	kind string // of the ledger row
+	to     wire.OrderStatus
+	kind   string // of the ledger row
+	reason string // "" for none
 	// where and args narrow the UPDATE beyond the order id and the status it must have.
 	where string
 	args  []any
@@ -33,8 +34,8 @@ func (b *Book) Pay(ctx context.Context, uid, orderID string) (wire.Order, error)
 	return b.change(ctx, uid, orderID, now, change{to: wire.Paid, kind: ledgerPay, where: ` AND uid = ? AND pay_before > ?`, args: []any{uid, now}})
 }
 
-// Cancel ends an order that is not paid; the units are back in Redis when it returns, or soon after. uid "" is support,
-// who may cancel anybody's. Cancelling again changes nothing and answers the same order. ErrNotFound; ErrState.
+// Cancel ends an order that is not paid; the units are back in Redis when it returns, or soon after. uid "" may cancel
+// anybody's. Cancelling again changes nothing and answers the same order. ErrNotFound; ErrState.
 func (b *Book) Cancel(ctx context.Context, uid, orderID string) (wire.Order, error) {
 	c := change{to: wire.Cancelled, kind: ledgerCancel}
 	if uid != "" {
@@ -50,27 +51,14 @@ func (b *Book) change(ctx context.Context, uid, orderID string, now time.Time, c
 	var won []row
 	var intent int64
 	err := store.InTx(ctx, b.db, func(tx *sql.Tx) (err error) {
-		won = nil
-		n, err := changed(tx.ExecContext(ctx, `UPDATE orders SET status = ?, ended_at = ? WHERE id = ? AND status = ?`+c.where,
-			append([]any{string(c.to), now, orderID, string(wire.PendingPayment)}, c.args...)...))
-		if err != nil || n == 0 {
-			return err
-		}
-		if won, err = read(ctx, tx, `SELECT `+columns+` FROM orders WHERE id = ?`, orderID); err != nil {
-			return err
-		}
-		intent, err = b.follow(ctx, tx, now, c, won)
+		won, intent, err = b.changeIn(ctx, tx, orderID, now, c)
 		return err
 	})
 	if err != nil && !errors.Is(err, store.ErrUnknown) {
 		return wire.Order{}, fmt.Errorf("order %s to %s: %w", orderID, c.to, err)
 	}
 	if err == nil && len(won) == 1 {
-		b.metrics.changes.WithLabelValues(string(c.to)).Inc()
-		if !c.to.Live() {
-			failpoint.Hit("cancel.before-release")
-			b.releaseNow(ctx, intent, won)
-		}
+		b.changed(ctx, c, intent, won)
 		return won[0].wire(), nil
 	}
 	stands, lookup := b.stands(ctx, uid, orderID)
@@ -83,6 +71,15 @@ func (b *Book) change(ctx context.Context, uid, orderID string, now time.Time, c
 		return wire.Order{}, fmt.Errorf("order %s to %s: %w", orderID, c.to, err)
 	default:
 		return wire.Order{}, &StateError{stands.wire(), why(stands, c.to, now)}
+	}
+}
+
+// changed carries on after the COMMIT of an order's change: the units of one that ended are given back.
+func (b *Book) changed(ctx context.Context, c change, intent int64, won []row) {
+	b.metrics.changes.WithLabelValues(string(c.to)).Inc()
+	if !c.to.Live() {
+		failpoint.Hit("cancel.before-release")
+		b.releaseNow(ctx, intent, won)
 	}
 }
 

@@ -178,7 +178,7 @@ func (s *system) content(sale int64) reserve.Snapshot {
 	if len(snap.Bad) > 0 {
 		s.t.Errorf("unreadable in Redis: %v", snap.Bad)
 	}
-	snap.State.Token, snap.State.Epoch = 0, 0
+	snap.State.Token, snap.State.Epoch, snap.Keys = 0, 0, 0
 	return snap
 }
 

@@ -225,7 +225,7 @@ func (p *process) begin(base, work *tier) error {
 	}
 	operator := admin.New(admin.Config{
 		Token: c.AdminToken.Reveal(), DB: p.db, Redis: p.redis, Clock: p.clk, Audit: p.auditor(),
-		Reconcile: p.reconciler.Sale, Changed: p.catalog.Refresh, Queues: p.queues(), Letters: p.letters, Ready: p.reasons,
+		Reconcile: p.reconciler.Sale, Fence: p.fence(), Changed: p.catalog.Refresh, Queues: p.queues(), Book: p.book, Letters: p.letters, Ready: p.reasons,
 		Log: p.log, Gatherer: p.reg, Register: p.reg,
 	})
 	if p.roles.Timer {
@@ -244,6 +244,14 @@ func (p *process) auditor() *audit.Auditor {
 		return a
 	}
 	return a.WithBroker(p.broker)
+}
+
+// fence is nil without a broker.
+func (p *process) fence() func(context.Context, int64) error {
+	if p.broker == nil {
+		return nil
+	}
+	return p.broker.Fence
 }
 
 // queues is nil without a broker.

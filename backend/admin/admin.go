@@ -29,6 +29,7 @@ import (
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/broker"
 	"floodgate.internal/backend/deadletter"
+	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/problem"
@@ -44,10 +45,13 @@ type Config struct {
 	Audit *audit.Auditor
 	// Reconcile writes one sale into Redis from MySQL and the outbox: reconcile.Reconciler.Sale.
 	Reconcile func(ctx context.Context, sale int64) error
+	// Fence returns once the sale's queue is drained, broker.Broker.Fence: nil without a broker.
+	Fence func(ctx context.Context, sale int64) error
 	// Changed is called after each change, so that the feed has it at once: catalog.Catalog.Refresh.
 	Changed func(ctx context.Context) error
 	// Queues describes the broker's queues, broker.Broker.Queues: nil without a broker.
 	Queues func(ctx context.Context) ([]broker.QueueState, error)
+	Book   *order.Book
 	// Letters are the dead letters.
 	Letters *deadletter.Box
 	// Ready returns what keeps the process from its work; nothing means ready.
@@ -98,8 +102,12 @@ func (a *Admin) routes() {
 		v1 + "/sales/{id}/pause":         {"POST": a.pauseSale},
 		v1 + "/sales/{id}/resume":        {"POST": a.resumeSale},
 		v1 + "/sales/{id}/close":         {"POST": a.closeSale},
+		v1 + "/sales/{id}/archive":       {"POST": a.archiveSale},
+		v1 + "/sales/{id}/orders.csv":    {"GET": a.exportOrders},
 		v1 + "/sales/{id}/audit":         {"GET": a.auditSale},
 		v1 + "/sales/{id}/rebuild":       {"POST": a.rebuildSale},
+		v1 + "/orders":                   {"GET": a.searchOrders},
+		v1 + "/orders/{id}/cancel":       {"POST": a.cancelOrder},
 		v1 + "/coupons":                  {"POST": a.createCoupon},
 		v1 + "/queue":                    {"GET": a.queue},
 		v1 + "/dead-letters":             {"GET": a.listDeadLetters},

@@ -22,6 +22,7 @@ const (
 	maxTitle     = 200                    // characters
 	maxCategory  = 64                     // characters
 	maxTranches  = 100                    // of a sale
+	maxTarget    = 64                     // characters
 	noCurrency   = "XXX"                  // ISO 4217: no currency is involved
 	guardPlain   = "conditional"          // a coupon's decrement: where enough is left
 	guardVersion = "version"              // a coupon's decrement: where the version is the one read
@@ -49,6 +50,7 @@ var wanted = map[string]string{
 	"tranches":       fmt.Sprintf(`a list of 1 to %d like {"at":"%s","quantity":50}, or leave it out to release all at starts_at`, maxTranches, timeExample),
 	"category":       fmt.Sprintf("0 to %d characters", maxCategory),
 	"published":      "true or false",
+	"target":         fmt.Sprintf(`1 to %d characters, like "sale 7", "sku 3", "bans" or "order ID"`, maxTarget),
 	"guard":          fmt.Sprintf("%q or %q", guardPlain, guardVersion),
 }
 

@@ -19,7 +19,9 @@ import (
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/broker"
 	"floodgate.internal/backend/catalog"
+	"floodgate.internal/backend/concentration"
 	"floodgate.internal/backend/deadletter"
+	"floodgate.internal/backend/eligibility"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/outbox"
 	"floodgate.internal/backend/reconcile"
@@ -47,6 +49,8 @@ type process struct {
 	broker     *broker.Broker // nil with redis-stream
 	catalog    *catalog.Catalog
 	book       *order.Book
+	lists      *eligibility.Lists    // nil without the role api
+	origins    *concentration.Report // the same
 	letters    *deadletter.Box
 	reconciler *reconcile.Reconciler
 }
@@ -203,7 +207,10 @@ func (p *process) begin(base, work *tier) error {
 	if p.roles.API {
 		orders := order.NewReader(p.db, p.redis, p.clk, p.log, p.reg)
 		base.start("order reader", orders.Run)
-		parts := api.Parts{Catalog: p.catalog, Redis: p.redis, Book: p.book, Orders: orders, Reconciler: p.reconciler, Outage: p.outage}
+		p.lists, p.origins = eligibility.New(p.db, p.log, p.reg), concentration.New(p.clk.Now())
+		base.start("lists", p.lists.Run)
+		parts := api.Parts{Catalog: p.catalog, Redis: p.redis, Book: p.book, Orders: orders, Reconciler: p.reconciler, Lists: p.lists, Origins: p.origins,
+			Outage: p.outage}
 		if c.Accept.After == AfterConfirm {
 			parts.Confirmer = outbox.NewConfirmer(p.redis, p.broker, c.Accept.ConfirmWithin, p.reg)
 		}
@@ -225,13 +232,14 @@ func (p *process) begin(base, work *tier) error {
 	}
 	operator := admin.New(admin.Config{
 		Token: c.AdminToken.Reveal(), DB: p.db, Redis: p.redis, Clock: p.clk, Audit: p.auditor(),
-		Reconcile: p.reconciler.Sale, Fence: p.fence(), Changed: p.catalog.Refresh, Queues: p.queues(), Book: p.book, Letters: p.letters, Ready: p.reasons,
+		Reconcile: p.reconciler.Sale, Fence: p.fence(), Changed: p.catalog.Refresh, Queues: p.queues(), Book: p.book, Lists: p.lists, Concentration: p.origins, Letters: p.letters, Ready: p.reasons,
 		Log: p.log, Gatherer: p.reg, Register: p.reg,
 	})
 	if p.roles.Timer {
 		work.start("expiry", p.repeat("expiry", p.book.Expire))
 		work.start("intents", p.repeat("intents", p.book.RunIntents))
 		work.start("unsold units", p.repeat("unsold units", operator.ReturnUnsold))
+		work.start("old lists", p.repeat("old lists", func(ctx context.Context) (int, error) { return eligibility.Prune(ctx, p.db) }))
 	}
 	p.front.become(operator)
 	p.status.set("")
@@ -320,6 +328,9 @@ func (p *process) reasons(ctx context.Context) []string {
 	}
 	add("redis", err)
 	add("sales", p.catalog.Ready())
+	if p.lists != nil && !p.lists.Ready() {
+		add("lists", errors.New("who may buy has not been read from mysql yet"))
+	}
 	if p.roles.Consumer || p.roles.Timer {
 		add("mysql", p.db.PingContext(ctx))
 	}

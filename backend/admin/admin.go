@@ -28,7 +28,9 @@ import (
 
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/broker"
+	"floodgate.internal/backend/concentration"
 	"floodgate.internal/backend/deadletter"
+	"floodgate.internal/backend/eligibility"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/shared/clock"
@@ -52,6 +54,9 @@ type Config struct {
 	// Queues describes the broker's queues, broker.Broker.Queues: nil without a broker.
 	Queues func(ctx context.Context) ([]broker.QueueState, error)
 	Book   *order.Book
+	// Lists are those of who may buy, and Concentration is where orders come from, of a process that takes orders; else nil.
+	Lists         *eligibility.Lists
+	Concentration *concentration.Report
 	// Letters are the dead letters.
 	Letters *deadletter.Box
 	// Ready returns what keeps the process from its work; nothing means ready.
@@ -106,6 +111,9 @@ func (a *Admin) routes() {
 		v1 + "/sales/{id}/orders.csv":    {"GET": a.exportOrders},
 		v1 + "/sales/{id}/audit":         {"GET": a.auditSale},
 		v1 + "/sales/{id}/rebuild":       {"POST": a.rebuildSale},
+		v1 + "/sales/{id}/eligibility":   {"GET": a.getEligible, "POST": a.changeEligible, "PUT": a.setEligible, "DELETE": a.liftEligible},
+		v1 + "/sales/{id}/concentration": {"GET": a.concentration},
+		v1 + "/bans":                     {"GET": a.getBans, "POST": a.changeBans},
 		v1 + "/orders":                   {"GET": a.searchOrders},
 		v1 + "/orders/{id}/cancel":       {"POST": a.cancelOrder},
 		v1 + "/coupons":                  {"POST": a.createCoupon},

@@ -8,6 +8,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"floodgate.internal/backend/eligibility"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
 )
@@ -50,6 +51,9 @@ var wanted = map[string]string{
 	"tranches":       fmt.Sprintf(`a list of 1 to %d like {"at":"%s","quantity":50}, or leave it out to release all at starts_at`, maxTranches, timeExample),
 	"category":       fmt.Sprintf("0 to %d characters", maxCategory),
 	"published":      "true or false",
+	"add":            fmt.Sprintf(`a list of at most %d uids`, eligibility.MaxChunk),
+	"remove":         fmt.Sprintf(`a list of at most %d uids`, eligibility.MaxChunk),
+	"uids":           fmt.Sprintf(`a list of at most %d uids`, eligibility.MaxChunk),
 	"target":         fmt.Sprintf(`1 to %d characters, like "sale 7", "sku 3", "bans" or "order ID"`, maxTarget),
 	"guard":          fmt.Sprintf("%q or %q", guardPlain, guardVersion),
 }

@@ -19,6 +19,8 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"floodgate.internal/backend/catalog"
+	"floodgate.internal/backend/concentration"
+	"floodgate.internal/backend/eligibility"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/shared/clock"
@@ -57,15 +59,17 @@ type Config struct {
 	Register     prometheus.Registerer
 }
 
-// Parts are what a Server answers from; but for the last two, all are needed.
+// Parts are what a Server answers from; but for the last four, all are needed.
 type Parts struct {
 	Catalog    *catalog.Catalog
 	Redis      *reserve.Store
 	Book       *order.Book
 	Orders     *order.Reader
 	Reconciler Reconciler
-	Confirmer  Confirmer     // nil: an order is accepted as soon as Redis has it
-	Outage     func() string // names what has been away for too long to take orders, "" for nothing; nil: nothing ever is
+	Lists      *eligibility.Lists    // nil: everybody may buy
+	Origins    *concentration.Report // nil: nobody counts
+	Confirmer  Confirmer             // nil: an order is accepted as soon as Redis has it
+	Outage     func() string         // names what has been away for too long to take orders, "" for nothing; nil: nothing ever is
 }
 
 // Confirmer is outbox.Confirmer, as the API needs it.

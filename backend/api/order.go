@@ -19,6 +19,7 @@ import (
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/failpoint"
 	"floodgate.internal/shared/problem"
+	"floodgate.internal/shared/signing"
 	"floodgate.internal/shared/wire"
 )
 
@@ -60,11 +61,17 @@ func (s *Server) postOrder(r *request) string {
 	defer cancel()
 	sale, p := s.sale(ctx, id)
 	if p != nil {
+		if p.Code == problem.SaleEnded {
+			return s.tooLate(ctx, r, id, key, body)
+		}
 		return r.refuse(p)
 	}
 	quantity, err := wire.ParseOrderRequest(body, sale.PerUserLimit)
 	if err != nil {
 		return r.refuse(badBody(err))
+	}
+	if p := s.mayBuy(id, uid); p != nil {
+		return s.refuseUnlessRepeated(ctx, r, id, key, quantity, p, s.Redis.Accepted)
 	}
 	if p := s.pressure(id); p != nil {
 		return r.refuse(p)
@@ -79,12 +86,18 @@ func (s *Server) postOrder(r *request) string {
 		Trace: traceparent(r),
 	}
 	verdict, err := s.reserve(ctx, &req)
+	if errors.Is(err, catalog.ErrArchived) { // and this process had not heard of it
+		return s.tooLate(ctx, r, id, key, body)
+	}
 	if err != nil {
 		return r.refuse(s.undecided(err, r.id, id))
 	}
 	switch verdict.Answer {
 	case lua.Reserved:
 		s.Catalog.Observe(id, verdict.Available)
+		if s.Origins != nil {
+			s.Origins.Count(id, string(r.Request.Header.Peek(signing.HeaderClient)))
+		}
 		if p := s.confirmed(ctx, r, req.Entry(verdict)); p != nil {
 			return r.refuse(p)
 		}
@@ -102,7 +115,7 @@ func (s *Server) postOrder(r *request) string {
 	case lua.SoldOut:
 		s.Catalog.Observe(id, 0)
 	}
-	return r.refuse(s.refusal(verdict))
+	return r.refuse(s.refusal(id, verdict))
 }
 
 // sale finds a sale in the catalog.
@@ -113,6 +126,8 @@ func (s *Server) sale(ctx context.Context, id int64) (catalog.Sale, *problem.Pro
 		return sale, nil
 	case errors.Is(err, catalog.ErrUnknown):
 		return sale, noSuchSale()
+	case errors.Is(err, catalog.ErrArchived):
+		return sale, problem.New(problem.SaleEnded, refusals[lua.Ended].detail)
 	default:
 		s.sparse.warn("api: a sale could not be looked up", "sale", id, "error", err)
 		return sale, overloaded("the sale cannot be looked up")
@@ -286,7 +301,7 @@ func neverRan(err error) bool {
 }
 
 // refusal is what is told of a verdict that is no acceptance.
-func (s *Server) refusal(v reserve.Verdict) *problem.Problem {
+func (s *Server) refusal(sale int64, v reserve.Verdict) *problem.Problem {
 	row, ok := refusals[v.Answer]
 	if !ok {
 		panic("BUG: no refusal for " + v.Answer)
@@ -294,6 +309,11 @@ func (s *Server) refusal(v reserve.Verdict) *problem.Problem {
 	p := problem.New(row.code, row.detail)
 	if row.soon {
 		p.RetryAfter = retrySoon()
+	}
+	if v.Answer == lua.SoldOut {
+		if now, ok := s.Catalog.Public(sale); ok {
+			p.NextReleaseAt = now.NextReleaseAt
+		}
 	}
 	if v.OrderID != "" {
 		p.OrderID = v.OrderID

@@ -93,11 +93,11 @@ func (s *Server) getSale(r *request) string {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), workTimeout)
 	defer cancel()
-	if _, p := s.sale(ctx, id); p != nil {
+	if _, p := s.sale(ctx, id); p != nil && p.Code != problem.SaleEnded {
 		return r.refuse(p)
 	}
 	sale, ok := s.Catalog.Public(id)
-	if !ok { // it has just left the catalog
+	if !ok { // it has just left the catalog, or was archived long ago
 		return r.refuse(noSuchSale())
 	}
 	tagged := sale

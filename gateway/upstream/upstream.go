@@ -47,6 +47,7 @@ type Request struct {
 	UID            string // the verified user, "" for nobody
 	IdempotencyKey string
 	RequestID      string
+	Client         string // the network the user's address is in, "" for not told
 	Body           []byte
 	// Wait is how long the backend was asked to wait for news; the time-out is that much longer.
 	Wait time.Duration
@@ -269,6 +270,9 @@ func (s *set) fill(req *fasthttp.Request, b *backend, r *Request, now time.Time)
 	}
 	if r.RequestID != "" {
 		req.Header.Set("X-Request-Id", r.RequestID)
+	}
+	if r.Client != "" {
+		req.Header.Set(signing.HeaderClient, r.Client)
 	}
 	if len(r.Body) > 0 {
 		req.Header.SetContentType("application/json")

@@ -30,6 +30,10 @@ type grammar struct {
 	Queue   operate.Queue   `cmd:"" help:"Show what is queued, and who holds it."`
 
 	DeadLetters operate.DeadLetters `cmd:"" help:"Show what could not be processed, and process it anew."`
+	Orders      operate.Orders      `cmd:"" help:"Find, cancel and export orders."`
+	Bans        operate.Bans        `cmd:"" help:"Who may not buy, in any sale."`
+	Eligible    operate.Eligible    `cmd:"" help:"Who alone may buy in a sale."`
+	AuditLog    operate.AuditLog    `cmd:"" help:"Who changed what."`
 }
 
 type serveCommand struct {

@@ -19,8 +19,10 @@ import (
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/broker"
 	"floodgate.internal/backend/catalog"
+	"floodgate.internal/backend/concentration"
 	"floodgate.internal/backend/coupon"
 	"floodgate.internal/backend/deadletter"
+	"floodgate.internal/backend/eligibility"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/outbox"
 	"floodgate.internal/backend/payment"
@@ -50,6 +52,8 @@ type process struct {
 	catalog    *catalog.Catalog
 	book       *order.Book
 	claims     *coupon.Claims
+	lists      *eligibility.Lists    // nil without the role api
+	origins    *concentration.Report // the same
 	letters    *deadletter.Box
 	payments   *payment.Desk
 	reconciler *reconcile.Reconciler
@@ -209,8 +213,10 @@ func (p *process) begin(base, work *tier) error {
 	if p.roles.API {
 		orders := order.NewReader(p.db, p.redis, p.clk, p.log, p.reg)
 		base.start("order reader", orders.Run)
-		parts := api.Parts{Catalog: p.catalog, Redis: p.redis, Book: p.book, Orders: orders, Claims: p.claims, Reconciler: p.reconciler, Outage: p.outage,
-			Webhooks: p.payments}
+		p.lists, p.origins = eligibility.New(p.db, p.log, p.reg), concentration.New(p.clk.Now())
+		base.start("lists", p.lists.Run)
+		parts := api.Parts{Catalog: p.catalog, Redis: p.redis, Book: p.book, Orders: orders, Claims: p.claims, Reconciler: p.reconciler, Lists: p.lists, Origins: p.origins,
+			Outage: p.outage, Webhooks: p.payments}
 		if c.TestPayments() {
 			parts.Payer = p.book
 		}
@@ -235,7 +241,7 @@ func (p *process) begin(base, work *tier) error {
 	}
 	operator := admin.New(admin.Config{
 		Token: c.AdminToken.Reveal(), DB: p.db, Redis: p.redis, Clock: p.clk, Audit: p.auditor(),
-		Reconcile: p.reconciler.Sale, Changed: p.catalog.Refresh, Queues: p.queues(), Letters: p.letters, Ready: p.reasons,
+		Reconcile: p.reconciler.Sale, Fence: p.fence(), Changed: p.catalog.Refresh, Queues: p.queues(), Book: p.book, Lists: p.lists, Concentration: p.origins, Letters: p.letters, Ready: p.reasons,
 		Log: p.log, Gatherer: p.reg, Register: p.reg,
 	})
 	if p.roles.Timer {
@@ -246,6 +252,7 @@ func (p *process) begin(base, work *tier) error {
 		work.start("payments", p.repeat("payments", pruneEvery, p.payments.Tend))
 		work.start("done intents", p.repeat("done intents", pruneEvery, p.book.PruneIntents))
 		work.start("old Idempotency-Keys", p.repeat("old Idempotency-Keys", pruneEvery, operator.PruneKeys))
+		work.start("old lists", p.repeat("old lists", pruneEvery, func(ctx context.Context) (int, error) { return eligibility.Prune(ctx, p.db) }))
 	}
 	p.front.become(operator)
 	p.status.set("")
@@ -258,6 +265,14 @@ func (p *process) auditor() *audit.Auditor {
 		return a
 	}
 	return a.WithBroker(p.broker)
+}
+
+// fence is nil without a broker.
+func (p *process) fence() func(context.Context, int64) error {
+	if p.broker == nil {
+		return nil
+	}
+	return p.broker.Fence
 }
 
 // queues is nil without a broker.
@@ -329,6 +344,9 @@ func (p *process) reasons(ctx context.Context) []string {
 	}
 	add("redis", err)
 	add("sales", p.catalog.Ready())
+	if p.lists != nil && !p.lists.Ready() {
+		add("lists", errors.New("who may buy has not been read from mysql yet"))
+	}
 	if p.roles.Consumer || p.roles.Timer {
 		add("mysql", p.db.PingContext(ctx))
 	}

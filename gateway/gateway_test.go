@@ -273,7 +273,7 @@ func TestOrderGoesThrough(t *testing.T) {
 	p.set(1, nil)
 	g := run(t, []string{p.addr})
 	a := g.do("POST", "/v1/sales/1/orders", g.as("7"), "Idempotency-Key: k-1", "X-User-Id: 8", "X_User_Id: 8", "Floodgate-Uid: 8",
-		"X-Forwarded-For: 1.2.3.4", "Connection: x-user-id", "X-Request-Id: my-request-1", `{"quantity": 2}`)
+		"X-Forwarded-For: 1.2.3.4", "Floodgate-Client: 9.9.9.0/24", "Connection: x-user-id", "X-Request-Id: my-request-1", `{"quantity": 2}`)
 	if a.code != 202 || a.header.Get("Location") != "/v1/orders/x" || !strings.Contains(a.body, `"queued"`) {
 		t.Fatalf("got %v", a)
 	}
@@ -290,6 +290,9 @@ func TestOrderGoesThrough(t *testing.T) {
 	c := calls[0]
 	if c.UID != "7" || c.Key != "k-1" || c.Body != `{"quantity":2}` || c.RequestID != "my-request-1" {
 		t.Errorf("the backend got %+v", c)
+	}
+	if !strings.Contains(c.Header, "Floodgate-Client: 127.0.0.0/24\r\n") || strings.Contains(c.Header, "9.9.9") { // Row D13
+		t.Errorf("the client's network is not the connection's:\n%s", c.Header)
 	}
 	for _, no := range []string{"X-User", "X_user", "X_User", "Forwarded", "Authorization", "Cookie", "User-Agent", "Go-http"} {
 		if strings.Contains(c.Header, no) {

@@ -110,6 +110,18 @@ var unlock string
 // Unlock gives a hold of a lock back.
 var Unlock = script(unlock)
 
+//go:embed group.lua
+var group string
+
+// Group makes the consumer group of an outbox, where there is anything of its sale.
+var Group = script(group)
+
+//go:embed forget.lua
+var forget string
+
+// Forget takes an archived sale's keys out.
+var Forget = script(forget)
+
 // What scripts answer; each script's head says which of these it gives, and what follows.
 const (
 	Reserved       = "reserved"
@@ -142,6 +154,9 @@ const (
 	NotOwner       = "not_owner"
 	Freed          = "freed"
 	Kept           = "kept"
+	Made           = "made"
+	Forgotten      = "forgotten"
+	Queued         = "queued"
 )
 
 // A gate, as the state hash has it.

@@ -16,6 +16,7 @@ var scripts = map[string]lua.Script{
 	"reserve.lua": lua.Reserve, "release.lua": lua.Release, "close.lua": lua.Close, "load.lua": lua.Load, "open.lua": lua.Open,
 	"adopt.lua": lua.Adopt, "retire.lua": lua.Retire, "adjust.lua": lua.Adjust, "define.lua": lua.Define, "sweep.lua": lua.Sweep,
 	"lock.lua": lua.Lock, "renew.lua": lua.Renew, "unlock.lua": lua.Unlock,
+	"group.lua": lua.Group, "forget.lua": lua.Forget,
 }
 
 func TestEveryFileIsAScriptWithItsContract(t *testing.T) {
@@ -68,7 +69,7 @@ func TestEveryAnswerHasItsNameInGo(t *testing.T) {
 	for _, name := range []string{lua.Reserved, lua.Repeated, lua.KeyReused, lua.AlreadyOrdered, lua.SoldOut, lua.NotEnough, lua.NotStarted, lua.Ended,
 		lua.Paused, lua.GateClosed, lua.StaleEpoch, lua.NotLoaded, lua.Released, lua.Done, lua.Closed, lua.Lost, lua.OK, lua.Opened, lua.Adopted,
 		lua.Present, lua.Limit, lua.Applied, lua.Defined, lua.Older, lua.Granted, lua.Held, lua.Renewed,
-		lua.NotOwner, lua.Freed, lua.Kept} {
+		lua.NotOwner, lua.Freed, lua.Kept, lua.Made, lua.Forgotten, lua.Queued} {
 		if !answered[name] {
 			t.Errorf("no script answers %q", name)
 		}

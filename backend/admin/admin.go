@@ -28,7 +28,10 @@ import (
 
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/broker"
+	"floodgate.internal/backend/concentration"
 	"floodgate.internal/backend/deadletter"
+	"floodgate.internal/backend/eligibility"
+	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/problem"
@@ -44,10 +47,16 @@ type Config struct {
 	Audit *audit.Auditor
 	// Reconcile writes one sale into Redis from MySQL and the outbox: reconcile.Reconciler.Sale.
 	Reconcile func(ctx context.Context, sale int64) error
+	// Fence returns once the sale's queue is drained, broker.Broker.Fence: nil without a broker.
+	Fence func(ctx context.Context, sale int64) error
 	// Changed is called after each change, so that the feed has it at once: catalog.Catalog.Refresh.
 	Changed func(ctx context.Context) error
 	// Queues describes the broker's queues, broker.Broker.Queues: nil without a broker.
 	Queues func(ctx context.Context) ([]broker.QueueState, error)
+	Book   *order.Book
+	// Lists are those of who may buy, and Concentration is where orders come from, of a process that takes orders; else nil.
+	Lists         *eligibility.Lists
+	Concentration *concentration.Report
 	// Letters are the dead letters.
 	Letters *deadletter.Box
 	// Ready returns what keeps the process from its work; nothing means ready.
@@ -98,8 +107,15 @@ func (a *Admin) routes() {
 		v1 + "/sales/{id}/pause":         {"POST": a.pauseSale},
 		v1 + "/sales/{id}/resume":        {"POST": a.resumeSale},
 		v1 + "/sales/{id}/close":         {"POST": a.closeSale},
+		v1 + "/sales/{id}/archive":       {"POST": a.archiveSale},
+		v1 + "/sales/{id}/orders.csv":    {"GET": a.exportOrders},
 		v1 + "/sales/{id}/audit":         {"GET": a.auditSale},
 		v1 + "/sales/{id}/rebuild":       {"POST": a.rebuildSale},
+		v1 + "/sales/{id}/eligibility":   {"GET": a.getEligible, "POST": a.changeEligible, "PUT": a.setEligible, "DELETE": a.liftEligible},
+		v1 + "/sales/{id}/concentration": {"GET": a.concentration},
+		v1 + "/bans":                     {"GET": a.getBans, "POST": a.changeBans},
+		v1 + "/orders":                   {"GET": a.searchOrders},
+		v1 + "/orders/{id}/cancel":       {"POST": a.cancelOrder},
 		v1 + "/coupons":                  {"GET": a.listCoupons, "POST": a.createCoupon},
 		v1 + "/coupons/{id}":             {"GET": a.getCoupon, "PATCH": a.patchCoupon},
 		v1 + "/queue":                    {"GET": a.queue},

@@ -19,6 +19,7 @@ import (
 	"go.uber.org/goleak"
 
 	"floodgate.internal/backend/catalog"
+	"floodgate.internal/backend/eligibility"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/problem"
@@ -262,6 +263,68 @@ func TestWrongCampaigns(t *testing.T) {
 	refused(t, send(a, "PATCH", "/admin/v1/coupons/x", `{}`), problem.SaleNotFound, "")
 }
 
+func TestWrongSearchesAndLists(t *testing.T) {
+	a := offline(t)
+	many := make([]string, eligibility.MaxChunk+1)
+	for i := range many {
+		many[i] = fmt.Sprintf(`"u%d"`, i)
+	}
+	half := strings.Join(many[:len(many)/2+1], ",")
+	for _, c := range []struct{ method, path, body, field string }{
+		{"GET", "/orders?uid=", "", "uid"},
+		{"GET", "/orders?uid=a%20b", "", "uid"},
+		{"GET", "/orders?uid=" + strings.Repeat("a", 65), "", "uid"},
+		{"GET", "/orders?sale_id=0", "", "sale_id"},
+		{"GET", "/orders?sale_id=x", "", "sale_id"},
+		{"GET", "/orders?sale_id=", "", "sale_id"},
+		{"GET", "/orders?status=queued", "", "status"},
+		{"GET", "/orders?status=Paid", "", "status"},
+		{"GET", "/orders?status=", "", "status"},
+		{"GET", "/orders?cursor=1", "", "cursor"},
+		{"GET", "/orders?cursor=", "", "cursor"},
+		{"GET", "/orders?limit=0", "", "limit"},
+		{"GET", "/orders?limit=201", "", "limit"},
+		{"GET", "/orders?user=ann", "", "user"},
+		{"GET", "/orders?uid=a&uid=b", "", "uid"},
+		{"GET", "/sales/1/orders.csv?uid=a", "", "uid=a"},
+		{"GET", "/audit-log?target=", "", "target"},
+		{"GET", "/audit-log?target=" + strings.Repeat("a", 65), "", "target"},
+		{"GET", "/audit-log?who=me", "", "who"},
+		{"POST", "/sales/1/archive", `{"force":true}`, "force"},
+		{"POST", "/orders/" + wire.NewOrderID("0190163d-8694-739b-aea5-966c26f8ad91", 1) + "/cancel", `{"why":"x"}`, "why"},
+		{"POST", "/bans", `{}`, "add"},
+		{"POST", "/bans", `{"add":[]}`, "add"},
+		{"POST", "/bans", `{"add":"ann"}`, "add"},
+		{"POST", "/bans", `{"add":[7]}`, "add/0"},
+		{"POST", "/bans", `{"add":["ann",""]}`, "add/1"},
+		{"POST", "/bans", `{"remove":["a b"]}`, "remove/0"},
+		{"POST", "/bans", `{"add":["ann"],"remove":["bob","ann"]}`, "remove/1"},
+		{"POST", "/bans", `{"add":null}`, "add"},
+		{"POST", "/bans", `{"uids":["ann"]}`, "uids"},
+		{"POST", "/bans", `{"add":[` + strings.Join(many, ",") + `]}`, "add"},
+		{"POST", "/bans", `{"add":[` + half + `],"remove":[` + strings.ReplaceAll(half, "u", "v") + `]}`, "remove"},
+		{"GET", "/bans?cursor=a%20b", "", "cursor"},
+		{"GET", "/bans?uid=", "", "uid"},
+		{"GET", "/bans?limit=1001", "", "limit"},
+		{"GET", "/bans?x=1", "", "x"},
+		{"PUT", "/sales/1/eligibility", `{}`, "uids"},
+		{"PUT", "/sales/1/eligibility", `{"uids":["ann","a/b"]}`, "uids/1"},
+		{"PUT", "/sales/1/eligibility", `{"uids":[` + strings.Join(many, ",") + `]}`, "uids"},
+		{"PUT", "/sales/1/eligibility", `{"add":["ann"]}`, "add"},
+		{"POST", "/sales/1/eligibility", `{"remove":["-","ä"]}`, "remove/1"},
+		{"DELETE", "/sales/1/eligibility", `{"x":1}`, "x"},
+	} {
+		p := refused(t, send(a, c.method, "/admin/v1"+c.path, c.body), problem.BadRequest, c.field)
+		if !strings.HasPrefix(p.Detail, c.field+": ") {
+			t.Errorf("%s %s %.60s: the detail %q does not begin with the field", c.method, c.path, c.body, p.Detail)
+		}
+	}
+	refused(t, send(a, "POST", "/admin/v1/orders/x/cancel", ""), problem.OrderNotFound, "")
+	refused(t, send(a, "PATCH", "/admin/v1/bans", "{}"), problem.MethodNotAllowed, "")
+	refused(t, send(a, "GET", "/admin/v1/sales/x/orders.csv", ""), problem.SaleNotFound, "")
+	refused(t, send(a, "GET", "/admin/v1/sales/0/concentration", ""), problem.SaleNotFound, "")
+}
+
 func TestTheDoor(t *testing.T) {
 	a := offline(t)
 	for _, authorization := range []string{"", "Bearer", "Bearer ", "Bearer wrong", "Basic " + token, token, "Bearer " + token + "x"} {
@@ -300,7 +363,7 @@ func TestNotReadyNamesTheReasons(t *testing.T) {
 
 func TestPathsMethodsAndBodies(t *testing.T) {
 	a := offline(t)
-	for _, path := range []string{"/", "/admin", "/admin/v1", "/admin/v1/nothing", "/admin/v1/sales/1/archive", "/admin/v1/sales/1/orders.csv", "/admin/v1/timeline", "/admin/v1/dead-letters/1/nothing"} {
+	for _, path := range []string{"/", "/admin", "/admin/v1", "/admin/v1/nothing", "/admin/v1/timeline", "/admin/v1/dead-letters/1/nothing"} {
 		refused(t, send(a, "GET", path, ""), problem.NotFound, "")
 	}
 	for _, id := range []string{"0", "01", "-1", "x", "9223372036854775808"} {

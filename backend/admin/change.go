@@ -26,6 +26,7 @@ type change struct {
 	before  any
 	after   any // also the answer
 	nothing bool
+	then    func(ctx context.Context) // carries on in Redis, beside the intents; nil for nothing
 	intents []intent
 	load    int64 // a new sale, to be loaded into Redis; 0 for none
 }
@@ -33,7 +34,7 @@ type change struct {
 // intent is a row of intents: what is still to be done in Redis.
 type intent struct {
 	id, sale int64
-	kind     string // adjust, define
+	kind     string // adjust, define, archive
 	units    int64
 }
 
@@ -170,6 +171,9 @@ func (a *Admin) apply(ctx context.Context, c change) {
 		}
 		failpoint.Hit("admin.after-load")
 	}
+	if c.then != nil {
+		c.then(ctx)
+	}
 	for _, i := range c.intents {
 		if err := a.perform(ctx, i); err != nil {
 			later(err)
@@ -197,6 +201,10 @@ func (a *Admin) perform(ctx context.Context, i intent) error {
 			return fmt.Errorf("define: no sale %d", i.sale)
 		}
 		if err := a.Redis.Define(ctx, i.sale, sales[0].Definition()); err != nil {
+			return err
+		}
+	case "archive":
+		if err := a.Redis.Forget(ctx, i.sale); err != nil {
 			return err
 		}
 	default:

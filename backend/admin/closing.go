@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 
+	"floodgate.internal/backend/catalog"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
 )
@@ -78,10 +79,7 @@ func (a *Admin) returnUnsold(ctx context.Context, sale int64) (bool, error) {
 		if units == 0 || s.ClosedAt == nil || s.ArchivedAt != nil {
 			return nil // another process was here
 		}
-		if _, err := tx.ExecContext(ctx, `UPDATE skus SET allotted = allotted - ?, available = available + ? WHERE id = ?`, units, units, s.SKU); err != nil {
-			return fmt.Errorf("sku %d: %w", s.SKU, err)
-		}
-		adjust, err := a.moveUnits(ctx, tx, sale, "return", -units)
+		adjust, err := a.giveBack(ctx, tx, s, units)
 		if err != nil {
 			return err
 		}
@@ -98,4 +96,12 @@ func (a *Admin) returnUnsold(ctx context.Context, sale int64) (bool, error) {
 	a.Log.Info("unsold units are back at the SKU", "sale", sale)
 	a.apply(ctx, done)
 	return true, nil
+}
+
+// giveBack moves a sale's available units back to its SKU, whose row and whose sale's stock row are locked.
+func (a *Admin) giveBack(ctx context.Context, tx *sql.Tx, s catalog.Sale, units int64) (intent, error) {
+	if _, err := tx.ExecContext(ctx, `UPDATE skus SET allotted = allotted - ?, available = available + ? WHERE id = ?`, units, units, s.SKU); err != nil {
+		return intent{}, fmt.Errorf("sku %d: %w", s.SKU, err)
+	}
+	return a.moveUnits(ctx, tx, s.ID, "return", -units)
 }

@@ -8,6 +8,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"floodgate.internal/backend/eligibility"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
@@ -23,6 +24,7 @@ const (
 	maxTitle     = 200                    // characters
 	maxCategory  = 64                     // characters
 	maxTranches  = 100                    // of a sale
+	maxTarget    = 64                     // characters
 	noCurrency   = "XXX"                  // ISO 4217: no currency is involved
 	freeze       = 2 * time.Second        // before the start: what buyers were shown stays
 	timeExample  = "2026-07-01T10:00:00Z" // of RFC 3339
@@ -48,6 +50,10 @@ var wanted = map[string]string{
 	"tranches":       fmt.Sprintf(`a list of 1 to %d like {"at":"%s","quantity":50}, or leave it out to release all at starts_at`, maxTranches, timeExample),
 	"category":       fmt.Sprintf("0 to %d characters", maxCategory),
 	"published":      "true or false",
+	"add":            fmt.Sprintf(`a list of at most %d uids`, eligibility.MaxChunk),
+	"remove":         fmt.Sprintf(`a list of at most %d uids`, eligibility.MaxChunk),
+	"uids":           fmt.Sprintf(`a list of at most %d uids`, eligibility.MaxChunk),
+	"target":         fmt.Sprintf(`1 to %d characters, like "sale 7", "sku 3", "bans" or "order ID"`, maxTarget),
 	"guard":          fmt.Sprintf("%q or %q", order.GuardConditional, order.GuardVersion),
 }
 

@@ -268,11 +268,20 @@ type logJSON struct {
 
 func (a *Admin) auditLog(r *request) (*answer, error) {
 	const most = 200
-	below, limit, err := r.page(most)
+	below, limit, err := r.page(most, "target")
 	if err != nil {
 		return nil, err
 	}
-	rows, err := a.DB.QueryContext(r.Context(), `SELECT id, at, who, action, target, before_value, after_value FROM audit_log WHERE id < ? ORDER BY id DESC LIMIT ?`, below, limit+1)
+	index, where, args := "", "", []any{below}
+	if q := r.URL.Query(); q.Has("target") {
+		var target string
+		asked := q.Get("target")
+		if err := text("target", &asked, 1, maxTarget, &target); err != nil {
+			return nil, err
+		}
+		index, where, args = "FORCE INDEX (audit_log_target) ", " AND target = ?", append(args, target)
+	}
+	rows, err := a.DB.QueryContext(r.Context(), `SELECT id, at, who, action, target, before_value, after_value FROM audit_log `+index+`WHERE id < ?`+where+` ORDER BY id DESC LIMIT ?`, append(args, limit+1)...)
 	if err != nil {
 		return nil, fmt.Errorf("audit_log: %w", err)
 	}

@@ -56,6 +56,7 @@ func newOffice(t *testing.T, connections int) *office {
 		Queues: func(context.Context) ([]broker.QueueState, error) {
 			return []broker.QueueState{{Name: broker.QueueName(0), Ready: 3, Unacked: 2, Consumers: 1}, {Name: broker.Dead, Ready: 1}}, nil
 		},
+		Book:    o.book,
 		Letters: deadletter.NewBox(db, o.book, clk, log, reg),
 		Ready:   func(context.Context) []string { return nil }, Log: log, Gatherer: reg, Register: reg})
 	return o

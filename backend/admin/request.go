@@ -29,8 +29,9 @@ import (
 // request is one request to a route, its body read.
 type request struct {
 	*http.Request
-	id   string // X-Request-Id of the answer
-	body []byte
+	id    string // X-Request-Id of the answer
+	body  []byte
+	whole context.Context // of the request, without the time-out of an answer in one piece
 }
 
 // answer is what a route answers. Value is written as JSON; what has an id and a version gives Location (with 201) and
@@ -39,6 +40,9 @@ type answer struct {
 	status int
 	value  any
 	raw    []byte // instead of value: JSON that was answered before
+	// stream writes the body instead, in pieces, each with a deadline of its own; header is what describes it.
+	stream func(ctx context.Context, w http.ResponseWriter) error
+	header map[string]string
 }
 
 // route serves one path: method, token, body, then the method's function; every refusal is a problem.
@@ -49,9 +53,16 @@ func (a *Admin) route(path string, m methods) http.Handler {
 		w.Header().Set("Cache-Control", "no-store")
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		status := a.serve(w, r, m)
+		if status == aborted {
+			a.requests.WithLabelValues(path, "aborted").Inc()
+			panic(http.ErrAbortHandler) // the client sees that it has not got all
+		}
 		a.requests.WithLabelValues(path, strconv.Itoa(status)).Inc()
 	})
 }
+
+// aborted is the status of a streamed answer that broke off.
+const aborted = -1
 
 func (a *Admin) serve(w http.ResponseWriter, r *request, m methods) (status int) {
 	defer func() {
@@ -63,6 +74,9 @@ func (a *Admin) serve(w http.ResponseWriter, r *request, m methods) (status int)
 	ans, err := a.dispatch(w, r, m)
 	if err != nil {
 		return write(w, r, a.refusal(r, err))
+	}
+	if ans.stream != nil {
+		return a.stream(w, r, ans)
 	}
 	body := ans.raw
 	if body == nil {
@@ -88,6 +102,21 @@ func (a *Admin) serve(w http.ResponseWriter, r *request, m methods) (status int)
 	w.WriteHeader(ans.status)
 	if r.Method != http.MethodHead {
 		_, _ = w.Write(append(body, '\n')) // a client that left needs no answer
+	}
+	return ans.status
+}
+
+func (a *Admin) stream(w http.ResponseWriter, r *request, ans *answer) int {
+	for name, value := range ans.header {
+		w.Header().Set(name, value)
+	}
+	w.WriteHeader(ans.status)
+	if r.Method == http.MethodHead {
+		return ans.status
+	}
+	if err := ans.stream(r.whole, w); err != nil {
+		a.Log.Warn("admin: an answer broke off", "request_id", r.id, "path", r.URL.Path, "error", err)
+		return aborted
 	}
 	return ans.status
 }
@@ -127,11 +156,12 @@ func (a *Admin) dispatch(w http.ResponseWriter, r *request, m methods) (*answer,
 	}
 	r.body = body
 	timeout := answerTimeout
-	if strings.HasSuffix(r.URL.Path, "/rebuild") {
+	if strings.HasSuffix(r.URL.Path, "/rebuild") || strings.HasSuffix(r.URL.Path, "/archive") {
 		timeout = longTimeout
 		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(timeout + 5*time.Second)) // not every writer has one
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), timeout)
+	r.whole = r.Context()
+	ctx, cancel := context.WithTimeout(r.whole, timeout)
 	defer cancel()
 	r.Request = r.WithContext(ctx)
 	return f(r)

@@ -19,7 +19,9 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"floodgate.internal/backend/catalog"
+	"floodgate.internal/backend/concentration"
 	"floodgate.internal/backend/coupon"
+	"floodgate.internal/backend/eligibility"
 	"floodgate.internal/backend/line"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/payment"
@@ -61,7 +63,7 @@ type Config struct {
 	Register prometheus.Registerer
 }
 
-// Parts are what a Server answers from; but for the last three, all are needed.
+// Parts are what a Server answers from; but for the last five, all are needed.
 type Parts struct {
 	Catalog    *catalog.Catalog
 	Redis      *reserve.Store
@@ -70,9 +72,11 @@ type Parts struct {
 	Claims     *coupon.Claims
 	Reconciler Reconciler
 	Webhooks   *payment.Desk
-	Payer      Payer         // nil: orders are paid by webhook alone
-	Confirmer  Confirmer     // nil: an order is accepted as soon as Redis has it
-	Outage     func() string // names what has been away for too long to take orders, "" for nothing; nil: nothing ever is
+	Payer      Payer                 // nil: orders are paid by webhook alone
+	Lists      *eligibility.Lists    // nil: everybody may buy
+	Origins    *concentration.Report // nil: nobody counts
+	Confirmer  Confirmer             // nil: an order is accepted as soon as Redis has it
+	Outage     func() string         // names what has been away for too long to take orders, "" for nothing; nil: nothing ever is
 }
 
 // Payer takes the payment of an order at its owner's word, as order.Book.Pay does: the Book is the built-in test provider.

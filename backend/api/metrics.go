@@ -8,6 +8,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"floodgate.internal/backend/eligibility"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/signing"
 )
@@ -28,6 +29,7 @@ type metrics struct {
 	unsigned map[error]prometheus.Counter
 	panics   prometheus.Counter
 	shed     map[string]prometheus.Counter
+	refused  map[eligibility.Refusal]prometheus.Counter
 }
 
 var unsignedReasons = map[error]string{
@@ -48,14 +50,19 @@ func newMetrics(reg prometheus.Registerer, inFlight, waiting *atomic.Int64) *met
 	panics := prometheus.NewCounter(prometheus.CounterOpts{Name: "backend_panics_total", Help: "Requests that ended in a panic."})
 	shed := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "backend_shed_total",
 		Help: "Orders refused before anything was done, by what is past its bound: queued orders, lag, an outage."}, []string{"reason"})
-	reg.MustRegister(requests, duration, reserve, unsigned, panics, shed,
+	refused := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "backend_ineligible_total",
+		Help: "Orders refused for who asked: a banned uid, or one that is not on the sale's list."}, []string{"reason"})
+	reg.MustRegister(requests, duration, reserve, unsigned, panics, shed, refused,
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "backend_in_flight", Help: "Requests being answered, waiting ones aside."},
 			func() float64 { return float64(inFlight.Load()) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "backend_waiting", Help: "Requests that wait for news."},
 			func() float64 { return float64(waiting.Load()) }))
 
 	m := &metrics{requests: map[*route]map[string]prometheus.Counter{}, duration: map[*route]prometheus.Observer{}, reserve: reserve,
-		unsigned: map[error]prometheus.Counter{}, panics: panics, shed: map[string]prometheus.Counter{}}
+		unsigned: map[error]prometheus.Counter{}, panics: panics, shed: map[string]prometheus.Counter{}, refused: map[eligibility.Refusal]prometheus.Counter{}}
+	for _, reason := range []eligibility.Refusal{eligibility.Banned, eligibility.NotListed} {
+		m.refused[reason] = refused.WithLabelValues(string(reason))
+	}
 	for _, reason := range []string{shedQueued, shedLag, shedOutage} {
 		m.shed[reason] = shed.WithLabelValues(reason)
 	}

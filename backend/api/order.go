@@ -20,6 +20,7 @@ import (
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/failpoint"
 	"floodgate.internal/shared/problem"
+	"floodgate.internal/shared/signing"
 	"floodgate.internal/shared/wire"
 )
 
@@ -61,11 +62,17 @@ func (s *Server) postOrder(r *request) string {
 	defer cancel()
 	sale, p := s.sale(ctx, id)
 	if p != nil {
+		if p.Code == problem.SaleEnded {
+			return s.tooLate(ctx, r, id, key, body)
+		}
 		return r.refuse(p)
 	}
 	quantity, err := wire.ParseOrderRequest(body, sale.PerUserLimit)
 	if err != nil {
 		return r.refuse(badBody(err))
+	}
+	if p := s.mayBuy(id, uid); p != nil {
+		return s.refuseUnlessRepeated(ctx, r, id, key, quantity, p, s.Redis.Accepted)
 	}
 	if p := s.pressure(id); p != nil {
 		return r.refuse(p)
@@ -80,11 +87,17 @@ func (s *Server) postOrder(r *request) string {
 		Trace: traceparent(r),
 	}
 	verdict, err := s.reserve(ctx, &req)
+	if errors.Is(err, catalog.ErrArchived) { // and this process had not heard of it
+		return s.tooLate(ctx, r, id, key, body)
+	}
 	if err != nil {
 		return r.refuse(s.undecided(err, r.id, id))
 	}
 	switch verdict.Answer {
 	case lua.Reserved:
+		if s.Origins != nil {
+			s.Origins.Count(id, string(r.Request.Header.Peek(signing.HeaderClient)))
+		}
 		if p := s.confirmed(ctx, r, req.Entry(verdict)); p != nil {
 			return r.refuse(p)
 		}
@@ -100,7 +113,7 @@ func (s *Server) postOrder(r *request) string {
 			return r.refuse(p)
 		}
 	}
-	return r.refuse(s.refusal(verdict))
+	return r.refuse(s.refusal(id, verdict))
 }
 
 // sale finds a sale in the catalog.
@@ -111,6 +124,8 @@ func (s *Server) sale(ctx context.Context, id int64) (catalog.Sale, *problem.Pro
 		return sale, nil
 	case errors.Is(err, catalog.ErrUnknown):
 		return sale, noSuchSale()
+	case errors.Is(err, catalog.ErrArchived):
+		return sale, problem.New(problem.SaleEnded, refusals[lua.Ended].detail)
 	default:
 		s.sparse.warn("api: a sale could not be looked up", "sale", id, "error", err)
 		return sale, overloaded("the sale cannot be looked up")
@@ -240,7 +255,7 @@ func (l *loads) end(id int64, ended *load, err error) {
 func (s *Server) undecided(err error, requestID string, sale int64) *problem.Problem {
 	switch {
 	case errors.Is(err, line.ErrSoldOut):
-		return s.refusal(reserve.Verdict{Answer: lua.SoldOut})
+		return s.refusal(sale, reserve.Verdict{Answer: lua.SoldOut})
 	case errors.Is(err, line.ErrFull), errors.Is(err, line.ErrLong), errors.Is(err, line.ErrLate), errors.Is(err, line.ErrClosed):
 		return overloaded(err.Error())
 	case errors.Is(err, reserve.ErrGateClosed):
@@ -286,7 +301,7 @@ func neverRan(err error) bool {
 }
 
 // refusal is what is told of a verdict that is no acceptance.
-func (s *Server) refusal(v reserve.Verdict) *problem.Problem {
+func (s *Server) refusal(sale int64, v reserve.Verdict) *problem.Problem {
 	row, ok := refusals[v.Answer]
 	if !ok {
 		panic("BUG: no refusal for " + v.Answer)
@@ -294,6 +309,11 @@ func (s *Server) refusal(v reserve.Verdict) *problem.Problem {
 	p := problem.New(row.code, row.detail)
 	if row.soon {
 		p.RetryAfter = retrySoon()
+	}
+	if v.Answer == lua.SoldOut {
+		if now, ok := s.Catalog.Public(sale); ok {
+			p.NextReleaseAt = now.NextReleaseAt
+		}
 	}
 	if v.OrderID != "" {
 		p.OrderID = v.OrderID

@@ -93,14 +93,14 @@ func (s *Server) getSale(r *request) string {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), workTimeout)
 	defer cancel()
-	if _, p := s.sale(ctx, id); p != nil {
+	if _, p := s.sale(ctx, id); p != nil && p.Code != problem.SaleEnded {
 		return r.refuse(p)
 	}
 	sale, ok := s.Catalog.Public(id)
 	if !ok && s.Catalog.Ready() != nil { // it was looked up, and nothing else of it is known yet
 		return r.refuse(overloaded("the sales are being read"))
 	}
-	if !ok { // it has just left the catalog
+	if !ok { // it has just left the catalog, or was archived long ago
 		return r.refuse(noSuchSale())
 	}
 	tagged := sale

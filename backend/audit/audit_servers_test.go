@@ -225,12 +225,8 @@ func TestEachFaultIsFound(t *testing.T) {
 		"a reservation deleted in Redis":     {func(s *shop, ann, _, _ string) { s.command("HDEL", s.key("orders"), ann) }, "R = L", "ann"},
 		"a buyer deleted in Redis":           {func(s *shop, _, _, _ string) { s.command("HDEL", s.key("buyers"), "ann") }, "buyers", "ann"},
 		"an outbox entry deleted":            {func(s *shop, _, _, _ string) { s.command("DEL", s.key("outbox")) }, "R = L", "bob"},
-		"everything deleted in Redis": {func(s *shop, _, _, _ string) {
-			if err := s.redis.Forget(s.t.Context(), s.sale); err != nil {
-				s.t.Fatal(err)
-			}
-		}, "in Redis and open", ""},
-		"a ledger row deleted": {func(s *shop, _, _, cyd string) { s.exec(`DELETE FROM ledger WHERE ref = ? AND kind = 'pay'`, cyd) }, "ledger", "cyd"},
+		"everything deleted in Redis":        {func(s *shop, _, _, _ string) { backendtest.Wipe(s.t, s.redis, s.sale) }, "in Redis and open", ""},
+		"a ledger row deleted":               {func(s *shop, _, _, cyd string) { s.exec(`DELETE FROM ledger WHERE ref = ? AND kind = 'pay'`, cyd) }, "ledger", "cyd"},
 		"a slot row deleted": {func(s *shop, ann, _, _ string) {
 			s.exec(`DELETE FROM order_slots WHERE order_id = ? AND slot = 2`, ann)
 		}, "slots", "ann"},

@@ -32,6 +32,7 @@ const (
 	eqQueued     = "no order is queued longer than the bound"
 	eqRetired    = "a settled order leaves the outbox within the bound"
 	eqBroker     = "the broker holds nothing longer than the bound"
+	eqArchived   = "an archived sale is over, and not in Redis"
 	eqAll        = "available + queued + locked + sold = T"
 )
 
@@ -50,7 +51,7 @@ func compare(before, after reserve.Snapshot, b books, now time.Time, bound time.
 	c.ledger()
 	c.sku()
 	if b.archived {
-		c.r.Available, c.r.Locked, c.r.Sold = b.available, b.locked, b.sold
+		c.archived()
 	} else {
 		c.redis()
 	}
@@ -61,6 +62,32 @@ func compare(before, after reserve.Snapshot, b books, now time.Time, bound time.
 	})
 	c.r.Balanced = len(c.r.Findings) == 0
 	return c.r
+}
+
+// archived: every order has ended, and but for a change under way nothing of the sale is in Redis.
+func (c *comparison) archived() {
+	b := c.b
+	c.r.Available, c.r.Locked, c.r.Sold = b.available, b.locked, b.sold
+	s := c.after.State
+	c.r.Redis.Loaded, c.r.Redis.Gate, c.r.Redis.Epoch, c.r.Redis.Stock, c.r.Redis.Total = s.Present, s.Gate, s.Epoch, s.Stock, s.Total
+	c.r.Redis.Reservations, c.r.Redis.Outbox = len(c.after.Orders), len(c.after.Outbox)
+	for id := range entries(c.after.Outbox) {
+		if _, ok := b.orders[id]; ok {
+			c.r.Redis.Unretired++
+			continue
+		}
+		c.r.Redis.Queued++
+		c.find(eqArchived, id, c.key("outbox"), "Redis came back from a copy that is older than the archive: settle the order by hand, and tell its buyer",
+			"an order in the outbox of an archived sale is not in MySQL")
+	}
+	if c.before.Keys > 0 && c.after.Keys > 0 && !b.archiving {
+		c.find(eqArchived, "", c.key("*"), fmt.Sprintf("backend sale archive %d, again, takes them out", b.sale), "%d keys of it are in Redis", c.after.Keys)
+	}
+	for id, o := range b.orders {
+		if !o.status.Terminal() {
+			c.find(eqArchived, id, c.row("orders"), byHand, "the order is %s", o.status)
+		}
+	}
 }
 
 type comparison struct {

@@ -268,10 +268,49 @@ func TestEveryBrokenEquationIsFound(t *testing.T) {
 }
 
 func TestAnArchivedSaleNeedsNoRedis(t *testing.T) {
-	r := life()
-	r.books.archived = true
-	r.before, r.after = reserve.Snapshot{}, reserve.Snapshot{}
-	balanced(t, r.compare())
+	archived := func() *reading {
+		r := life()
+		for _, id := range []string{"b", "c"} {
+			o := r.books.orders[id]
+			o.status = wire.Paid
+			r.books.orders[id] = o
+			r.book("pay", id, 0, -o.quantity)
+		}
+		r.books.locked, r.books.sold = 0, 7
+		r.books.archived, r.books.releasing, r.books.openIntents = true, map[string]bool{}, 0
+		r.before, r.after = reserve.Snapshot{}, reserve.Snapshot{}
+		return r
+	}
+	balanced(t, archived().compare())
+	for name, c := range map[string]struct {
+		spoil func(*reading)
+		want  string // the order that a finding names; "-" for one that names none, "" for no finding
+	}{
+		"its keys are on their way out": {func(r *reading) { r.before.Keys, r.after.Keys, r.books.archiving = 6, 6, true }, ""},
+		"its keys left in between":      {func(r *reading) { r.before.Keys = 6 }, ""},
+		"its keys are in Redis":         {func(r *reading) { r.before.Keys, r.after.Keys = 1, 1 }, "-"},
+		"an order is unpaid": {func(r *reading) {
+			o := r.books.orders["b"]
+			o.status = wire.PendingPayment
+			r.books.orders["b"] = o
+		}, "b"},
+		"an order was queued": {func(r *reading) {
+			r.after.Outbox = []reserve.Entry{{ID: "n", Sale: 7, UID: "u-n", Quantity: 1}, {ID: "b", Sale: 7, UID: "u-b", Quantity: 2}}
+		}, "n"},
+	} {
+		r := archived()
+		c.spoil(r)
+		got := r.compare()
+		if c.want == "" {
+			balanced(t, got)
+			continue
+		}
+		if !slices.ContainsFunc(got.Findings, func(f Finding) bool {
+			return f.Equation == eqArchived && (f.OrderID == c.want || c.want == "-" && f.OrderID == "")
+		}) {
+			t.Errorf("%s: got %v", name, got.Findings)
+		}
+	}
 }
 
 func TestFindingsAreBounded(t *testing.T) {

@@ -30,6 +30,7 @@ type books struct {
 	releasing   map[string]bool // orders whose release is not done yet
 	adjusts     []adjust
 	redefining  bool // a definition is not in Redis yet
+	archiving   bool // the sale's keys are still to leave Redis
 	openIntents int
 	skuUnits    skuUnits
 }
@@ -189,6 +190,8 @@ func (b *books) readIntents(ctx context.Context, tx *sql.Tx) error {
 			b.adjusts = append(b.adjusts, adjust{id, units})
 		case "define":
 			b.redefining = true
+		case "archive":
+			b.archiving = true
 		}
 		return nil
 	})

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -27,13 +28,15 @@ const (
 )
 
 var (
-	// ErrUnknown: there is no such sale, or it is archived or hidden.
+	// ErrUnknown: there is no such sale, or it is hidden.
 	ErrUnknown = errors.New("no such sale")
+	// ErrArchived: the sale is archived: it is over, and nothing of it is in Redis.
+	ErrArchived = errors.New("the sale is archived")
 	// ErrEmpty: the catalog has not been read yet.
 	ErrEmpty = errors.New("the sales have not been read from mysql yet")
 )
 
-// Catalog keeps every live sale in memory. It is safe for concurrent use.
+// Catalog keeps every live sale in memory, and of the archived ones the newest. It is safe for concurrent use.
 type Catalog struct {
 	db      *sql.DB
 	redis   *reserve.Store
@@ -45,6 +48,7 @@ type Catalog struct {
 	slot    chan struct{}        // of one: who holds it may read MySQL and install what was read
 	changed chan struct{}        // of one: wakes Run to publish; never closed
 	unknown absent
+	over    absent // archived sales that are not in the view
 	feed    feed
 	begun   time.Time    // New
 	heard   atomic.Int64 // when MySQL last gave the sales, in nanoseconds after begun
@@ -52,8 +56,9 @@ type Catalog struct {
 
 // view is one reading of the sales; it is never changed.
 type view struct {
-	byID map[int64]*item
-	ids  []int64 // ascending
+	byID     map[int64]*item
+	ids      []int64 // of the live sales, ascending
+	archived []int64 // ascending
 }
 
 // item is a sale and what is known of its stock, which outlives the view.
@@ -206,32 +211,71 @@ func (c *Catalog) readDefinitions(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	archived, err := c.readArchived(ctx)
+	if err != nil {
+		return err
+	}
 	c.heard.Store(int64(time.Since(c.begun)))
 	if len(sales) >= MaxLive {
 		c.log.Error("catalog: no more sales can be live; archive ended ones", "live", len(sales))
 	}
-	c.install(sales)
+	c.install(append(sales, archived...))
 	return nil
 }
 
-// install makes sales, by ascending id, the live ones. The caller holds the slot.
+// readArchived returns the newest archived sales. One never changes again, so it is read once.
+func (c *Catalog) readArchived(ctx context.Context) ([]Sale, error) {
+	ids, err := newestArchived(ctx, c.db)
+	if err != nil {
+		return nil, err
+	}
+	var sales []Sale
+	var fresh []int64
+	v := c.live.Load()
+	for _, id := range ids {
+		if s := v.item(id); s != nil && s.ArchivedAt != nil {
+			sales = append(sales, s.Sale)
+		} else {
+			fresh = append(fresh, id)
+		}
+	}
+	if len(fresh) == 0 {
+		return sales, nil
+	}
+	more, err := Read(ctx, c.db, fresh...)
+	return append(sales, more...), err
+}
+
+// install makes sales what is known: the live ones by ascending id, and archived ones anywhere. One that is there twice, since
+// it was archived between two readings, is archived. The caller holds the slot.
 func (c *Catalog) install(sales []Sale) {
 	old := c.live.Load()
-	same := old != nil && len(old.ids) == len(sales)
 	v := &view{byID: make(map[int64]*item, len(sales)), ids: make([]int64, 0, len(sales))}
+	same := old != nil
 	for i := range sales {
 		s := &item{Sale: sales[i]}
 		if before := old.item(s.ID); before != nil {
 			same = same && before.equal(&s.Sale)
 			s.stock = before.stock
+			if s.ArchivedAt != nil && before.ArchivedAt == nil {
+				s.stock = &stock{} // what was last read of its queue is no news any more
+			}
 		} else {
 			same = false
 			s.stock = &stock{}
 		}
 		v.byID[s.ID] = s
-		v.ids = append(v.ids, s.ID)
 	}
-	if same {
+	for i := range sales {
+		switch s := v.byID[sales[i].ID]; {
+		case s.ArchivedAt == nil:
+			v.ids = append(v.ids, s.ID)
+		case sales[i].ArchivedAt != nil:
+			v.archived = append(v.archived, s.ID)
+		}
+	}
+	slices.Sort(v.archived)
+	if same && slices.Equal(old.ids, v.ids) && slices.Equal(old.archived, v.archived) {
 		return
 	}
 	c.live.Store(v)
@@ -294,14 +338,11 @@ func (c *Catalog) readStates(ctx context.Context) error {
 }
 
 // Get returns a live sale that the public may know of. One that is not in memory is looked up in MySQL once; what is not
-// there either, or archived, is ErrUnknown, and remembered as that for some seconds. Any other error: MySQL could not be
-// asked.
+// there either is ErrUnknown, what is archived ErrArchived, and remembered as that for some seconds. Any other error: MySQL
+// could not be asked.
 func (c *Catalog) Get(ctx context.Context, id int64) (Sale, error) {
-	if s := c.live.Load().item(id); s != nil {
-		return s.shown()
-	}
-	if c.unknown.has(id) {
-		return Sale{}, ErrUnknown
+	if s, known, err := c.known(id); known {
+		return s, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
@@ -311,21 +352,22 @@ func (c *Catalog) Get(ctx context.Context, id int64) (Sale, error) {
 		return Sale{}, err
 	}
 	defer c.give()
+	if s, known, err := c.known(id); known {
+		return s, err
+	}
 	v := c.live.Load()
-	if s := v.item(id); s != nil {
-		return s.shown()
-	}
-	if c.unknown.has(id) {
-		return Sale{}, ErrUnknown
-	}
 	c.metrics.lookups.Inc()
 	found, err := Read(ctx, c.db, id)
 	if err != nil {
 		return Sale{}, fmt.Errorf("look up sale %d: %w", id, err)
 	}
-	if len(found) == 0 || found[0].ArchivedAt != nil {
+	if len(found) == 0 || found[0].Hidden && found[0].ArchivedAt != nil {
 		c.unknown.add(id)
 		return Sale{}, ErrUnknown
+	}
+	if found[0].ArchivedAt != nil {
+		c.over.add(id)
+		return Sale{}, ErrArchived
 	}
 	if v != nil && len(v.ids) < MaxLive {
 		c.install(v.with(found[0]))
@@ -341,9 +383,25 @@ func (s *Sale) shown() (Sale, error) {
 	return *s, nil
 }
 
-// with is the sales of v and one more, by ascending id.
+// known is what memory says of a sale; false if that is nothing.
+func (c *Catalog) known(id int64) (s Sale, known bool, err error) {
+	switch i := c.live.Load().item(id); {
+	case i != nil && i.ArchivedAt == nil:
+		s, err = i.shown()
+		return s, true, err
+	case i != nil && i.Hidden:
+		return Sale{}, true, ErrUnknown
+	case i != nil || c.over.has(id):
+		return Sale{}, true, ErrArchived
+	case c.unknown.has(id):
+		return Sale{}, true, ErrUnknown
+	}
+	return Sale{}, false, nil
+}
+
+// with is the sales of v and one more live one.
 func (v *view) with(s Sale) []Sale {
-	sales := make([]Sale, 0, len(v.ids)+1)
+	sales := make([]Sale, 0, len(v.byID)+1)
 	placed := false
 	for _, id := range v.ids {
 		if !placed && id > s.ID {
@@ -353,6 +411,9 @@ func (v *view) with(s Sale) []Sale {
 	}
 	if !placed {
 		sales = append(sales, s)
+	}
+	for _, id := range v.archived {
+		sales = append(sales, v.byID[id].Sale)
 	}
 	return sales
 }

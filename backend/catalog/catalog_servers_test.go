@@ -124,16 +124,72 @@ func TestRunFollowsMySQLAndRedis(t *testing.T) {
 	if _, err := db.Exec(`UPDATE sales SET archived_at = ? WHERE id = ?`, time.Now().UTC(), sale); err != nil {
 		t.Fatal(err)
 	}
-	for gone := false; !gone; {
-		f := c.Feed(ctx, instance, version, time.Second)
-		version = f.Version
-		gone = len(f.Removed) == 1 && f.Removed[0] == sale
-		if ctx.Err() != nil {
-			t.Fatal("the feed never said that the sale is gone")
+	next("ended, once it is archived", sale, is(wire.Ended))
+	if _, err := c.Get(ctx, sale); !errors.Is(err, catalog.ErrArchived) {
+		t.Errorf("an archived sale: got %v", err)
+	}
+	if p, ok := c.Public(sale); !ok || p.State != wire.Ended {
+		t.Errorf("got %+v, %v; it is still told of", p, ok)
+	}
+	if len(c.List()) != 0 || len(c.Live()) != 0 {
+		t.Errorf("got %v listed, %v live; an archived sale is neither", c.List(), c.Live())
+	}
+}
+
+// The newest archived sales are told of as ended; one that was archived before them is known as that when it is asked for,
+// and no more than once.
+func TestArchivedSalesAreBounded(t *testing.T) {
+	db, reg := backendtest.MySQL(t), prometheus.NewRegistry()
+	c := catalog.New(db, backendtest.Redis(t), &clock.Clock{}, backendtest.Log(t), reg)
+	when := time.Now().UTC().Truncate(time.Second)
+	first := backendtest.Sale(t, db, backendtest.SaleOptions{})
+	archive := func(where string, at time.Time) {
+		t.Helper()
+		if _, err := db.Exec(`UPDATE sales SET archived_at = ?, closed_at = ? WHERE archived_at IS NULL AND `+where, at, at); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Refresh(t.Context()); err != nil {
+			t.Fatal(err)
 		}
 	}
-	if _, err := c.Get(ctx, sale); !errors.Is(err, catalog.ErrUnknown) {
-		t.Errorf("an archived sale: got %v", err)
+	archive("TRUE", when)
+	if p, ok := c.Public(first); !ok || p.State != wire.Ended {
+		t.Fatalf("got %+v, %v", p, ok)
+	}
+	for n := 1; n <= catalog.MaxArchived; n *= 2 { // doubled until there are more than it tells of
+		if _, err := db.Exec(`INSERT INTO sales (sku_id, kind, title, price, currency, starts_at, ends_at, per_user_limit, pay_within_s, created_at)
+			SELECT sku_id, kind, title, price, currency, starts_at, ends_at, per_user_limit, pay_within_s, created_at FROM sales`); err != nil {
+			t.Fatal(err)
+		}
+	}
+	archive("TRUE", when.Add(time.Hour))
+	if p, ok := c.Public(first); ok {
+		t.Errorf("got %+v: newer ones are archived", p)
+	}
+	f := c.Feed(t.Context(), "", 0, 0)
+	if len(f.Sales) != catalog.MaxArchived || len(c.List()) != 0 {
+		t.Errorf("got %d sales in the feed, %d listed; want %d and none", len(f.Sales), len(c.List()), catalog.MaxArchived)
+	}
+	for range 3 {
+		if _, err := c.Get(t.Context(), first); !errors.Is(err, catalog.ErrArchived) {
+			t.Errorf("got %v", err)
+		}
+	}
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() == "backend_catalog_lookups_total" && f.Metric[0].GetCounter().GetValue() != 1 {
+			t.Errorf("got %v lookups in MySQL, want 1", f.Metric[0].GetCounter().GetValue())
+		}
+	}
+	live := backendtest.Sale(t, db, backendtest.SaleOptions{})
+	if s, err := c.Get(t.Context(), live); err != nil || s.ID != live {
+		t.Errorf("got %+v, %v", s, err)
+	}
+	if f := c.Feed(t.Context(), "", 0, 0); len(c.List()) != 1 || len(c.Live()) != 1 || f.Sales == nil {
+		t.Errorf("got %v, %v: a live sale found on the way is live, the archived ones are not", c.List(), c.Live())
 	}
 }
 

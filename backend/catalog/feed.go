@@ -35,7 +35,7 @@ func (s *item) public(now time.Time) wire.Sale {
 	return p
 }
 
-// Public is what the public is told of a live sale; false if it is not in memory, or hidden.
+// Public is what the public is told of a sale, live or of the newest archived; false if it is not in memory, or hidden.
 func (c *Catalog) Public(id int64) (wire.Sale, bool) {
 	s := c.live.Load().item(id)
 	if s == nil || s.Hidden {
@@ -109,8 +109,7 @@ func (c *Catalog) publish() (next time.Duration) {
 	version := f.version + 1
 	shown := 0
 	news := f.version == 0 // also an empty list is news, once
-	for _, id := range v.ids {
-		s := v.byID[id]
+	for id, s := range v.byID {
 		if s.Hidden {
 			continue
 		}

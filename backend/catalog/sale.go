@@ -14,6 +14,10 @@ import (
 	"floodgate.internal/shared/wire"
 )
 
+// MaxArchived is how many archived sales are still told of, as ended: the newest. A sale archived before them is unknown to
+// the public; its orders stay.
+const MaxArchived = 1000
+
 // MaxLive is how many sales may be live (not archived) at once. Beyond it the oldest stay known and the newest are left
 // out, loudly; admin refuses to create one more.
 const MaxLive = 2000
@@ -58,7 +62,9 @@ func (s Sale) Definition() reserve.Definition {
 }
 
 // ended reports whether nothing is sold any more.
-func (s *Sale) ended(now time.Time) bool { return s.ClosedAt != nil || !now.Before(s.EndsAt) }
+func (s *Sale) ended(now time.Time) bool {
+	return s.ClosedAt != nil || s.ArchivedAt != nil || !now.Before(s.EndsAt)
+}
 
 // unreleased is how many units are in tranches still to come at now.
 func (s *Sale) unreleased(now time.Time) (units int64) {
@@ -113,8 +119,8 @@ type Queryer interface {
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
 }
 
-// Read reads the sales with these ids, archived ones too, or without ids every sale that is not archived (at most
-// MaxLive, the oldest). They come by ascending id; what is not there is left out.
+// Read reads the sales with these ids (at most MaxLive), archived ones too, or without ids every sale that is not archived
+// (at most MaxLive, the oldest). They come by ascending id; what is not there is left out.
 //
 // The sale is read before its tranches: outside a transaction the tranches may be newer than Version says, never older,
 // and then the change that made them brings the rest.
@@ -175,6 +181,28 @@ func Read(ctx context.Context, q Queryer, ids ...int64) ([]Sale, error) {
 		return nil, fmt.Errorf("read tranches: %w", err)
 	}
 	return sales, nil
+}
+
+// newestArchived returns the ids of the MaxArchived sales that were archived last, ascending.
+func newestArchived(ctx context.Context, q Queryer) ([]int64, error) {
+	rows, err := q.QueryContext(ctx, fmt.Sprintf(`SELECT id FROM sales WHERE archived_at IS NOT NULL ORDER BY archived_at DESC, id DESC LIMIT %d`, MaxArchived))
+	if err != nil {
+		return nil, fmt.Errorf("read archived sales: %w", err)
+	}
+	defer rows.Close()
+	var ids []int64
+	for rows.Next() {
+		var id int64
+		if err := rows.Scan(&id); err != nil {
+			return nil, fmt.Errorf("read archived sales: %w", err)
+		}
+		ids = append(ids, id)
+	}
+	if err := closeRows(rows); err != nil {
+		return nil, fmt.Errorf("read archived sales: %w", err)
+	}
+	slices.Sort(ids)
+	return ids, nil
 }
 
 func closeRows(rows *sql.Rows) error {

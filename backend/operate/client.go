@@ -54,16 +54,33 @@ func (r Remote) connect(env *Env) (*client, error) {
 
 // call sends one request and reads the answer into into. A refusal is an error; one of the request itself, a usage error.
 func (c *client) call(ctx context.Context, method, path, key string, body, into any) error {
+	resp, err := c.send(ctx, method, path, key, body)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(io.LimitReader(resp.Body, 64<<20))
+	if err != nil {
+		return fmt.Errorf("%s %s: %w", method, path, err)
+	}
+	if err := json.Unmarshal(answer, into); err != nil {
+		return fmt.Errorf("%s %s: the answer of %s: %w", method, path, c.base, err)
+	}
+	return nil
+}
+
+// send is call with an answer that is still to be read, and closed.
+func (c *client) send(ctx context.Context, method, path, key string, body any) (*http.Response, error) {
 	var payload []byte
 	if body != nil {
 		var err error
 		if payload, err = json.Marshal(body); err != nil {
-			return fmt.Errorf("%s %s: %w", method, path, err)
+			return nil, fmt.Errorf("%s %s: %w", method, path, err)
 		}
 	}
 	req, err := http.NewRequestWithContext(ctx, method, c.base+path, bytes.NewReader(payload))
 	if err != nil {
-		return fmt.Errorf("%s %s: %w", method, path, err)
+		return nil, fmt.Errorf("%s %s: %w", method, path, err)
 	}
 	req.Header.Set("Authorization", "Bearer "+c.token)
 	if payload != nil {
@@ -74,31 +91,28 @@ func (c *client) call(ctx context.Context, method, path, key string, body, into 
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {
-		return fmt.Errorf("no backend answers at %s (its role api must run): %w", c.base, err)
-	}
-	defer resp.Body.Close()
-	answer, err := io.ReadAll(io.LimitReader(resp.Body, 64<<20))
-	if err != nil {
-		return fmt.Errorf("%s %s: %w", method, path, err)
+		return nil, fmt.Errorf("no backend answers at %s (its role api must run): %w", c.base, err)
 	}
 	if resp.StatusCode/100 != 2 {
+		defer resp.Body.Close()
+		answer, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
+		if err != nil {
+			return nil, fmt.Errorf("%s %s: %w", method, path, err)
+		}
 		var p problem.Problem
 		if strings.HasPrefix(resp.Header.Get("Content-Type"), problem.ContentType) && json.Unmarshal(answer, &p) == nil {
 			err := fmt.Errorf("%s (%s, request %s)", p.Detail, p.Code, p.RequestID)
 			switch p.Code {
 			case problem.BadRequest:
-				return &cli.UsageError{Err: err}
+				return nil, &cli.UsageError{Err: err}
 			case problem.Unauthenticated:
-				return fmt.Errorf("%w: the configuration's admin_token is not that of the backend at %s", err, c.base)
+				return nil, fmt.Errorf("%w: the configuration's admin_token is not that of the backend at %s", err, c.base)
 			}
-			return err
+			return nil, err
 		}
-		return fmt.Errorf("%s %s: the backend at %s answered %s", method, path, c.base, resp.Status)
+		return nil, fmt.Errorf("%s %s: the backend at %s answered %s", method, path, c.base, resp.Status)
 	}
-	if err := json.Unmarshal(answer, into); err != nil {
-		return fmt.Errorf("%s %s: the answer of %s: %w", method, path, c.base, err)
-	}
-	return nil
+	return resp, nil
 }
 
 // now asks the backend what time it is: relative times count from its clock, not from this machine's.

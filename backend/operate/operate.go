@@ -1,4 +1,4 @@
-// Package operate is the operator's command line: sale, coupon, audit, rebuild, migrate, queue and dead-letters, as kong commands
+// Package operate is the operator's command line: sale, coupon, audit, rebuild, migrate, queue, dead-letters and more, as kong commands
 // that the binary embeds:
 //
 //	Sale    operate.Sale    `cmd:"" help:"Create, list and manage sales, through the admin API."`
@@ -9,9 +9,13 @@
 //	Queue   operate.Queue   `cmd:"" help:"Show what is queued, and who holds it."`
 //
 //	DeadLetters operate.DeadLetters `cmd:"" help:"Show what could not be processed, and process it anew."`
+//	Orders      operate.Orders      `cmd:"" help:"Find, cancel and export orders."`
+//	Bans        operate.Bans        `cmd:"" help:"Who may not buy, in any sale."`
+//	Eligible    operate.Eligible    `cmd:"" help:"Who alone may buy in a sale."`
+//	AuditLog    operate.AuditLog    `cmd:"" help:"Who changed what."`
 //
-// Each is run with a context.Context and an *Env bound. The sale and coupon verbs, queue and dead-letters talk to the admin API; audit, rebuild and
-// migrate to the stores themselves, so that they also work while no backend runs.
+// Each is run with a context.Context and an *Env bound. Audit, rebuild and migrate talk to the stores themselves, so that they also
+// work while no backend runs; all others to the admin API.
 package operate
 
 import (

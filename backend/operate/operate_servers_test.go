@@ -36,8 +36,9 @@ func backend(t *testing.T) Config {
 	db := backendtest.OpenMySQL(t, dsn, 4)
 	reg := prometheus.NewRegistry()
 	clk := new(clock.Clock)
-	box := deadletter.NewBox(db, order.NewBook(db, redis, clk, log, reg), clk, log, reg)
-	a := admin.New(admin.Config{Letters: box, Token: "dev-admin", DB: db, Redis: redis, Clock: clk, Audit: audit.New(db, redis, time.Minute),
+	book := order.NewBook(db, redis, clk, log, reg)
+	box := deadletter.NewBox(db, book, clk, log, reg)
+	a := admin.New(admin.Config{Book: book, Letters: box, Token: "dev-admin", DB: db, Redis: redis, Clock: clk, Audit: audit.New(db, redis, time.Minute),
 		Reconcile: reconcile.New(db, redis, nil, log, reg).Sale, Changed: func(context.Context) error { return nil },
 		Ready: func(context.Context) []string { return nil }, Log: log, Gatherer: reg, Register: reg})
 	ln, err := net.Listen("tcp", "127.0.0.1:0")

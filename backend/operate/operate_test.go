@@ -21,6 +21,10 @@ type commands struct {
 	Queue   Queue   `cmd:""`
 
 	DeadLetters DeadLetters `cmd:""`
+	Orders      Orders      `cmd:""`
+	Bans        Bans        `cmd:""`
+	Eligible    Eligible    `cmd:""`
+	AuditLog    AuditLog    `cmd:""`
 }
 
 // run is a command line, and what it printed.
@@ -74,6 +78,10 @@ func TestWrongCommandLinesAreUsageErrors(t *testing.T) {
 		"coupon create -config f --title x --total 1 --valid-until soon --valid-from 2026-07-01T10:00:00Z", "coupon publish -config f", "coupon get -config f x", "coupon list",
 		"sale get -config f", "sale get -config f x", "sale restock -config f 7", "sale list", "audit -config f",
 		"audit -config f --sale 7 --all", "rebuild -config f", "migrate", "sale list -config f --admin nowhere", "sale list -config f --admin 127.0.0.1:0",
+		"sale archive -config f", "sale archive -config f x", "sale concentration -config f", "orders", "orders cancel -config f", "orders export -config f",
+		"orders search -config f --limit 0", "orders search -config f --sale x", "orders export -config f 7 --to /nowhere/at/all.csv",
+		"bans add -config f", "bans add -config f a/b", "bans remove -config f --file /nowhere", "eligible set -config f", "eligible set -config f 7",
+		"eligible add -config f 7 ä", "eligible lift -config f", "audit-log -config f --limit 0", "audit-log",
 	} {
 		if _, err := run(t.Context(), Config{Admin: "127.0.0.1:1"}, strings.Fields(line)...); cli.ExitCode(err) != 2 {
 			t.Errorf("%s: got %v, want a usage error", line, err)
@@ -94,7 +102,8 @@ func TestNobodyThereIsSaid(t *testing.T) {
 }
 
 func TestHelpHasExamples(t *testing.T) {
-	for _, line := range []string{"sale create", "sale restock", "coupon create", "audit", "rebuild", "migrate", "queue"} {
+	for _, line := range []string{"sale create", "sale restock", "coupon create", "audit", "rebuild", "migrate", "queue", "sale archive", "sale concentration", "orders search", "orders cancel", "orders export",
+		"bans add", "eligible set", "audit-log"} {
 		out, err := run(t.Context(), Config{}, append(strings.Fields(line), "--help")...)
 		if err != nil || !strings.Contains(out, "Example") || !strings.Contains(out, "backend "+line) {
 			t.Errorf("%s: %v\n%s", line, err, out)

@@ -22,6 +22,9 @@ type Sale struct {
 	Resume  SaleResume  `cmd:"" help:"Take orders again."`
 	Close   SaleClose   `cmd:"" help:"End a sale for good; its unsold units go back to its SKU."`
 	Restock SaleRestock `cmd:"" help:"Put more units on sale."`
+	Archive SaleArchive `cmd:"" help:"Take a sale that is over out of Redis."`
+
+	Concentration SaleConcentration `cmd:"" help:"From which networks a process took a sale's orders."`
 }
 
 // sale is what the commands read of an admin answer.
@@ -39,6 +42,7 @@ type sale struct {
 	Tranches     []tranche      `json:"tranches"`
 	State        string         `json:"state"`
 	ClosedAt     *wire.Time     `json:"closed_at"`
+	ArchivedAt   *wire.Time     `json:"archived_at"`
 	Total        int64          `json:"total"`
 	Available    int64          `json:"available"`
 	Locked       int64          `json:"locked"`
@@ -58,7 +62,7 @@ const salesPath = "/admin/v1/sales"
 func (s sale) print(w io.Writer) error {
 	lines := []string{
 		fmt.Sprintf("sale\t%d\t%s", s.ID, s.Title),
-		fmt.Sprintf("state\t%s\t%s", s.State, map[bool]string{true: "closed for good", false: ""}[s.ClosedAt != nil]),
+		fmt.Sprintf("state\t%s\t%s", s.State, closing(s)),
 		fmt.Sprintf("window\t%s\tto %s (%s)", s.StartsAt.Format(time.RFC3339), s.EndsAt.Format(time.RFC3339), span(s.EndsAt.Sub(s.StartsAt.Time))),
 		fmt.Sprintf("price\t%d %s\tminor units; %s", s.Price, s.Currency, s.Kind),
 		fmt.Sprintf("limit\t%d\tfor each buyer, to pay within %s", s.PerUserLimit, span(time.Duration(s.PayWithin)*time.Second)),
@@ -69,6 +73,17 @@ func (s sale) print(w io.Writer) error {
 	}
 	lines = append(lines, fmt.Sprintf("version\t%d\tmade %s", s.Version, s.CreatedAt.Format(time.RFC3339)))
 	return table(w, lines[0], lines[1:])
+}
+
+func closing(s sale) string {
+	switch {
+	case s.ArchivedAt != nil:
+		return "archived " + s.ArchivedAt.Format(time.RFC3339)
+	case s.ClosedAt != nil:
+		return "closed for good"
+	default:
+		return ""
+	}
 }
 
 func (o Output) sale(env *Env, s sale) error {
@@ -224,6 +239,71 @@ type SaleClose struct{ saleVerb }
 
 // Run implements the command.
 func (c *SaleClose) Run(ctx context.Context, env *Env) error { return c.run(ctx, env, "close") }
+
+// SaleArchive is "sale archive".
+type SaleArchive struct{ saleVerb }
+
+// Help implements kong's HelpProvider.
+func (SaleArchive) Help() string {
+	return `The sale must have ended or be closed, every order must be paid, issued, cancelled, expired or rejected, and the audit must balance:
+else the refusal names what is in the way. From then on MySQL alone answers for it; nothing brings it back.
+
+Example:
+  backend sale archive -config configs/backend.yaml 7`
+}
+
+// Run implements the command.
+func (c *SaleArchive) Run(ctx context.Context, env *Env) error { return c.run(ctx, env, "archive") }
+
+// SaleConcentration is "sale concentration".
+type SaleConcentration struct {
+	ID  int64 `arg:"" help:"The sale's id."`
+	Top int   `default:"20" help:"How many networks."`
+	Remote
+	Output
+}
+
+// Help implements kong's HelpProvider.
+func (SaleConcentration) Help() string {
+	return `Accepted orders by the /24 or /64 of the connection that brought them to the gateway, since the process began. Each process with the
+role api counts its own: ask each with --admin.
+
+Example:
+  backend sale concentration -config configs/backend.yaml 7`
+}
+
+// Run implements the command.
+func (c *SaleConcentration) Run(ctx context.Context, env *Env) error {
+	api, err := c.connect(env)
+	if err != nil {
+		return err
+	}
+	var r struct {
+		SaleID   int64     `json:"sale_id"`
+		Since    wire.Time `json:"since"`
+		Orders   int64     `json:"orders"`
+		Networks []struct {
+			Network string `json:"network"`
+			Orders  int64  `json:"orders"`
+			AtLeast int64  `json:"at_least"`
+		} `json:"networks"`
+	}
+	if err := api.call(ctx, http.MethodGet, fmt.Sprintf("%s/%d/concentration", salesPath, c.ID), "", nil, &r); err != nil {
+		return fmt.Errorf("sale %d: %w", c.ID, err)
+	}
+	if c.JSON {
+		return printJSON(env.Stdout, r)
+	}
+	fmt.Fprintf(env.Stdout, "%d orders that this process took since %s\n", r.Orders, r.Since.Format(time.RFC3339))
+	var rows []string
+	for i, n := range r.Networks {
+		if i == c.Top {
+			break
+		}
+		rows = append(rows, fmt.Sprintf("%s\t%d\t%d\t%.1f %%", n.Network, n.Orders, n.AtLeast, 100*float64(n.AtLeast)/float64(r.Orders)))
+	}
+	return table(env.Stdout, "NETWORK\tORDERS, AT MOST\tAT LEAST\tOF ALL, AT LEAST", rows)
+}
 
 type saleVerb struct {
 	ID  int64  `arg:"" help:"The sale's id."`

@@ -16,8 +16,9 @@ import (
 // change is what a shopper, support, or time does to an order that waits for its payment. One conditional UPDATE decides:
 // whichever of payment, cancellation and expiry changes the row first has won.
 type change struct {
-	to   wire.OrderStatus
-	kind string // of the ledger row
+	to     wire.OrderStatus
+	kind   string // of the ledger row
+	reason string // "" for none
 	// where and args narrow the UPDATE beyond the order id and the status it must have.
 	where string
 	args  []any
@@ -81,8 +82,8 @@ func (b *Book) Bill(ctx context.Context, orderID string) (Bill, error) {
 	return bill, nil
 }
 
-// Cancel ends an order that is not paid; the units are back in Redis when it returns, or soon after. uid "" is support,
-// who may cancel anybody's. Cancelling again changes nothing and answers the same order. ErrNotFound; ErrState.
+// Cancel ends an order that is not paid; the units are back in Redis when it returns, or soon after. uid "" may cancel
+// anybody's. Cancelling again changes nothing and answers the same order. ErrNotFound; ErrState.
 func (b *Book) Cancel(ctx context.Context, uid, orderID string) (wire.Order, error) {
 	c := change{to: wire.Cancelled, kind: ledgerCancel}
 	if uid != "" {
@@ -105,11 +106,7 @@ func (b *Book) change(ctx context.Context, uid, orderID string, now time.Time, c
 		return wire.Order{}, fmt.Errorf("order %s to %s: %w", orderID, c.to, err)
 	}
 	if err == nil && len(won) == 1 {
-		b.metrics.changes.WithLabelValues(string(c.to)).Inc()
-		if !c.to.Live() {
-			failpoint.Hit("cancel.before-release")
-			b.releaseNow(ctx, intent, won)
-		}
+		b.changed(ctx, c, intent, won)
 		return won[0].wire(), nil
 	}
 	stands, lookup := b.stands(ctx, uid, orderID)
@@ -127,8 +124,8 @@ func (b *Book) change(ctx context.Context, uid, orderID string, now time.Time, c
 
 // transition is the conditional UPDATE, and what follows from it. won is the order if the change was made, else nothing.
 func (b *Book) transition(ctx context.Context, tx *sql.Tx, orderID string, now time.Time, c change) (won []row, intent int64, err error) {
-	n, err := changed(tx.ExecContext(ctx, `UPDATE orders SET status = ?, ended_at = ? WHERE id = ? AND status = ?`+c.where,
-		append([]any{string(c.to), now, orderID, string(wire.PendingPayment)}, c.args...)...))
+	n, err := changed(tx.ExecContext(ctx, `UPDATE orders SET status = ?, reason = ?, ended_at = ? WHERE id = ? AND status = ?`+c.where,
+		append([]any{string(c.to), c.reason, now, orderID, string(wire.PendingPayment)}, c.args...)...))
 	if err != nil || n == 0 {
 		return nil, 0, err
 	}
@@ -137,6 +134,15 @@ func (b *Book) transition(ctx context.Context, tx *sql.Tx, orderID string, now t
 	}
 	intent, err = b.follow(ctx, tx, now, c, won)
 	return won, intent, err
+}
+
+// changed carries on after the COMMIT of an order's change: the units of one that ended are given back.
+func (b *Book) changed(ctx context.Context, c change, intent int64, won []row) {
+	b.metrics.changes.WithLabelValues(string(c.to)).Inc()
+	if !c.to.Live() {
+		failpoint.Hit("cancel.before-release")
+		b.releaseNow(ctx, intent, won)
+	}
 }
 
 // follow carries the consequences of orders' change in its transaction: the slots, the stock, the ledger, the intents.

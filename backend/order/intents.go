@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -23,6 +24,7 @@ const (
 	intentRelease = "release" // of an order that ended
 	intentAdjust  = "adjust"  // the stock, by quantity
 	intentDefine  = "define"  // the sale, as MySQL has it by now
+	intentArchive = "archive" // the sale's keys leave Redis
 )
 
 const (
@@ -108,7 +110,7 @@ func readIntents(ctx context.Context, q querier, where string, args ...any) ([]i
 }
 
 // RunIntents is one pass over the intents that are open, oldest first, and returns how many it did: at most about
-// intentPage. An intent whose sale is closed or not in Redis stays, and so do the other ones of that sale for this pass, so
+// intentPage. An intent whose sale is closed or not in Redis (but for an archived one's: there is nothing left to do) stays, and so do the other ones of that sale for this pass, so
 // that they keep nobody else waiting. Each has its effect once, however many run them.
 func (b *Book) RunIntents(ctx context.Context) (n int, err error) {
 	after := int64(0)
@@ -156,8 +158,9 @@ func (b *Book) try(ctx context.Context, list []intent) (done int, blocked []int6
 			defined[s.ID] = s
 		}
 	}
-	var mu sync.Mutex // guards finished and blocked
+	var mu sync.Mutex // guards what follows
 	var finished []int64
+	absent := map[int64][]int64{} // intents of sales that are not in Redis
 	var g errgroup.Group
 	g.SetLimit(intentsOnce)
 	for _, i := range list {
@@ -176,10 +179,14 @@ func (b *Book) try(ctx context.Context, list []intent) (done int, blocked []int6
 			case err == nil:
 				finished = append(finished, i.id)
 			case errors.Is(err, reserve.ErrGateClosed) || errors.Is(err, reserve.ErrNotLoaded):
+				if errors.Is(err, reserve.ErrNotLoaded) {
+					absent[i.sale] = append(absent[i.sale], i.id)
+				}
 				if !slices.Contains(blocked, i.sale) {
 					blocked = append(blocked, i.sale)
 				}
 			case errors.Is(err, reserve.ErrNotEnough): // only this one waits, for units to come back
+			case errors.Is(err, reserve.ErrQueued): // the same, for orders that MySQL does not have: the audit names them
 			default:
 				return fmt.Errorf("intent %d (%s, sale %d): %w", i.id, i.kind, i.sale, err)
 			}
@@ -187,6 +194,14 @@ func (b *Book) try(ctx context.Context, list []intent) (done int, blocked []int6
 		})
 	}
 	err = g.Wait()
+	if len(absent) > 0 {
+		archived, e := archivedOf(ctx, b.db, slices.Collect(maps.Keys(absent)))
+		err = errors.Join(err, e)
+		for _, sale := range archived {
+			finished = append(finished, absent[sale]...)
+			blocked = slices.DeleteFunc(blocked, func(id int64) bool { return id == sale })
+		}
+	}
 	if len(finished) > 0 {
 		failpoint.Hit("timer.before-done")
 		slices.Sort(finished)
@@ -211,9 +226,59 @@ func (b *Book) carryOut(ctx context.Context, i intent, defined map[int64]catalog
 			return fmt.Errorf("sale %d is not in MySQL", i.sale)
 		}
 		return b.redis.Define(ctx, i.sale, s.Definition())
+	case intentArchive:
+		return b.forget(ctx, i.sale)
 	default:
-		return fmt.Errorf("no such kind of intent; known: %s", strings.Join([]string{intentRelease, intentAdjust, intentDefine}, ", "))
+		return fmt.Errorf("no such kind of intent; known: %s", strings.Join([]string{intentRelease, intentAdjust, intentDefine, intentArchive}, ", "))
 	}
+}
+
+// forget takes an archived sale out of Redis. A Redis that came back from an older copy may have entries in the outbox that
+// were retired since: those whose orders MySQL has are retired again.
+func (b *Book) forget(ctx context.Context, sale int64) error {
+	err := b.redis.Forget(ctx, sale)
+	if !errors.Is(err, reserve.ErrQueued) {
+		return err
+	}
+	entries, _, err := b.redis.Outbox(ctx, sale)
+	if err != nil {
+		return err
+	}
+	for chunk := range slices.Chunk(entries, maxBatch) {
+		ids := make([]string, len(chunk))
+		for i, e := range chunk {
+			ids[i] = e.ID
+		}
+		known, err := find(ctx, b.db, ids)
+		if err != nil {
+			return err
+		}
+		settled := slices.DeleteFunc(slices.Clone(chunk), func(e reserve.Entry) bool { _, ok := known[e.ID]; return !ok })
+		if err := b.Retire(ctx, settled); err != nil {
+			return err
+		}
+	}
+	return b.redis.Forget(ctx, sale)
+}
+
+// archivedOf are those of the sales that are archived.
+func archivedOf(ctx context.Context, q querier, sales []int64) (archived []int64, err error) {
+	rows, err := q.QueryContext(ctx, `SELECT id FROM sales WHERE archived_at IS NOT NULL AND id IN (`+marks(len(sales))+`)`, anys(sales)...)
+	if err != nil {
+		return nil, fmt.Errorf("look for archived sales: %w", err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var id int64
+		if err := rows.Scan(&id); err != nil {
+			return nil, fmt.Errorf("look for archived sales: %w", err)
+		}
+		archived = append(archived, id)
+	}
+	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
+		return nil, fmt.Errorf("look for archived sales: %w", err)
+	}
+	return archived, nil
 }
 
 // intentsKept is how long an intent is kept after it was done, for people to look at.

@@ -50,6 +50,7 @@ const (
 	UnknownSale  = "unknown_sale"  // MySQL has no such sale
 	Malformed    = "malformed"     // it contradicts itself
 	Refused      = "refused"       // MySQL refuses its values
+	Archived     = "archived"      // it came when its sale was archived, by when every order was settled
 )
 
 // Book writes orders. It is safe for concurrent use, by any number of processes.

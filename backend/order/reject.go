@@ -18,7 +18,7 @@ type verdict struct {
 	// unless is how many units, were they available in MySQL after all, undo the verdict; 0 for a verdict that does not
 	// rest on them.
 	unless int64
-	noSale bool // there is nothing to release: MySQL does not know the sale
+	gone   bool // there is nothing to release: MySQL does not know the sale, or has archived it
 }
 
 // errMoved: what a verdict rested on has changed.
@@ -39,7 +39,7 @@ func (s *settling) reject(ctx context.Context, e reserve.Entry, f facts, v verdi
 			b.metrics.rejected.WithLabelValues(v.reason).Inc()
 			b.left(e)
 			b.log.Error("order: an accepted order is rejected", "order", e.ID, "sale", e.Sale, "reason", v.reason, "epoch", e.Epoch)
-			if !v.noSale {
+			if !v.gone {
 				b.releaseNow(ctx, first, []row{{id: e.ID, sale: e.Sale}})
 			}
 			return nil
@@ -81,7 +81,7 @@ func (b *Book) insertRejected(ctx context.Context, e reserve.Entry, f facts, v v
 			nullable(key), created, now); err != nil {
 			return fmt.Errorf("insert rejected order %s: %w", e.ID, err)
 		}
-		if v.noSale {
+		if v.gone {
 			return nil
 		}
 		var epoch, available int64
@@ -114,7 +114,7 @@ func (b *Book) Reject(ctx context.Context, e reserve.Entry, reason string) error
 	left, err := s.missing(ctx, []reserve.Entry{e})
 	if err == nil && len(left) > 0 {
 		f, ok := sales[e.Sale]
-		err = s.reject(ctx, e, f, verdict{reason: reason, noSale: !ok})
+		err = s.reject(ctx, e, f, verdict{reason: reason, gone: !ok})
 	}
 	b.notify(ctx, s.notices)
 	if err == nil && len(s.poison) > 0 {

@@ -85,6 +85,7 @@ type facts struct {
 	coupon    bool
 	versioned bool      // its units are guarded by the version of the stock row
 	ends      time.Time // until then a coupon can be used
+	archived  bool
 	price     int64
 	payWithin time.Duration
 	epoch     int64
@@ -101,7 +102,7 @@ func (b *Book) facts(ctx context.Context, entries []reserve.Entry) (map[int64]fa
 	if len(sales) == 0 {
 		return known, nil
 	}
-	rows, err := b.db.QueryContext(ctx, `SELECT s.id, s.kind, s.stock_guard, s.ends_at, s.price, s.pay_within_s, k.epoch FROM sales s JOIN sale_stock k ON k.sale_id = s.id
+	rows, err := b.db.QueryContext(ctx, `SELECT s.id, s.kind, s.stock_guard, s.ends_at, s.price, s.pay_within_s, s.archived_at IS NOT NULL, k.epoch FROM sales s JOIN sale_stock k ON k.sale_id = s.id
 		WHERE s.id IN (`+marks(len(sales))+`)`, anys(sales)...)
 	if err != nil {
 		return nil, fmt.Errorf("read %d sales: %w", len(sales), err)
@@ -112,7 +113,7 @@ func (b *Book) facts(ctx context.Context, entries []reserve.Entry) (map[int64]fa
 		var kind wire.SaleKind
 		var guard string
 		var f facts
-		if err := rows.Scan(&id, &kind, &guard, &f.ends, &f.price, &seconds, &f.epoch); err != nil {
+		if err := rows.Scan(&id, &kind, &guard, &f.ends, &f.price, &seconds, &f.archived, &f.epoch); err != nil {
 			return nil, fmt.Errorf("read %d sales: %w", len(sales), err)
 		}
 		f.coupon, f.versioned, f.payWithin = kind == wire.Coupon, guard == GuardVersion, time.Duration(seconds)*time.Second
@@ -133,7 +134,7 @@ func (s *settling) settle(ctx context.Context, entries []reserve.Entry) error {
 	if err != nil {
 		return err
 	}
-	var current, old []reserve.Entry
+	var current, old, late []reserve.Entry
 	for _, e := range entries {
 		f, ok := sales[e.Sale]
 		problem, row := check(e)
@@ -142,9 +143,11 @@ func (s *settling) settle(ctx context.Context, entries []reserve.Entry) error {
 			s.spoiled(e, problem)
 		case problem != nil:
 			s.book.log.Error("order: an entry contradicts itself", "entry", e, "error", problem)
-			err = s.reject(ctx, e, f, verdict{reason: Malformed, noSale: !ok})
+			err = s.reject(ctx, e, f, verdict{reason: Malformed, gone: !ok})
 		case !ok:
-			err = s.reject(ctx, e, f, verdict{reason: UnknownSale, noSale: true})
+			err = s.reject(ctx, e, f, verdict{reason: UnknownSale, gone: true})
+		case f.archived:
+			late = append(late, e)
 		case e.Epoch == f.epoch:
 			current = append(current, e)
 		default:
@@ -154,10 +157,25 @@ func (s *settling) settle(ctx context.Context, entries []reserve.Entry) error {
 			return err
 		}
 	}
+	if err := s.tooLate(ctx, late, sales); err != nil {
+		return err
+	}
 	if err := s.insert(ctx, current, sales); err != nil {
 		return err
 	}
 	return s.adopt(ctx, old, sales)
+}
+
+// tooLate ends entries of archived sales. MySQL has their orders: none was missing when the sale was archived. What it does
+// not have all the same had been lost by both Redis and the queue, and is rejected, loudly: there is no sale to adopt it.
+func (s *settling) tooLate(ctx context.Context, entries []reserve.Entry, sales map[int64]facts) error {
+	left, err := s.missing(ctx, entries)
+	for _, e := range left {
+		if err == nil {
+			err = s.reject(ctx, e, sales[e.Sale], verdict{reason: Archived, gone: true})
+		}
+	}
+	return err
 }
 
 // check says what is wrong with an entry, and whether it can have a row of its own all the same.

@@ -125,9 +125,7 @@ func TestAnOrderThatMovedIsNotConfirmed(t *testing.T) {
 	if err := c.Again(t.Context(), 1, e.ID); !errors.Is(err, outbox.ErrNotQueued) {
 		t.Errorf("again: got %v, want ErrNotQueued", err)
 	}
-	if err := s.Forget(t.Context(), 1); err != nil {
-		t.Fatal(err)
-	}
+	backendtest.Wipe(t, s, 1)
 	if err := c.Confirm(t.Context(), e); !errors.Is(err, outbox.ErrMoved) {
 		t.Errorf("redis is empty: got %v, want ErrMoved", err)
 	}

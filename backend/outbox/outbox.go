@@ -145,6 +145,7 @@ type lane struct {
 
 // progress is how far a lane is with a sale.
 type progress struct {
+	absent bool      // nothing of the sale is in Redis: look again at next
 	behind bool      // what this consumer holds must be handled first
 	next   time.Time // not before
 	pause  time.Duration
@@ -181,6 +182,9 @@ func (l *lane) step(ctx context.Context, sales []int64, nextClaim *time.Time) er
 	ahead := make([]int64, 0, len(sales))
 	for _, sale := range sales {
 		p := l.known[sale]
+		if p.absent {
+			continue
+		}
 		if p.behind && !time.Now().Before(p.next) {
 			if err := l.catchUp(ctx, sale, p); err != nil {
 				return err
@@ -218,16 +222,22 @@ func (l *lane) step(ctx context.Context, sales []int64, nextClaim *time.Time) er
 func (l *lane) meet(ctx context.Context, sales []int64) error {
 	var strangers []int64
 	for _, sale := range sales {
-		if l.known[sale] == nil {
+		if p := l.known[sale]; p == nil || p.absent && !time.Now().Before(p.next) {
 			strangers = append(strangers, sale)
 		}
 	}
-	if len(strangers) > 0 {
-		if err := l.r.join(ctx, strangers); err != nil {
-			return err
-		}
-		for _, sale := range strangers {
-			l.known[sale] = &progress{behind: true}
+	there := make([]bool, len(strangers))
+	var g errgroup.Group // at most laneSales, which share one pipeline
+	for i, sale := range strangers {
+		g.Go(func() (err error) { there[i], err = l.r.redis.Join(ctx, sale); return err })
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	for i, sale := range strangers {
+		l.known[sale] = &progress{behind: true}
+		if !there[i] {
+			l.known[sale] = &progress{absent: true, next: time.Now().Add(look)}
 		}
 	}
 	if len(l.known) > len(sales) {

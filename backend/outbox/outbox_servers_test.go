@@ -383,9 +383,7 @@ func TestAnEmptiedRedisGetsItsGroupAnew(t *testing.T) {
 	read(t, s, "a", time.Minute, sales(1), c.handle)
 	press(t, s, 1, 10)
 	c.until(t, "10 entries", func() bool { return len(c.seen) == 10 })
-	if err := s.Forget(t.Context(), 1); err != nil {
-		t.Fatal(err)
-	}
+	backendtest.Wipe(t, s, 1)
 	load(t, s, 1)
 	ids := press(t, s, 1, 10)
 	c.until(t, "10 more", func() bool { return c.has(ids) })
@@ -533,4 +531,31 @@ func TestWhatIsNoOrderIsBuried(t *testing.T) {
 	if n := length(t, s, 1); n != 0 {
 		t.Errorf("%d entries are left, want none", n)
 	}
+}
+
+// A reader may hear late that a sale was archived: it must not make its outbox anew.
+func TestAForgottenSaleStaysForgotten(t *testing.T) {
+	s := backendtest.Redis(t)
+	load(t, s, 1)
+	load(t, s, 2)
+	c := newCrowd(s)
+	read(t, s, "a", time.Minute, sales(1, 2, 3), c.handle)
+	ids := append(press(t, s, 1, 3), press(t, s, 2, 3)...)
+	c.until(t, "the orders of both", func() bool { return c.has(ids) })
+	if err := s.Forget(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	for range 5 { // each time the reader has looked at all its sales before
+		more := press(t, s, 2, 1)
+		c.until(t, "another order", func() bool { return c.has(more) })
+	}
+	for _, sale := range []int64{1, 3} {
+		snap, err := s.Snapshot(t.Context(), sale)
+		if err != nil || snap.Keys != 0 {
+			t.Errorf("sale %d has %d keys, %v; want none", sale, snap.Keys, err)
+		}
+	}
+	load(t, s, 3) // one that is loaded later is read
+	late := press(t, s, 3, 2)
+	c.until(t, "the orders of a sale that was loaded later", func() bool { return c.has(late) })
 }

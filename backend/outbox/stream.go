@@ -51,23 +51,6 @@ func rows(sale int64, xs []rueidis.XRangeEntry) []row {
 
 var errNoGroup = errors.New("an outbox has no consumer group")
 
-// join makes the group of each outbox, from its first entry on, where there is none.
-func (s stream) join(ctx context.Context, sales []int64) error {
-	ctx, cancel := context.WithTimeout(ctx, reserve.Timeout)
-	defer cancel()
-	c := s.redis.Client()
-	cmds := make(rueidis.Commands, len(sales))
-	for i, sale := range sales {
-		cmds[i] = c.B().XgroupCreate().Key(s.redis.OutboxKey(sale)).Group(reserve.Group).Id("0").Mkstream().Build()
-	}
-	for i, r := range c.DoMulti(ctx, cmds...) {
-		if err := r.Error(); err != nil && !strings.HasPrefix(err.Error(), "BUSYGROUP") {
-			return fmt.Errorf("make the group of sale %d's outbox: %w", sales[i], err)
-		}
-	}
-	return nil
-}
-
 // fresh reads entries that no consumer was given, at most count of each sale; it waits up to block for the first.
 func (s stream) fresh(ctx context.Context, sales []int64, count int64, block time.Duration) (map[int64][]row, error) {
 	ctx, cancel := context.WithTimeout(ctx, block+reserve.Timeout)

@@ -65,6 +65,10 @@ func (a *attempt) run(ctx context.Context) error {
 // begin is step 0: a token higher than any before.
 func (a *attempt) begin(ctx context.Context) error {
 	return store.InTx(ctx, a.r.db, func(tx *sql.Tx) error {
+		if _, err := tx.ExecContext(ctx, `UPDATE sale_stock SET token = token + 1 WHERE sale_id = ?`, a.sale); err != nil {
+			return fmt.Errorf("take a token: %w", err)
+		}
+		// After the stock row, which whoever archives locks: a sale that is not archived by now is not before this commits.
 		var archived sql.NullTime
 		err := tx.QueryRowContext(ctx, `SELECT archived_at FROM sales WHERE id = ?`, a.sale).Scan(&archived)
 		if errors.Is(err, sql.ErrNoRows) {
@@ -75,9 +79,6 @@ func (a *attempt) begin(ctx context.Context) error {
 		}
 		if archived.Valid {
 			return ErrArchived
-		}
-		if _, err := tx.ExecContext(ctx, `UPDATE sale_stock SET token = token + 1 WHERE sale_id = ?`, a.sale); err != nil {
-			return fmt.Errorf("take a token: %w", err)
 		}
 		var epoch int64
 		if err := tx.QueryRowContext(ctx, `SELECT token, epoch FROM sale_stock WHERE sale_id = ?`, a.sale).Scan(&a.token, &epoch); err != nil {
@@ -144,6 +145,9 @@ func (a *attempt) read(ctx context.Context) error {
 		}
 		if len(sales) != 1 {
 			return ErrUnknown
+		}
+		if sales[0].ArchivedAt != nil {
+			return ErrArchived
 		}
 		a.load.Definition = sales[0].Definition()
 		if err := a.readIntents(ctx, tx); err != nil {

@@ -162,6 +162,9 @@ func (r *Reconciler) afterRestart(ctx context.Context, life *reserve.Life, befor
 	if err != nil {
 		return err
 	}
+	if err := r.shutArchived(ctx); err != nil {
+		return err
+	}
 	r.log.Warn("redis was started anew: every live sale is reconciled before it reserves again", "sales", len(sales))
 	r.restarts.Inc()
 	for pending := sales; len(pending) > 0; {

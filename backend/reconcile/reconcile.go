@@ -16,6 +16,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"floodgate.internal/backend/catalog"
 	"floodgate.internal/backend/lock"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/lua"
@@ -30,7 +31,7 @@ type Fence interface {
 // Errors of Sale.
 var (
 	ErrUnknown  = errors.New("there is no such sale")
-	ErrArchived = errors.New("the sale is archived")
+	ErrArchived = catalog.ErrArchived
 )
 
 const (
@@ -94,6 +95,8 @@ func (r *Reconciler) Sale(ctx context.Context, sale int64) error {
 		case err == nil:
 			r.runs.WithLabelValues("opened").Inc()
 			return nil
+		case errors.Is(err, ErrArchived):
+			return errors.Join(fmt.Errorf("reconcile sale %d: %w", sale, err), r.forgetLater(ctx, []int64{sale}))
 		case !errors.Is(err, reserve.ErrLost):
 			r.runs.WithLabelValues("failed").Inc()
 			return fmt.Errorf("reconcile sale %d: %w", sale, err)

@@ -166,9 +166,7 @@ func (s *system) settleOutbox(sale int64) {
 // empty takes a sale out of Redis, as a Redis that lost its disk would have.
 func (s *system) empty(sale int64) {
 	s.t.Helper()
-	if err := s.redis.Forget(s.t.Context(), sale); err != nil {
-		s.t.Fatal(err)
-	}
+	backendtest.Wipe(s.t, s.redis, sale)
 }
 
 func (s *system) status(id string) string {
@@ -190,7 +188,7 @@ func (s *system) content(sale int64) reserve.Snapshot {
 	if len(snap.Bad) > 0 {
 		s.t.Errorf("unreadable in Redis: %v", snap.Bad)
 	}
-	snap.State.Token, snap.State.Epoch = 0, 0
+	snap.State.Token, snap.State.Epoch, snap.Keys = 0, 0, 0
 	return snap
 }
 

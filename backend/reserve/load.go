@@ -293,6 +293,7 @@ type Snapshot struct {
 	// Applied is the admin intents that State's stock and total include.
 	Applied map[int64]bool
 	Bad     []error // entries that are no orders
+	Keys    int64   // that the sale has, of any kind
 }
 
 // Snapshot reads all of a sale in one MULTI: for reconciling and auditing.
@@ -308,6 +309,7 @@ func (s *Store) Snapshot(ctx context.Context, sale int64) (Snapshot, error) {
 			c.B().Hgetall().Key(s.buyers(sale)).Build(),
 			c.B().Xrange().Key(s.OutboxKey(sale)).Start("-").End("+").Build(),
 			c.B().Smembers().Key(s.applied(sale)).Build(),
+			c.B().Exists().Key(s.state(sale), s.orders(sale), s.buyers(sale), s.idem(sale), s.OutboxKey(sale), s.applied(sale)).Build(),
 			c.B().Exec().Build())
 		for _, r := range rs {
 			if err := r.Error(); err != nil {
@@ -335,6 +337,9 @@ func (s *Store) Snapshot(ctx context.Context, sale int64) (Snapshot, error) {
 		}
 		applied, err := all[4].AsStrSlice()
 		if err != nil {
+			return err
+		}
+		if snap.Keys, err = all[5].AsInt64(); err != nil {
 			return err
 		}
 		snap.State = parseState(state)
@@ -446,15 +451,49 @@ func (s *Store) OrdersOf(ctx context.Context, sales []int64, uid string) (map[in
 	return out, nil
 }
 
-// Forget takes every key of a sale out of Redis. Only for an archived sale.
+// ErrQueued: a sale's outbox still holds orders.
+var ErrQueued = errors.New("the outbox still holds orders of the sale")
+
+// Forget takes every key of a sale out of Redis, in one moment. Only for a sale that MySQL has as archived. ErrQueued:
+// nothing was done, its orders must be settled and retired first. Idempotent.
 func (s *Store) Forget(ctx context.Context, sale int64) error {
-	ctx, cancel := context.WithTimeout(ctx, Timeout)
-	defer cancel()
-	cmd := s.client.B().Unlink().Key(s.state(sale), s.orders(sale), s.buyers(sale), s.idem(sale), s.applied(sale), s.OutboxKey(sale)).Build()
-	if err := s.client.Do(ctx, cmd).Error(); err != nil {
+	list, err := s.call(ctx, lua.Forget, []string{s.state(sale), s.orders(sale), s.buyers(sale), s.idem(sale), s.OutboxKey(sale), s.applied(sale)})
+	if err != nil {
 		return fmt.Errorf("forget sale %d: %w", sale, err)
 	}
+	if word(list) == lua.Queued {
+		return fmt.Errorf("forget sale %d, %d in the outbox: %w", sale, number(list, 1), ErrQueued)
+	}
 	return nil
+}
+
+// Join makes the consumer group of a sale's outbox, from its first entry on, where there is none; false: nothing of the
+// sale is in Redis.
+func (s *Store) Join(ctx context.Context, sale int64) (bool, error) {
+	list, err := s.call(ctx, lua.Group, []string{s.state(sale), s.OutboxKey(sale)}, Group)
+	if err != nil {
+		return false, fmt.Errorf("make the group of sale %d's outbox: %w", sale, err)
+	}
+	return word(list) != lua.NotLoaded, nil
+}
+
+// Accepted is the order that a buyer's Idempotency-Key made, and its units; false if it made none, as far as Redis knows:
+// nothing is known of a sale that is not loaded.
+func (s *Store) Accepted(ctx context.Context, sale int64, uid, key string) (orderID string, quantity int, ok bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, Timeout)
+	defer cancel()
+	value, err := s.client.Do(ctx, s.client.B().Hget().Key(s.idem(sale)).Field(uid+":"+key).Build()).ToString()
+	if rueidis.IsRedisNil(err) {
+		return "", 0, false, nil
+	}
+	if err != nil {
+		return "", 0, false, fmt.Errorf("key of uid %s in sale %d: %w", uid, sale, err)
+	}
+	orderID, units, _ := strings.Cut(value, " ")
+	if quantity, err = strconv.Atoi(units); err != nil {
+		return "", 0, false, fmt.Errorf("key of uid %s in sale %d: %q: %w", uid, sale, value, err)
+	}
+	return orderID, quantity, true, nil
 }
 
 // outboxPage is how many entries one call reads of an outbox: Redis answers nobody else meanwhile.

@@ -222,7 +222,7 @@ func TestWhatIsLoadedIsRead(t *testing.T) {
 	}
 	slices.SortFunc(snap.Orders, func(a, b reserve.Held) int { return int(a.At - b.At) })
 	if diff := cmp.Diff(reserve.Snapshot{State: want[0], Orders: l.Orders, Buyers: map[string]string{"ann": "1=o1,2=o1,3=o2", "bob": "1=o3,2=o3"},
-		Applied: map[int64]bool{7: true, 8: true}}, snap); diff != "" {
+		Applied: map[int64]bool{7: true, 8: true}, Keys: 5}, snap); diff != "" {
 		t.Error(diff)
 	}
 	if h, ok, err := s.Lookup(t.Context(), sale, "o1"); err != nil || !ok || h != l.Orders[0] {
@@ -242,8 +242,17 @@ func TestWhatIsLoadedIsRead(t *testing.T) {
 			t.Errorf("%s repeats: got %+v, %v", uid, v, err)
 		}
 	}
+	if id, units, ok, err := s.Accepted(t.Context(), sale, "ann", "a key"); id != "o1" || units != 2 || !ok || err != nil {
+		t.Errorf("ann's key: got %s, %d, %v, %v", id, units, ok, err)
+	}
+	if _, _, ok, err := s.Accepted(t.Context(), sale, "bob", "a key"); ok || err != nil {
+		t.Errorf("a key of nobody: got %v, %v", ok, err)
+	}
 	if err := s.Forget(t.Context(), sale); err != nil {
 		t.Fatal(err)
+	}
+	if there, err := s.Join(t.Context(), sale); there || err != nil {
+		t.Errorf("join a forgotten sale: got %v, %v", there, err)
 	}
 	if states, err := s.States(t.Context(), []int64{sale}); err != nil || states[0].Present {
 		t.Errorf("forgotten: got %+v, %v", states, err)

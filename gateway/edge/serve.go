@@ -115,6 +115,14 @@ func (x *exchange) takeIP() (limit.Decision, bool) {
 	return d, d.OK
 }
 
+// network is the network that the client's address is in: backends count where orders come from, and need to know no more.
+func (x *exchange) network() string {
+	if x.addr == nil {
+		return ""
+	}
+	return wire.Network(x.addr.addr)
+}
+
 // limited answers 429.
 func (x *exchange) limited(by rule, law *limit.Law, d limit.Decision) {
 	name, detail := `"order"`, "one order at a time; nothing was done"
@@ -243,7 +251,7 @@ func (x *exchange) order(sale int64) {
 	}
 	status := x.forward(&upstream.Request{
 		Method: fasthttp.MethodPost, Target: "/v1/sales/" + strconv.FormatInt(sale, 10) + "/orders", UID: who.UID,
-		IdempotencyKey: key, Body: append(strconv.AppendInt([]byte(`{"quantity":`), int64(quantity), 10), '}'),
+		IdempotencyKey: key, Client: x.network(), Body: append(strconv.AppendInt([]byte(`{"quantity":`), int64(quantity), 10), '}'),
 	})
 	x.notBefore(d.Seconds())
 	if v.Sale == nil {

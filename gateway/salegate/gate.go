@@ -35,7 +35,7 @@ type Sale struct {
 	epoch time.Time    // the gate's
 	mark  atomic.Int64 // what a backend answered: nanoseconds since epoch, shifted left by one, and 1 for sold out
 
-	notStarted, ended, soldOut, paused *Refusal
+	notStarted, ended, soldOut, gone, paused *Refusal // gone: sold out, and the release that soldOut names is past
 }
 
 // Verdict is what the gate says to an order.
@@ -135,6 +135,7 @@ func (g *Gate) Order(id int64, now time.Time) Verdict {
 	if mark := s.mark.Load(); mark != 0 {
 		age := now.Sub(g.epoch) - time.Duration(mark>>1)
 		switch {
+		case s.nextRelease > 0 && ms >= s.nextRelease && age.Milliseconds() > ms-s.nextRelease: // of before the release
 		case age < markFor:
 			soldOut = mark&1 == 1
 		case mark&1 == 1 && !soldOut:
@@ -146,9 +147,9 @@ func (g *Gate) Order(id int64, now time.Time) Verdict {
 	}
 	switch {
 	case soldOut:
-		r := s.soldOut
+		r := s.gone
 		if s.nextRelease > ms {
-			r = r.in(time.Duration(s.nextRelease-ms) * time.Millisecond)
+			r = s.soldOut.in(time.Duration(s.nextRelease-ms) * time.Millisecond)
 		}
 		return Verdict{g.unless(r, now), s}
 	case s.State == wire.Paused:
@@ -235,16 +236,17 @@ func same(a, b *wire.Sale) bool {
 
 func newSale(w wire.Sale, epoch time.Time) *Sale {
 	s := &Sale{Sale: w, epoch: epoch, starts: w.StartsAt.UnixMilli(), ends: w.EndsAt.UnixMilli()}
-	detail := "nothing is available now; units come back when somebody cancels or does not pay"
-	if w.NextReleaseAt != nil {
-		s.nextRelease = w.NextReleaseAt.UnixMilli()
-		detail = "nothing is available now; more is released at " + w.NextReleaseAt.Format(wire.TimeFormat)
-	}
 	early := problem.New(problem.SaleNotStarted, "the sale starts at "+w.StartsAt.Format(wire.TimeFormat))
 	early.StartsAt = &w.StartsAt
 	s.notStarted = Prepare(early)
 	s.ended = Prepare(problem.New(problem.SaleEnded, "the sale is over"))
-	s.soldOut = Prepare(problem.New(problem.SoldOut, detail))
+	s.gone = Prepare(problem.New(problem.SoldOut, "nothing is available now; units come back when somebody cancels or does not pay"))
+	if w.NextReleaseAt != nil {
+		s.nextRelease = w.NextReleaseAt.UnixMilli()
+		more := problem.New(problem.SoldOut, "nothing is available now; more is released at "+w.NextReleaseAt.Format(wire.TimeFormat))
+		more.NextReleaseAt = w.NextReleaseAt
+		s.soldOut = Prepare(more)
+	}
 	s.paused = Prepare(retry(problem.New(problem.Overloaded, "the sale is paused; nothing was done"), 2*time.Second))
 	return s
 }

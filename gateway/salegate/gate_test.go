@@ -276,11 +276,52 @@ func TestVerdicts(t *testing.T) {
 		if v := g.Order(1, time.Now()); v.Refusal.RetryAfter != 10*time.Second {
 			t.Errorf("starts in %v", v.Refusal.RetryAfter)
 		}
+		// Row D6: between two tranches it is sold out until the next, and says so.
+		named := `"next_release_at":"` + next.Format(wire.TimeFormat) + `"`
+		if r := g.Order(5, time.Now()).Refusal; r.RetryAfter != 10*time.Second || !strings.Contains(string(r.AppendBody(nil, "id")), named) {
+			t.Errorf("between tranches: got %s, Retry-After %v; want %s in it", r.AppendBody(nil, "id"), r.RetryAfter, named)
+		}
+		if r := g.Order(4, time.Now()).Refusal; r.RetryAfter != 0 || strings.Contains(string(r.AppendBody(nil, "id")), "next_release_at") {
+			t.Errorf("without a tranche to come: got %s, Retry-After %v", r.AppendBody(nil, "id"), r.RetryAfter)
+		}
 		time.Sleep(10 * time.Second) // no message comes: the clock opens, closes and releases
+		synctest.Wait()
+		g.Order(5, time.Now()).Sale.SoldOut(time.Now()) // all of the tranche goes at once
+		if r := g.Order(5, time.Now()).Refusal; r == nil || r.RetryAfter != 0 || strings.Contains(string(r.AppendBody(nil, "id")), "next_release_at") {
+			t.Errorf("after the last release: got %v, want sold out without a release to come", r)
+		}
+		time.Sleep(markFor)
 		synctest.Wait()
 		check("10 s later", "", problem.SaleEnded, problem.Overloaded, problem.SoldOut, "", problem.SaleEnded, problem.Overloaded)
 		if r := g.unknown.AppendBody(nil, "id-1"); !strings.Contains(string(r), `"request_id":"id-1"`) || !strings.Contains(string(r), `"status":404`) {
 			t.Errorf("got %s", r)
+		}
+	})
+}
+
+// Row D6: what a backend answered before a release does not keep the gate closed after it.
+func TestAReleaseOutdatesTheMarksBefore(t *testing.T) {
+	follow(t, 1, func(g *Gate, f *feeds, changed func() []int64) {
+		s := sale(1, wire.Open)
+		next := wire.At(time.Now().Add(2 * time.Second))
+		s.NextReleaseAt = &next
+		f.say(wire.Feed{Instance: "a", Version: 1, Full: true, Sales: []wire.Sale{s}})
+		changed()
+		time.Sleep(1900 * time.Millisecond)
+		g.Order(1, time.Now()).Sale.SoldOut(time.Now())
+		if got := code(g.Order(1, time.Now())); got != problem.SoldOut {
+			t.Errorf("before the release: got %q", got)
+		}
+		time.Sleep(100 * time.Millisecond)
+		for range 3 {
+			if got := code(g.Order(1, time.Now())); got != "" {
+				t.Errorf("at the release: got %q", got)
+			}
+		}
+		time.Sleep(10 * time.Millisecond)
+		g.Order(1, time.Now()).Sale.SoldOut(time.Now())
+		if got := code(g.Order(1, time.Now())); got != problem.SoldOut {
+			t.Errorf("sold out again after it: got %q", got)
 		}
 	})
 }

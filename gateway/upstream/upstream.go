@@ -50,6 +50,7 @@ type Request struct {
 	RequestID      string
 	// PaymentSignature is a webhook's own; this gateway's signature does not cover it, for it proves itself.
 	PaymentSignature string
+	Client           string // the network the user's address is in, "" for not told
 	Body             []byte
 	// Wait is how long the backend was asked to wait for news; the time-out is that much longer.
 	Wait time.Duration
@@ -275,6 +276,9 @@ func (s *set) fill(req *fasthttp.Request, b *backend, r *Request, now time.Time)
 	}
 	if r.PaymentSignature != "" {
 		req.Header.Set(wire.PaymentSignature, r.PaymentSignature)
+	}
+	if r.Client != "" {
+		req.Header.Set(signing.HeaderClient, r.Client)
 	}
 	if len(r.Body) > 0 {
 		req.Header.SetContentType("application/json")

@@ -39,6 +39,7 @@ const (
 	MethodNotAllowed     Code = "METHOD_NOT_ALLOWED"
 	UnsupportedMediaType Code = "UNSUPPORTED_MEDIA_TYPE"
 	OrderStateConflict   Code = "ORDER_STATE_CONFLICT"
+	SaleStateConflict    Code = "SALE_STATE_CONFLICT"
 	PreconditionFailed   Code = "PRECONDITION_FAILED"
 	PaymentMismatch      Code = "PAYMENT_MISMATCH"
 	Internal             Code = "INTERNAL"
@@ -69,6 +70,7 @@ var kinds = map[Code]kind{
 	MethodNotAllowed:     {405, "Method not allowed"},
 	UnsupportedMediaType: {415, "Send application/json"},
 	OrderStateConflict:   {409, "The order's state does not allow this"},
+	SaleStateConflict:    {409, "The sale's state does not allow this"},
 	PreconditionFailed:   {412, "It has changed since you read it"},
 	PaymentMismatch:      {422, "The payment is not what the order costs"},
 	Internal:             {500, "Something broke on our side"},
@@ -95,6 +97,8 @@ type Problem struct {
 	Field    string     `json:"field,omitempty"`     // the member, parameter or header that is wrong
 	OrderID  string     `json:"order_id,omitempty"`  // ALREADY_ORDERED: the order there is
 	StartsAt *wire.Time `json:"starts_at,omitempty"` // SALE_NOT_STARTED
+	// SOLD_OUT, while a tranche is still to come.
+	NextReleaseAt *wire.Time `json:"next_release_at,omitempty"`
 
 	// RetryAfter becomes the Retry-After header, in whole seconds, rounded up; 0 for none.
 	RetryAfter time.Duration `json:"-"`

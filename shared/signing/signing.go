@@ -1,5 +1,6 @@
 // Package signing is how a backend knows that a request comes from one of its gateways: an HMAC-SHA256 over the method,
-// the target, the user, the time, a nonce, the Idempotency-Key and the body's hash.
+// the target, the user, the time, a nonce, the Idempotency-Key, the client's network where one is named, and the body's
+// hash.
 package signing
 
 import (
@@ -17,12 +18,14 @@ import (
 	"github.com/valyala/fasthttp"
 )
 
-// The headers of a signed request. UID is absent where there is no user.
+// The headers of a signed request. UID is absent where there is no user, Client where no network is told; a backend that
+// is older than Client refuses what carries it, so backends are upgraded before gateways.
 const (
 	HeaderKey       = "Floodgate-Key"
 	HeaderTime      = "Floodgate-Time" // milliseconds since 1970, by the server's clock
 	HeaderNonce     = "Floodgate-Nonce"
 	HeaderUID       = "Floodgate-Uid"
+	HeaderClient    = "Floodgate-Client" // the client's network, like 203.0.113.0/24 or 2001:db8:1:2::/64
 	HeaderSignature = "Floodgate-Signature"
 	headerIdemKey   = "Idempotency-Key"
 )
@@ -63,7 +66,7 @@ func macPool(secret string) *sync.Pool {
 }
 
 // Sign adds the signature to req, in the name of uid ("" for nobody). Everything that is signed must be set before:
-// method, URI, Idempotency-Key, body.
+// method, URI, Idempotency-Key, Floodgate-Client, body.
 func (s *Signer) Sign(req *fasthttp.Request, uid string, now time.Time) {
 	h := &req.Header
 	var nonce [16]byte
@@ -95,6 +98,9 @@ func sign(mac hash.Hash, req *fasthttp.Request, dst []byte) []byte {
 	part(h.Peek(HeaderTime))
 	part(h.Peek(HeaderNonce))
 	part(h.Peek(headerIdemKey))
+	if client := h.Peek(HeaderClient); len(client) > 0 { // one line more or less: what has it never reads as what has not
+		part(client)
+	}
 	body := sha256.Sum256(req.Body())
 	part(body[:])
 	return mac.Sum(dst)

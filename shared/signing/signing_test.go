@@ -56,6 +56,7 @@ func TestVerifyRefuses(t *testing.T) {
 		"another key":           {func(r *fasthttp.Request) { r.Header.Set("Idempotency-Key", "k2") }, now, ErrMismatch},
 		"another time":          {func(r *fasthttp.Request) { r.Header.Set(HeaderTime, "1800000000001") }, now, ErrMismatch},
 		"another nonce":         {func(r *fasthttp.Request) { r.Header.Set(HeaderNonce, "00") }, now, ErrMismatch},
+		"a network added":       {func(r *fasthttp.Request) { r.Header.Set(HeaderClient, "203.0.113.0/24") }, now, ErrMismatch},
 		"a cut signature":       {func(r *fasthttp.Request) { r.Header.Set(HeaderSignature, "ab") }, now, ErrMismatch},
 		"no time":               {func(r *fasthttp.Request) { r.Header.Del(HeaderTime) }, now, ErrTime},
 		"an hour later":         {func(*fasthttp.Request) {}, now.Add(time.Hour), ErrTime},
@@ -66,6 +67,34 @@ func TestVerifyRefuses(t *testing.T) {
 		c.change(req)
 		if uid, err := v.Verify(req, c.at); !errors.Is(err, c.want) || uid != "" {
 			t.Errorf("%s: got %q, %v; want %v", name, uid, err, c.want)
+		}
+	}
+}
+
+// The client's network is signed where it is named; a request without one is signed as ever.
+func TestTheNetworkIsSigned(t *testing.T) {
+	v := NewVerifier(key)
+	signed := func() *fasthttp.Request {
+		req := request()
+		req.Header.Set(HeaderClient, "203.0.113.0/24")
+		NewSigner(key).Sign(req, "alice", now)
+		return req
+	}
+	if uid, err := v.Verify(signed(), now); uid != "alice" || err != nil {
+		t.Errorf("got %q, %v; want alice", uid, err)
+	}
+	for name, change := range map[string]func(*fasthttp.Request){
+		"another network": func(r *fasthttp.Request) { r.Header.Set(HeaderClient, "203.0.114.0/24") },
+		"no network":      func(r *fasthttp.Request) { r.Header.Del(HeaderClient) },
+		"as the key": func(r *fasthttp.Request) {
+			r.Header.Del(HeaderClient)
+			r.Header.Set("Idempotency-Key", "203.0.113.0/24")
+		},
+	} {
+		req := signed()
+		change(req)
+		if uid, err := v.Verify(req, now); !errors.Is(err, ErrMismatch) || uid != "" {
+			t.Errorf("%s: got %q, %v; want %v", name, uid, err, ErrMismatch)
 		}
 	}
 }

@@ -5,6 +5,7 @@
 package wire
 
 import (
+	"net/netip"
 	"strconv"
 	"strings"
 	"time"
@@ -289,4 +290,18 @@ func ValidClaimID(s string) bool {
 	}
 	_, isSlot := ParseID(slot)
 	return isSlot
+}
+
+// Network is the network that an address is counted under, an IPv4 /24 or an IPv6 /64; "" if it is none. It is as much as a
+// gateway tells of a client's address.
+func Network(a netip.Addr) string {
+	bits := 64
+	if a = a.Unmap().WithZone(""); a.Is4() {
+		bits = 24
+	}
+	p, err := a.Prefix(bits)
+	if err != nil || !p.IsValid() {
+		return ""
+	}
+	return p.String()
 }

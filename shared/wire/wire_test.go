@@ -2,6 +2,7 @@ package wire
 
 import (
 	"encoding/json"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -111,5 +112,19 @@ func TestValidProvider(t *testing.T) {
 		if got := ValidProvider(name); got != want {
 			t.Errorf("%q: got %v, want %v", name, got, want)
 		}
+	}
+}
+
+func TestNetwork(t *testing.T) {
+	for addr, want := range map[string]string{
+		"203.0.113.77": "203.0.113.0/24", "::ffff:203.0.113.77": "203.0.113.0/24", "127.0.0.1": "127.0.0.0/24",
+		"2001:db8:1:2:3:4:5:6": "2001:db8:1:2::/64", "fe80::1%eth0": "fe80::/64", "::1": "::/64",
+	} {
+		if got := Network(netip.MustParseAddr(addr)); got != want {
+			t.Errorf("%s: got %s, want %s", addr, got, want)
+		}
+	}
+	if got := Network(netip.Addr{}); got != "" {
+		t.Errorf("no address: got %q", got)
 	}
 }

@@ -1,0 +1,184 @@
+package admin
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"time"
+
+	"floodgate.internal/backend/audit"
+	"floodgate.internal/backend/catalog"
+	"floodgate.internal/shared/failpoint"
+	"floodgate.internal/shared/problem"
+	"floodgate.internal/shared/wire"
+)
+
+// drainTime bounds how long an archive waits for the queue.
+const drainTime = 10 * time.Second
+
+// archiveSale takes a sale that is over out of Redis: its keys leave, and from then on MySQL alone answers for it. It must
+// have ended, by its window or by close; every order must be terminal and settled, no change under way, and the audit must
+// balance: else the refusal names all that is in the way. Unsold units go back to the SKU, as when a sale is closed.
+//
+// Two looks, each of which may refuse: the queue is drained and the audit read without any lock; then, under the locks of
+// the sale and of its stock row, that nothing has changed since. Nothing can be accepted in between, for the sale is over in
+// Redis as well; and who comes later, with whatever, finds it archived.
+//
+// Archiving an archived sale changes nothing, but takes out again what a Redis from an older copy brought back.
+func (a *Admin) archiveSale(r *request) (*answer, error) {
+	id, err := r.pathID(problem.SaleNotFound, "sale")
+	if err := first(err, r.noBody()); err != nil {
+		return nil, err
+	}
+	before, s, err := a.readSale(r.Context(), a.DB, id)
+	if err != nil {
+		return nil, err
+	}
+	if before.ArchivedAt != nil {
+		return a.archiveAgain(r, id)
+	}
+	audited, err := a.over(r.Context(), before, s)
+	if err != nil {
+		return nil, err
+	}
+	return a.change(r, func(ctx context.Context, tx *sql.Tx) (change, error) {
+		now, s, err := a.lockSale(ctx, tx, id)
+		if err != nil {
+			return change{}, err
+		}
+		if now.ArchivedAt != nil {
+			return change{status: http.StatusOK, after: now, nothing: true}, nil
+		}
+		if _, err := readSKU(ctx, tx, s.SKU, forUpdate); err != nil {
+			return change{}, err
+		}
+		var units, locked, epoch, intents int64
+		if err := tx.QueryRowContext(ctx, `SELECT available, locked, epoch FROM sale_stock WHERE sale_id = ? FOR UPDATE`, id).Scan(&units, &locked, &epoch); err != nil {
+			return change{}, fmt.Errorf("stock of sale %d: %w", id, err)
+		}
+		if err := tx.QueryRowContext(ctx, `SELECT COUNT(*) FROM intents WHERE sale_id = ? AND done_at IS NULL`, id).Scan(&intents); err != nil {
+			return change{}, fmt.Errorf("open intents of sale %d: %w", id, err)
+		}
+		if now.Version != before.Version || locked > 0 || epoch != audited.MySQL.Epoch || intents > 0 {
+			return change{}, inTheWay(id, "it was changed while it was audited: ask again")
+		}
+		var todo []intent
+		if units > 0 {
+			adjust, err := a.giveBack(ctx, tx, s, units)
+			if err != nil {
+				return change{}, err
+			}
+			todo = append(todo, adjust)
+		}
+		// A reconciler that began before this has an older token, a message that comes later an older epoch.
+		if _, err := tx.ExecContext(ctx, `UPDATE sale_stock SET epoch = epoch + 1, token = token + 1 WHERE sale_id = ?`, id); err != nil {
+			return change{}, fmt.Errorf("stock of sale %d: %w", id, err)
+		}
+		at := a.now()
+		if _, err := tx.ExecContext(ctx, `UPDATE sales SET archived_at = ?, closed_at = COALESCE(closed_at, ?), version = version + 1 WHERE id = ?`, at, at, id); err != nil {
+			return change{}, fmt.Errorf("archive sale %d: %w", id, err)
+		}
+		failpoint.Hit("admin.mid-archive")
+		forget, err := a.intend(ctx, tx, intent{sale: id, kind: "archive"})
+		if err != nil {
+			return change{}, err
+		}
+		after, _, err := a.readSale(ctx, tx, id)
+		return change{status: http.StatusOK, action: "sale.archive", target: saleName(id), before: now, after: after, intents: append(todo, forget)}, err
+	})
+}
+
+// archiveAgain answers with the sale as it is; keys that are in Redis again leave it.
+func (a *Admin) archiveAgain(r *request, id int64) (*answer, error) {
+	snap, err := a.Redis.Snapshot(r.Context(), id)
+	if err != nil {
+		return nil, err
+	}
+	return a.change(r, func(ctx context.Context, tx *sql.Tx) (change, error) {
+		now, _, err := a.lockSale(ctx, tx, id)
+		if err != nil {
+			return change{}, err
+		}
+		c := change{status: http.StatusOK, action: "sale.forget", target: saleName(id), before: now, after: now, nothing: snap.Keys == 0}
+		if !c.nothing {
+			forget, err := a.intend(ctx, tx, intent{sale: id, kind: "archive"})
+			if err != nil {
+				return change{}, err
+			}
+			c.intents = []intent{forget}
+		}
+		return c, nil
+	})
+}
+
+func inTheWay(sale int64, what ...string) error {
+	return problem.New(problem.SaleStateConflict, fmt.Sprintf("sale %d cannot be archived yet: %s", sale, strings.Join(what, "; ")))
+}
+
+// over refuses with all that is in the way of archiving a sale, the cheap looks first; else it returns the audit.
+func (a *Admin) over(ctx context.Context, s saleJSON, def catalog.Sale) (audit.Result, error) {
+	var way []string
+	if s.ClosedAt == nil && a.Clock.Now().Before(def.EndsAt) {
+		way = append(way, fmt.Sprintf("it is %s until %s: close it first", s.State, s.EndsAt.Format(wire.TimeFormat)))
+	}
+	if s.Locked > 0 {
+		orders, last, err := a.unpaid(ctx, s.ID)
+		if err != nil {
+			return audit.Result{}, err
+		}
+		way = append(way, fmt.Sprintf("%d orders are pending_payment, the last until %s: wait, or cancel them", orders, last.Format(wire.TimeFormat)))
+	}
+	var intents int64
+	if err := a.DB.QueryRowContext(ctx, `SELECT COUNT(*) FROM intents WHERE sale_id = ? AND done_at IS NULL`, s.ID).Scan(&intents); err != nil {
+		return audit.Result{}, fmt.Errorf("open intents of sale %d: %w", s.ID, err)
+	}
+	if intents > 0 {
+		way = append(way, fmt.Sprintf("%d open intents: changes and releases that Redis is still to be told, see /-/ready of a process with the role timer", intents))
+	}
+	if len(way) > 0 {
+		return audit.Result{}, inTheWay(s.ID, way...)
+	}
+	if a.Fence != nil {
+		limited, cancel := context.WithTimeout(ctx, drainTime)
+		err := a.Fence(limited, s.ID)
+		cancel()
+		if err != nil {
+			a.Log.Warn("archive: the queue is not drained", "sale", s.ID, "error", err)
+			return audit.Result{}, inTheWay(s.ID, "what is queued was not settled in time: see GET /admin/v1/queue, and ask again")
+		}
+	}
+	r, err := a.Audit.Sale(ctx, s.ID)
+	if errors.Is(err, audit.ErrUnknownSale) {
+		return r, noSale(s.ID)
+	}
+	if err != nil {
+		return r, err
+	}
+	if s.ClosedAt == nil && r.CheckedAt.Before(def.EndsAt) { // by Redis's own clock, before it was read
+		way = append(way, "it ends at this very moment: ask again")
+	}
+	if r.Redis.Outbox > 0 {
+		way = append(way, fmt.Sprintf("%d orders are in the outbox: they are settled and retired soon", r.Redis.Outbox))
+	}
+	if n := len(r.Findings); n > 0 {
+		f := r.Findings[0]
+		way = append(way, fmt.Sprintf("the audit has %d findings, the first: %s", n, f))
+	}
+	if len(way) > 0 {
+		return r, inTheWay(s.ID, way...)
+	}
+	return r, nil
+}
+
+// unpaid counts the orders of a sale that wait for payment, and says until when the last of them does.
+func (a *Admin) unpaid(ctx context.Context, sale int64) (orders int64, last time.Time, err error) {
+	var until sql.NullTime
+	err = a.DB.QueryRowContext(ctx, `SELECT COUNT(*), MAX(pay_before) FROM orders WHERE sale_id = ? AND status = 'pending_payment'`, sale).Scan(&orders, &until)
+	if err != nil {
+		return 0, last, fmt.Errorf("unpaid orders of sale %d: %w", sale, err)
+	}
+	return orders, until.Time, nil
+}

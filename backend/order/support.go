@@ -1,0 +1,65 @@
+package order
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+
+	"floodgate.internal/shared/wire"
+)
+
+// Support is the reason of an order that an operator cancelled.
+const Support = "support"
+
+// CancelIn cancels an order that is not paid, whoever's it is, in a transaction of the caller's, who carries on with
+// release after the COMMIT: it gives the units back at once, or else the timer does. Cancelling again changes nothing:
+// before is then after, and release is nil. ErrNotFound: MySQL does not have it (it may be queued: see Stands); ErrState.
+func (b *Book) CancelIn(ctx context.Context, tx *sql.Tx, orderID string) (before, after wire.Order, release func(context.Context), err error) {
+	c := change{to: wire.Cancelled, kind: ledgerCancel, reason: Support}
+	now := b.now()
+	found, err := read(ctx, tx, `SELECT `+columns+` FROM orders WHERE id = ? FOR UPDATE`, orderID)
+	switch {
+	case err != nil:
+		return before, after, nil, fmt.Errorf("order %s: %w", orderID, err)
+	case len(found) == 0:
+		return before, after, nil, ErrNotFound
+	}
+	before = found[0].wire()
+	switch before.Status {
+	case wire.PendingPayment:
+	case c.to:
+		return before, before, nil, nil
+	default:
+		return before, before, nil, &StateError{before, why(found[0], c.to, now)}
+	}
+	won, intent, err := b.transition(ctx, tx, orderID, now, c)
+	if err != nil {
+		return before, after, nil, fmt.Errorf("order %s to %s: %w", orderID, c.to, err)
+	}
+	if len(won) != 1 {
+		return before, after, nil, fmt.Errorf("order %s is locked and %s, and does not change", orderID, before.Status)
+	}
+	return before, won[0].wire(), func(ctx context.Context) { b.changed(ctx, c, intent, won) }, nil
+}
+
+// Stands is an order as it stands: from MySQL, else from Redis, where it is queued. ErrNotFound.
+func (b *Book) Stands(ctx context.Context, orderID string) (wire.Order, error) {
+	if _, ok := wire.SaleOfOrder(orderID); !ok {
+		return wire.Order{}, ErrNotFound
+	}
+	o, err := b.stands(ctx, "", orderID)
+	return o.wire(), err
+}
+
+// ByKey is the order that a buyer's Idempotency-Key made, and its units, as MySQL has it; false if it made none.
+func (r *Reader) ByKey(ctx context.Context, sale int64, uid, key string) (orderID string, quantity int, ok bool, err error) {
+	err = r.db.QueryRowContext(ctx, `SELECT id, quantity FROM orders WHERE sale_id = ? AND uid = ? AND idem_key = ?`, sale, uid, key).Scan(&orderID, &quantity)
+	if errors.Is(err, sql.ErrNoRows) {
+		return "", 0, false, nil
+	}
+	if err != nil {
+		return "", 0, false, fmt.Errorf("order of uid %s in sale %d by its key: %w", uid, sale, err)
+	}
+	return orderID, quantity, true, nil
+}

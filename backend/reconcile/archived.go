@@ -1,0 +1,84 @@
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"floodgate.internal/backend/reserve"
+)
+
+// archivedPage is how many archived sales one round trip asks Redis for.
+const archivedPage = 500
+
+// shutArchived looks for archived sales in a Redis that was started anew: it may have come back from a copy that is older
+// than the archive, in which such a sale is open. Their gates are closed, so that nobody who has not heard of the archive
+// reserves there, and the timer takes them out.
+func (r *Reconciler) shutArchived(ctx context.Context) error {
+	for last := int64(0); ; {
+		ids, tokens, err := r.archivedAfter(ctx, last)
+		if err != nil || len(ids) == 0 {
+			return err
+		}
+		last = ids[len(ids)-1]
+		states, err := r.redis.States(ctx, ids)
+		if err != nil {
+			return err
+		}
+		for i, s := range states {
+			if !s.Present {
+				continue
+			}
+			r.log.Warn("an archived sale is in redis again: it is taken out", "sale", ids[i])
+			if _, err := r.redis.Shut(ctx, ids[i], tokens[i]); err != nil && !errors.Is(err, reserve.ErrLost) {
+				return err
+			}
+			if err := r.forgetLater(ctx, ids[i:i+1]); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// archivedAfter is a page of the archived sales, ascending, with the tokens that their archives took.
+func (r *Reconciler) archivedAfter(ctx context.Context, last int64) (ids, tokens []int64, err error) {
+	rows, err := r.db.QueryContext(ctx, `SELECT s.id, k.token FROM sales s JOIN sale_stock k ON k.sale_id = s.id
+		WHERE s.id > ? AND s.archived_at IS NOT NULL ORDER BY s.id LIMIT ?`, last, archivedPage)
+	if err != nil {
+		return nil, nil, fmt.Errorf("read the archived sales: %w", err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var id, token int64
+		if err := rows.Scan(&id, &token); err != nil {
+			return nil, nil, fmt.Errorf("read the archived sales: %w", err)
+		}
+		ids, tokens = append(ids, id), append(tokens, token)
+	}
+	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
+		return nil, nil, fmt.Errorf("read the archived sales: %w", err)
+	}
+	return ids, tokens, nil
+}
+
+// forgetLater leaves it to the timer to take archived sales out of Redis, where they are in it: a reconciler that slept
+// through the archive may have closed a gate that was gone.
+func (r *Reconciler) forgetLater(ctx context.Context, sales []int64) error {
+	states, err := r.redis.States(ctx, sales)
+	if err != nil {
+		return err
+	}
+	for i, sale := range sales {
+		if !states[i].Present {
+			continue
+		}
+		now, err := r.redis.Now(ctx)
+		if err != nil {
+			return err
+		}
+		if _, err := r.db.ExecContext(ctx, `INSERT INTO intents (sale_id, kind, created_at) VALUES (?, 'archive', ?)`, sale, now); err != nil {
+			return fmt.Errorf("intend to forget sale %d: %w", sale, err)
+		}
+	}
+	return nil
+}

@@ -1,5 +1,6 @@
 // Package lua holds every script that runs inside Redis. Each file's head is its contract: keys, arguments, answers, and
-// what makes it idempotent. All keys of one call share the hash tag {sale:ID}, so each script runs on a Redis Cluster.
+// what makes it idempotent. All keys of one call share the hash tag {sale:ID}, or {sku:ID}, so each script runs on a Redis
+// Cluster.
 package lua
 
 import (
@@ -82,6 +83,32 @@ var define string
 // Define applies a newer definition of a sale.
 var Define = script(define)
 
+//go:embed reduce.lua
+var reduce string
+
+// Reduce locks units of a SKU for an order of a cart.
+//
+// A Redis that does not know it (NOSCRIPT) was started anew: it must be loaded only after every SKU was forgotten there.
+var Reduce = script(reduce)
+
+//go:embed unlock.lua
+var unlock string
+
+// Unlock ends the lock of an order of a cart: its units are sold, or available again.
+var Unlock = script(unlock)
+
+//go:embed sku_adjust.lua
+var skuAdjust string
+
+// AdjustSKU applies an operator's change of a SKU's available units, once.
+var AdjustSKU = script(skuAdjust)
+
+//go:embed sku_load.lua
+var skuLoad string
+
+// LoadSKU brings a SKU into Redis, once.
+var LoadSKU = script(skuLoad)
+
 // What scripts answer; each script's head says which of these it gives, and what follows.
 const (
 	Reserved       = "reserved"
@@ -108,6 +135,10 @@ const (
 	Applied        = "applied"
 	Defined        = "defined"
 	Older          = "older"
+	Reduced        = "reduced"
+	AlreadyApplied = "already_applied"
+	Unlocked       = "unlocked"
+	Claimed        = "claimed"
 )
 
 // A gate, as the state hash has it.
@@ -120,4 +151,12 @@ const (
 	StepKeys   = "keys"
 	StepIntent = "applied"
 	StepFinish = "finish"
+	StepClaim  = "claim" // the steps of LoadSKU, beside orders and finish
+	StepDrop   = "drop"
+)
+
+// What Unlock makes of units.
+const (
+	ToSold = "sold"
+	ToBack = "back"
 )

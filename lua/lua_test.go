@@ -15,6 +15,7 @@ import (
 var scripts = map[string]lua.Script{
 	"reserve.lua": lua.Reserve, "release.lua": lua.Release, "close.lua": lua.Close, "load.lua": lua.Load, "open.lua": lua.Open,
 	"adopt.lua": lua.Adopt, "retire.lua": lua.Retire, "adjust.lua": lua.Adjust, "define.lua": lua.Define, "sweep.lua": lua.Sweep,
+	"reduce.lua": lua.Reduce, "unlock.lua": lua.Unlock, "sku_adjust.lua": lua.AdjustSKU, "sku_load.lua": lua.LoadSKU,
 }
 
 func TestEveryFileIsAScriptWithItsContract(t *testing.T) {
@@ -66,7 +67,7 @@ func TestEveryAnswerHasItsNameInGo(t *testing.T) {
 	}
 	for _, name := range []string{lua.Reserved, lua.Repeated, lua.KeyReused, lua.AlreadyOrdered, lua.SoldOut, lua.NotEnough, lua.NotStarted, lua.Ended,
 		lua.Paused, lua.GateClosed, lua.StaleEpoch, lua.NotLoaded, lua.Released, lua.Done, lua.Closed, lua.Lost, lua.OK, lua.Opened, lua.Adopted,
-		lua.Present, lua.Limit, lua.Applied, lua.Defined, lua.Older} {
+		lua.Present, lua.Limit, lua.Applied, lua.Defined, lua.Older, lua.Reduced, lua.AlreadyApplied, lua.Unlocked, lua.Claimed} {
 		if !answered[name] {
 			t.Errorf("no script answers %q", name)
 		}

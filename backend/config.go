@@ -34,6 +34,7 @@ type Config struct {
 	Accept      Accept        `yaml:"accept"`
 	Orders      Orders        `yaml:"orders"`
 	Outbox      Outbox        `yaml:"outbox"`
+	Carts       Carts         `yaml:"carts"`
 	API         API           `yaml:"api"`
 	Payments    Payments      `yaml:"payments"`
 	Drain       time.Duration `yaml:"drain"`
@@ -107,6 +108,13 @@ type Outbox struct {
 	ClaimIdle time.Duration `yaml:"claim_idle"`
 }
 
+// Carts says how carts are decided.
+type Carts struct {
+	PayWithin      time.Duration `yaml:"pay_within"`
+	AbandonedAfter time.Duration `yaml:"abandoned_after"`
+	MaxInFlight    int           `yaml:"max_in_flight"`
+}
+
 // API bounds the internal listener.
 type API struct {
 	MaxInFlight    int `yaml:"max_in_flight"`
@@ -135,6 +143,7 @@ func DefaultConfig() Config {
 		Orders: Orders{Batch: 200, BatchWait: 2 * time.Millisecond, QueuedBound: 30 * time.Second, MaxQueued: 100_000,
 			MaxLag: 20 * time.Second, MaxOutage: 10 * time.Second},
 		Outbox: Outbox{ClaimIdle: 10 * time.Second},
+		Carts:  Carts{PayWithin: 15 * time.Minute, AbandonedAfter: 30 * time.Second, MaxInFlight: 64},
 		API:    API{MaxInFlight: 1024, MaxWaiting: 65536, MaxConnections: 65536},
 		Drain:  20 * time.Second,
 		Log:    Log{Level: "info"},
@@ -166,7 +175,7 @@ func (c Config) TestPayments() bool {
 // operate is what the operator's commands need.
 func (c Config) operate(stderr io.Writer) operate.Config {
 	o := operate.Config{Admin: c.Listen.Admin, Token: c.AdminToken.Reveal(), MySQL: c.MySQL.DSN.Reveal(), Redis: c.Redis.config(),
-		QueuedBound: c.Orders.QueuedBound, Log: c.logger(stderr)}
+		QueuedBound: c.Orders.QueuedBound, Abandoned: c.Carts.AbandonedAfter, Log: c.logger(stderr)}
 	if c.Queue.Driver == RabbitMQ {
 		b := c.Queue.config()
 		o.Broker = &b
@@ -267,6 +276,9 @@ func (c Config) Validate() error {
 	span("orders.max_outage", c.Orders.MaxOutage, 5*time.Second, time.Hour)                    // a look at MySQL that fails may take 3.5 s
 	span("accept.confirm_within", c.Accept.ConfirmWithin, 100*time.Millisecond, 4*time.Second) // a request has 5 s in all
 	span("outbox.claim_idle", c.Outbox.ClaimIdle, time.Second, time.Hour)
+	span("carts.pay_within", c.Carts.PayWithin, time.Second, 30*24*time.Hour)
+	span("carts.abandoned_after", c.Carts.AbandonedAfter, time.Second, time.Hour)
+	between("carts.max_in_flight", int64(c.Carts.MaxInFlight), 1, 100_000)
 	between("api.max_in_flight", int64(c.API.MaxInFlight), 1, 1_000_000)
 	between("api.max_waiting", int64(c.API.MaxWaiting), 1, 1_000_000)
 	between("api.max_connections", int64(c.API.MaxConnections), 1, 1_000_000)

@@ -18,12 +18,14 @@ import (
 	"floodgate.internal/backend/api"
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/broker"
+	"floodgate.internal/backend/cart"
 	"floodgate.internal/backend/catalog"
 	"floodgate.internal/backend/deadletter"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/outbox"
 	"floodgate.internal/backend/reconcile"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/stock"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/clock"
 )
@@ -49,6 +51,7 @@ type process struct {
 	book       *order.Book
 	letters    *deadletter.Box
 	reconciler *reconcile.Reconciler
+	shelf      *stock.Shelf
 }
 
 func newProcess(c Config, roles Roles, log *slog.Logger) *process {
@@ -195,15 +198,20 @@ func (p *process) begin(base, work *tier) error {
 	}
 	p.reconciler = reconcile.New(p.db, p.redis, fence, p.log, p.reg)
 
+	p.shelf = stock.NewShelf(p.db, p.redis, p.log, p.reg)
+	carts := cart.New(cart.Config(c.Carts), p.db, p.shelf, p.clk, p.log, p.reg)
+
 	base.start("catalog", p.catalog.Run)
 	if p.roles.API || p.roles.Timer {
 		base.start("reconciler", p.reconciler.Keep)
+		base.start("stock", p.shelf.Keep)
 	}
 	name := consumerName()
 	if p.roles.API {
 		orders := order.NewReader(p.db, p.redis, p.clk, p.log, p.reg)
 		base.start("order reader", orders.Run)
-		parts := api.Parts{Catalog: p.catalog, Redis: p.redis, Book: p.book, Orders: orders, Reconciler: p.reconciler, Outage: p.outage}
+		parts := api.Parts{Catalog: p.catalog, Redis: p.redis, Book: p.book, Orders: orders, Reconciler: p.reconciler, Outage: p.outage,
+			Carts: carts, Shelf: p.shelf}
 		if c.Accept.After == AfterConfirm {
 			parts.Confirmer = outbox.NewConfirmer(p.redis, p.broker, c.Accept.ConfirmWithin, p.reg)
 		}
@@ -225,12 +233,14 @@ func (p *process) begin(base, work *tier) error {
 	}
 	operator := admin.New(admin.Config{
 		Token: c.AdminToken.Reveal(), DB: p.db, Redis: p.redis, Clock: p.clk, Audit: p.auditor(),
-		Reconcile: p.reconciler.Sale, Changed: p.catalog.Refresh, Queues: p.queues(), Letters: p.letters, Ready: p.reasons,
+		Reconcile: p.reconciler.Sale, Rebuild: p.shelf.Rebuild, Changed: p.catalog.Refresh, Queues: p.queues(), Letters: p.letters, Ready: p.reasons,
 		Log: p.log, Gatherer: p.reg, Register: p.reg,
 	})
 	if p.roles.Timer {
 		work.start("expiry", p.repeat("expiry", p.book.Expire))
 		work.start("intents", p.repeat("intents", p.book.RunIntents))
+		work.start("intents of SKUs", p.repeat("intents of SKUs", stock.Intents{DB: p.db, Redis: p.redis, Clock: p.clk}.Run))
+		work.start("carts", p.repeat("carts", carts.Sweep))
 		work.start("unsold units", p.repeat("unsold units", operator.ReturnUnsold))
 	}
 	p.front.become(operator)
@@ -239,7 +249,7 @@ func (p *process) begin(base, work *tier) error {
 }
 
 func (p *process) auditor() *audit.Auditor {
-	a := audit.New(p.db, p.redis, p.config.Orders.QueuedBound)
+	a := audit.New(p.db, p.redis, p.config.Orders.QueuedBound).Abandoned(p.config.Carts.AbandonedAfter)
 	if p.broker == nil {
 		return a
 	}
@@ -311,6 +321,13 @@ func (p *process) reasons(ctx context.Context) []string {
 		err = errors.New("it was started anew, and its sales are being reconciled")
 	}
 	add("redis", err)
+	if p.roles.API {
+		armed, err := p.shelf.Armed(ctx)
+		if err == nil && !armed {
+			err = errors.New("it was started anew, and its SKUs are being forgotten")
+		}
+		add("redis", err)
+	}
 	add("sales", p.catalog.Ready())
 	if p.roles.Consumer || p.roles.Timer {
 		add("mysql", p.db.PingContext(ctx))

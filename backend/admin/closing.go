@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 
+	"floodgate.internal/backend/stock"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
 )
@@ -68,7 +69,8 @@ func (a *Admin) returnUnsold(ctx context.Context, sale int64) (bool, error) {
 		if err != nil {
 			return err
 		}
-		if _, err := readSKU(ctx, tx, s.SKU, forUpdate); err != nil {
+		sku, err := readSKU(ctx, tx, s.SKU, forUpdate)
+		if err != nil {
 			return err
 		}
 		var units int64
@@ -81,6 +83,9 @@ func (a *Admin) returnUnsold(ctx context.Context, sale int64) (bool, error) {
 		if _, err := tx.ExecContext(ctx, `UPDATE skus SET allotted = allotted - ?, available = available + ? WHERE id = ?`, units, units, s.SKU); err != nil {
 			return fmt.Errorf("sku %d: %w", s.SKU, err)
 		}
+		if err := a.moveSKU(ctx, tx, sku, stock.Returned, units); err != nil {
+			return err
+		}
 		adjust, err := a.moveUnits(ctx, tx, sale, "return", -units)
 		if err != nil {
 			return err
@@ -89,7 +94,7 @@ func (a *Admin) returnUnsold(ctx context.Context, sale int64) (bool, error) {
 		if err != nil {
 			return err
 		}
-		done = change{action: "sale.return", target: saleName(sale), before: before, after: after, intents: []intent{adjust}}
+		done = change{action: "sale.return", target: saleName(sale), before: before, after: after, intents: []intent{adjust}, sku: s.SKU}
 		return a.record(ctx, tx, "timer", done)
 	})
 	if err != nil || done.action == "" {

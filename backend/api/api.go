@@ -18,9 +18,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/valyala/fasthttp"
 
+	"floodgate.internal/backend/cart"
 	"floodgate.internal/backend/catalog"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/stock"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/signing"
@@ -63,6 +65,8 @@ type Parts struct {
 	Redis      *reserve.Store
 	Book       *order.Book
 	Orders     *order.Reader
+	Carts      *cart.Carts
+	Shelf      *stock.Shelf
 	Reconciler Reconciler
 	Confirmer  Confirmer     // nil: an order is accepted as soon as Redis has it
 	Outage     func() string // names what has been away for too long to take orders, "" for nothing; nil: nothing ever is

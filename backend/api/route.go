@@ -30,11 +30,13 @@ var (
 	listRoute    = route{"orders", "GET", []string{"sale_id", "cursor"}, (*Server).getOrders}
 	paymentRoute = route{"payment", "POST", nil, (*Server).postPayment}
 	cancelRoute  = route{"cancellation", "POST", nil, (*Server).postCancellation}
+	cartRoute    = route{"cart", "POST", nil, (*Server).postCart}
+	skusRoute    = route{"skus", "GET", nil, (*Server).getSKUs}
 )
 
 // routes lists them all, for the metrics.
 var routes = []*route{&unrouted, &feedRoute, &timeRoute, &salesRoute, &saleRoute, &orderRoute, &statusRoute, &listRoute,
-	&paymentRoute, &cancelRoute}
+	&paymentRoute, &cancelRoute, &cartRoute, &skusRoute}
 
 // match finds the route of a path as it stands in the request line: nothing is decoded, so what would need decoding is no
 // path of ours. nil: there is none.
@@ -48,6 +50,10 @@ func match(path string) (rt *route, arg string) {
 		return &salesRoute, ""
 	case "/v1/orders":
 		return &listRoute, ""
+	case wire.CartPath:
+		return &cartRoute, ""
+	case wire.SKUsPath:
+		return &skusRoute, ""
 	}
 	if rest, ok := strings.CutPrefix(path, "/v1/sales/"); ok {
 		arg, rest, more := strings.Cut(rest, "/")
@@ -157,7 +163,7 @@ func (r *request) saleID() (int64, *problem.Problem) {
 
 // orderID reads the {id} of an order's path. What is no order id names no order.
 func (r *request) orderID() (string, *problem.Problem) {
-	if _, ok := wire.SaleOfOrder(r.arg); !ok {
+	if !wire.ValidOrderID(r.arg) {
 		return "", noSuchOrder()
 	}
 	return r.arg, nil

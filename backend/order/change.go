@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"time"
 
+	"floodgate.internal/backend/stock"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/failpoint"
 	"floodgate.internal/shared/wire"
@@ -44,7 +45,7 @@ func (b *Book) Cancel(ctx context.Context, uid, orderID string) (wire.Order, err
 }
 
 func (b *Book) change(ctx context.Context, uid, orderID string, now time.Time, c change) (wire.Order, error) {
-	if _, ok := wire.SaleOfOrder(orderID); !ok {
+	if !wire.ValidOrderID(orderID) {
 		return wire.Order{}, ErrNotFound
 	}
 	var won []row
@@ -59,6 +60,9 @@ func (b *Book) change(ctx context.Context, uid, orderID string, now time.Time, c
 		if won, err = read(ctx, tx, `SELECT `+columns+` FROM orders WHERE id = ?`, orderID); err != nil {
 			return err
 		}
+		if err := readItems(ctx, tx, won); err != nil {
+			return err
+		}
 		intent, err = b.follow(ctx, tx, now, c, won)
 		return err
 	})
@@ -67,7 +71,10 @@ func (b *Book) change(ctx context.Context, uid, orderID string, now time.Time, c
 	}
 	if err == nil && len(won) == 1 {
 		b.metrics.changes.WithLabelValues(string(c.to)).Inc()
-		if !c.to.Live() {
+		switch {
+		case won[0].ofCart():
+			b.unlockNow(ctx, won)
+		case !c.to.Live():
 			failpoint.Hit("cancel.before-release")
 			b.releaseNow(ctx, intent, won)
 		}
@@ -86,8 +93,10 @@ func (b *Book) change(ctx context.Context, uid, orderID string, now time.Time, c
 	}
 }
 
-// follow carries the consequences of orders' change in its transaction: the slots, the stock, the ledger, the intents.
+// follow carries the consequences of orders' change in its transaction: the slots, the stock, the ledger, the intents. The
+// intent it returns is the first of the releases of sales' orders.
 func (b *Book) follow(ctx context.Context, tx *sql.Tx, now time.Time, c change, orders []row) (intent int64, err error) {
+	carts, orders := apart(orders)
 	ids := make([]string, len(orders))
 	moves := make([]move, len(orders))
 	for i, o := range orders {
@@ -99,10 +108,16 @@ func (b *Book) follow(ctx context.Context, tx *sql.Tx, now time.Time, c change, 
 			moves[i].available = int64(o.quantity)
 		}
 	}
-	if !c.to.Live() {
+	if !c.to.Live() && len(ids) > 0 {
 		if _, err := tx.ExecContext(ctx, `DELETE FROM order_slots WHERE order_id IN (`+marks(len(ids))+`)`, anys(ids)...); err != nil {
 			return 0, fmt.Errorf("free the slots of %d orders: %w", len(ids), err)
 		}
+	}
+	if err := stock.End(ctx, tx, now, c.kind, c.to.Live(), carts); err != nil {
+		return 0, err
+	}
+	if len(ids) == 0 {
+		return 0, nil
 	}
 	if err := moveStock(ctx, tx, now, moves); err != nil {
 		return 0, err
@@ -113,6 +128,31 @@ func (b *Book) follow(ctx context.Context, tx *sql.Tx, now time.Time, c change, 
 	return writeReleases(ctx, tx, now, orders)
 }
 
+// apart separates the ids of carts' orders from the orders of sales.
+func apart(orders []row) (carts []string, ofSales []row) {
+	for _, o := range orders {
+		if o.ofCart() {
+			carts = append(carts, o.id)
+		} else {
+			ofSales = append(ofSales, o)
+		}
+	}
+	return carts, ofSales
+}
+
+// unlockNow ends in Redis what carts' orders have locked, after the COMMIT that ended them. What cannot be done now, the
+// timer does.
+func (b *Book) unlockNow(ctx context.Context, orders []row) {
+	carts, _ := apart(orders)
+	if len(carts) == 0 {
+		return
+	}
+	failpoint.Hit("cart.before-unlock")
+	if err := (stock.Intents{DB: b.db, Redis: b.redis, Clock: b.clk}).OfOrders(ctx, carts); err != nil {
+		b.log.Warn("order: carts' units are unlocked later, by the timer", "orders", len(carts), "error", err)
+	}
+}
+
 // stands reads an order as its owner may see it: from MySQL, else from Redis, where it is queued.
 func (b *Book) stands(ctx context.Context, uid, orderID string) (row, error) {
 	found, err := find(ctx, b.db, []string{orderID})
@@ -120,6 +160,9 @@ func (b *Book) stands(ctx context.Context, uid, orderID string) (row, error) {
 		return row{}, err
 	}
 	r, ok := found[orderID]
+	if !ok && wire.IsCartOrder(orderID) { // it is never queued
+		return row{}, ErrNotFound
+	}
 	if !ok {
 		sale, _ := wire.SaleOfOrder(orderID)
 		held, reserved, err := b.redis.Lookup(ctx, sale, orderID)
@@ -183,7 +226,7 @@ func (b *Book) Expire(ctx context.Context) (n int, err error) {
 		return 0, nil
 	}
 	n, err = b.expire(ctx, now, due)
-	if err == nil || len(due) == 1 || !errors.Is(err, errUnits) && !store.Refused(err) {
+	if err == nil || len(due) == 1 || !errors.Is(err, errUnits) && !errors.Is(err, stock.ErrUnits) && !store.Refused(err) {
 		return n, err
 	}
 	var errs []error // one of them does not fit its stock row: it must not keep the others
@@ -233,6 +276,7 @@ func (b *Book) expire(ctx context.Context, now time.Time, due []row) (int, error
 	}
 	b.metrics.changes.WithLabelValues(string(c.to)).Add(float64(len(won)))
 	failpoint.Hit("timer.before-release")
+	b.unlockNow(ctx, won)
 	b.releaseNow(ctx, intent, won)
 	return len(won), nil
 }

@@ -188,12 +188,18 @@ func (l *Life) End() {
 }
 
 // Armed reports whether every node knows reserve.lua.
-func (l *Life) Armed(ctx context.Context) (bool, error) {
+func (l *Life) Armed(ctx context.Context) (bool, error) { return l.Knows(ctx, lua.Reserve) }
+
+// Arm loads reserve.lua into every node.
+func (l *Life) Arm(ctx context.Context) error { return l.Teach(ctx, lua.Reserve) }
+
+// Knows reports whether every node knows a script.
+func (l *Life) Knows(ctx context.Context, script lua.Script) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
 	all := true
 	for _, n := range l.nodes {
-		known, err := n.c.Do(ctx, n.c.B().ScriptExists().Sha1(lua.Reserve.SHA).Build()).AsIntSlice()
+		known, err := n.c.Do(ctx, n.c.B().ScriptExists().Sha1(script.SHA).Build()).AsIntSlice()
 		if err != nil {
 			return false, fmt.Errorf("redis %s: SCRIPT EXISTS: %w", n.addr, err)
 		}
@@ -202,12 +208,12 @@ func (l *Life) Armed(ctx context.Context) (bool, error) {
 	return all, nil
 }
 
-// Arm loads reserve.lua into every node.
-func (l *Life) Arm(ctx context.Context) error {
+// Teach loads a script into every node.
+func (l *Life) Teach(ctx context.Context, script lua.Script) error {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
 	for _, n := range l.nodes {
-		if err := n.c.Do(ctx, n.c.B().ScriptLoad().Script(lua.Reserve.Source).Build()).Error(); err != nil {
+		if err := n.c.Do(ctx, n.c.B().ScriptLoad().Script(script.Source).Build()).Error(); err != nil {
 			return fmt.Errorf("redis %s: SCRIPT LOAD: %w", n.addr, err)
 		}
 	}

@@ -24,7 +24,8 @@ import (
 
 // What stands between a caller and a decision.
 var (
-	// ErrRestarted: Redis does not know reserve.lua, so it was started anew: every live sale must be reconciled.
+	// ErrRestarted: Redis does not know reserve.lua, or reduce.lua, so it was started anew: every live sale must be
+	// reconciled, every SKU be forgotten.
 	ErrRestarted = errors.New("redis was restarted: its sales must be reconciled")
 	// ErrNotLoaded: the sale is not in Redis.
 	ErrNotLoaded = errors.New("the sale is not in redis")
@@ -76,13 +77,13 @@ func Open(c Config) (*Store, error) {
 	return &Store{client: client, prefix: c.Prefix}, nil
 }
 
-// dialMarked connects as rueidis does by default, with the failpoint after reserve.lua was called and before its answer is read.
+// dialMarked connects as rueidis does by default, with the failpoints after a script was called and before its answer is read.
 func dialMarked(ctx context.Context, addr string, dialer *net.Dialer, _ *tls.Config) (net.Conn, error) {
 	c, err := dialer.DialContext(ctx, "tcp", addr)
 	if err != nil {
 		return nil, err
 	}
-	return failpoint.Sent("api.script-sent", c, lua.Reserve.SHA), nil
+	return failpoint.Sent("cart.script-sent", failpoint.Sent("api.script-sent", c, lua.Reserve.SHA), lua.Reduce.SHA), nil
 }
 
 // Close closes the connections.
@@ -118,7 +119,7 @@ func (s *Store) Now(ctx context.Context) (time.Time, error) {
 	return time.Unix(t[0], t[1]*1000).UTC(), nil
 }
 
-// call runs a script by EVALSHA; one that Redis does not know is sent whole, but for reserve.lua.
+// call runs a script by EVALSHA; one that Redis does not know is sent whole, but for reserve.lua and reduce.lua.
 func (s *Store) call(ctx context.Context, script lua.Script, keys []string, args ...string) ([]rueidis.RedisMessage, error) {
 	r, err := s.run(ctx, script, keys, args)
 	if err != nil {
@@ -141,7 +142,7 @@ func runOn(ctx context.Context, c rueidis.CoreClient, script lua.Script, keys, a
 	r := c.Do(ctx, c.B().Evalsha().Sha1(script.SHA).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build())
 	err := r.Error()
 	if e, ok := rueidis.IsRedisErr(err); ok && e.IsNoScript() {
-		if script.SHA == lua.Reserve.SHA {
+		if script.SHA == lua.Reserve.SHA || script.SHA == lua.Reduce.SHA {
 			return r, ErrRestarted
 		}
 		r = c.Do(ctx, c.B().Eval().Script(script.Source).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build())

@@ -21,13 +21,15 @@ const (
 	routeStatus // one order
 	routePay
 	routeCancel
+	routeCart // an order of several SKUs
+	routeSKUs
 	routeSession
 	routeDevSession
 	routes
 )
 
 var routeNames = [routes]string{
-	"none", "malformed", "page", "time", "sales", "sale", "order_post", "orders_get", "order_get", "payment", "cancellation",
+	"none", "malformed", "page", "time", "sales", "sale", "order_post", "orders_get", "order_get", "payment", "cancellation", "cart_post", "skus",
 	"session", "dev_session",
 }
 
@@ -35,6 +37,7 @@ var routeNames = [routes]string{
 var allow = [routes]string{
 	routePage: "GET, HEAD", routeTime: "GET, HEAD", routeSales: "GET, HEAD", routeSale: "GET, HEAD", routeOrder: "POST",
 	routeMine: "GET, HEAD", routeStatus: "GET, HEAD", routePay: "POST", routeCancel: "POST",
+	routeCart: "POST", routeSKUs: "GET, HEAD",
 	routeSession: "GET, HEAD, POST, DELETE", routeDevSession: "POST",
 }
 
@@ -82,6 +85,10 @@ func match(path []byte) (r route, sale int64, order []byte) {
 		return routeSales, 0, nil
 	case "/v1/orders":
 		return routeMine, 0, nil
+	case wire.CartPath:
+		return routeCart, 0, nil
+	case wire.SKUsPath:
+		return routeSKUs, 0, nil
 	case "/v1/session":
 		return routeSession, 0, nil
 	case "/v1/dev/session":

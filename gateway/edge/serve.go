@@ -68,6 +68,10 @@ func (x *exchange) serve() {
 		x.cached("/v1/sales/" + strconv.FormatInt(sale, 10))
 	case routeOrder:
 		x.order(sale)
+	case routeCart:
+		x.cart()
+	case routeSKUs:
+		x.cached(wire.SKUsPath)
 	case routeSession:
 		x.session()
 	case routeDevSession:
@@ -293,7 +297,7 @@ func (x *exchange) mine(order []byte) {
 		}
 	} else {
 		id := string(order)
-		if _, ok := wire.SaleOfOrder(id); !ok {
+		if !wire.ValidOrderID(id) {
 			x.refuse(problem.New(problem.OrderNotFound, "there is no such order of yours"))
 			return
 		}
@@ -391,7 +395,7 @@ var passed = []string{"Content-Type", "Location", "ETag", "Cache-Control", "Retr
 func (x *exchange) unanswered(r *upstream.Request, err error) {
 	if r.Method == fasthttp.MethodPost && errors.Is(err, upstream.ErrUnknown) {
 		x.s.warn("no answer from the backend", err, x.id)
-		p := problem.New(problem.OutcomeUnknown, "the request was sent on and no answer came: ask again with the same Idempotency-Key, or look at GET /v1/orders?sale_id=")
+		p := problem.New(problem.OutcomeUnknown, "the request was sent on and no answer came: ask again with the same Idempotency-Key, or look at GET /v1/orders")
 		p.RetryAfter = time.Second + jitter(2*time.Second)
 		x.refuse(p)
 		return

@@ -4,7 +4,7 @@
 -- ARGV  1 token, new for each attempt   2 step, then what the step takes:
 --   claim    lease in ms, 1 to load it whether it is here or not
 --            closes the SKU for this token. MySQL must be read after it
---   orders   order units, ...     locks units for orders
+--   orders   order "units lock", ...    locks units for orders
 --   finish   epoch available locked sold floor
 --            writes the numbers and opens the SKU; floor is the newest intent that they include
 --   drop     there is no such SKU: nothing is left of it

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"strconv"
+	"strings"
 	"testing"
 
 	"floodgate.internal/lua"
@@ -87,13 +88,13 @@ func (s *sku) reduce(order string, units int64) []string {
 	return words
 }
 
-func (s *sku) tryUnlock(order, to string) ([]string, error) {
-	return s.try(lua.Unlock, keys(s.state, s.orders, s.open), order, to)
+func (s *sku) tryUnlock(order, lock, to string) ([]string, error) {
+	return s.try(lua.Unlock, keys(s.state, s.orders, s.open), order, lock, to)
 }
 
-func (s *sku) unlock(order, to string) []string {
+func (s *sku) unlock(order, lock, to string) []string {
 	s.t.Helper()
-	words, err := s.tryUnlock(order, to)
+	words, err := s.tryUnlock(order, lock, to)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -129,7 +130,8 @@ func (s *sku) numbers(available, locked, sold int64) {
 	m := s.hash(s.state)
 	num := func(name string) int64 { v, _ := strconv.ParseInt(m[name], 10, 64); return v }
 	var held int64
-	for _, units := range s.hash(s.orders) {
+	for _, value := range s.hash(s.orders) {
+		units, _, _ := strings.Cut(value, " ")
 		v, _ := strconv.ParseInt(units, 10, 64)
 		held += v
 	}
@@ -145,17 +147,17 @@ func (s *sku) numbers(available, locked, sold int64) {
 func TestReduceAnswers(t *testing.T) {
 	s := openSKU(t, 10)
 	before := s.now()
-	want(t, s.reduce("o1", 4), lua.Reduced, "6", "4", "3")
+	want(t, s.reduce("o1", 4), lua.Reduced, "6", "4", "3.1")
 	if at := s.since()["o1"]; at < float64(before) || at > float64(s.now()) {
 		t.Errorf("applied at %v, between %d and %d", at, before, s.now())
 	}
 	whole := s.content()
-	want(t, s.reduce("o1", 4), lua.AlreadyApplied, "6", "4", "3")
+	want(t, s.reduce("o1", 4), lua.AlreadyApplied, "6", "4", "3.1")
 	want(t, s.reduce("o2", 7), lua.NotEnough, "6")
 	if got := s.content(); got != whole {
 		t.Errorf("refusals wrote: got %s, want %s", got, whole)
 	}
-	want(t, s.reduce("o2", 6), lua.Reduced, "0", "10", "3")
+	want(t, s.reduce("o2", 6), lua.Reduced, "0", "10", "3.2")
 	want(t, s.reduce("o3", 1), lua.NotEnough, "0")
 	s.numbers(0, 10, 0)
 
@@ -173,19 +175,28 @@ func TestUnlockAnswers(t *testing.T) {
 	s := openSKU(t, 10)
 	s.reduce("paid", 4)
 	s.reduce("cancelled", 3)
-	want(t, s.unlock("paid", lua.ToSold), lua.Unlocked, "3", "3")
-	want(t, s.unlock("paid", lua.ToBack), lua.Done)
-	want(t, s.unlock("cancelled", lua.ToBack), lua.Unlocked, "6", "0")
-	want(t, s.unlock("cancelled", lua.ToBack), lua.Done)
-	want(t, s.unlock("never", lua.ToSold), lua.Done)
+	want(t, s.unlock("paid", "3.2", lua.ToSold), lua.Done)
+	want(t, s.unlock("paid", "3.1", lua.ToSold), lua.Unlocked, "3", "3")
+	want(t, s.unlock("paid", "3.1", lua.ToBack), lua.Done)
+	want(t, s.unlock("cancelled", "3.2", lua.ToBack), lua.Unlocked, "6", "0")
+	want(t, s.unlock("cancelled", "3.2", lua.ToBack), lua.Done)
+	want(t, s.unlock("never", "3.1", lua.ToSold), lua.Done)
+	want(t, s.unlock("never", "", lua.ToSold), lua.Done)
 	s.numbers(6, 0, 4)
 	if len(s.since()) != 0 {
 		t.Errorf("left to be compared: %v", s.since())
 	}
+
+	// Locked once more, late: under another name, so that what was done is not done to it.
+	want(t, s.reduce("paid", 4), lua.Reduced, "2", "4", "3.3")
+	want(t, s.unlock("paid", "3.1", lua.ToSold), lua.Done)
+	want(t, s.unlock("paid", "3.3", lua.ToBack), lua.Unlocked, "6", "0")
+	s.numbers(6, 0, 4)
+
 	s.reduce("late", 1)
 	want(t, s.claim("again", true), lua.Claimed)
-	want(t, s.unlock("late", lua.ToBack), lua.GateClosed)
-	want(t, newSKU(t).unlock("late", lua.ToBack), lua.NotLoaded)
+	want(t, s.unlock("late", "3.4", lua.ToBack), lua.GateClosed)
+	want(t, newSKU(t).unlock("late", "3.4", lua.ToBack), lua.NotLoaded)
 }
 
 // Row E10.
@@ -199,7 +210,7 @@ func TestAdjustSKUAnswers(t *testing.T) {
 	want(t, s.adjust(12, 1), lua.Applied, "-3", "9")  // in any order
 	want(t, s.reduce("o2", 1), lua.NotEnough, "-3")
 	s.numbers(-3, 12, 0)
-	want(t, s.unlock("o1", lua.ToBack), lua.Unlocked, "9", "0")
+	want(t, s.unlock("o1", "3.1", lua.ToBack), lua.Unlocked, "9", "0")
 	s.claim("again", true)
 	want(t, s.adjust(14, 1), lua.GateClosed)
 	want(t, newSKU(t).adjust(11, 5), lua.NotLoaded)
@@ -211,14 +222,14 @@ func TestLoadSKUAnswers(t *testing.T) {
 	want(t, s.step("a", lua.StepFinish, "1", "1", "0", "0", "0"), lua.Lost)
 	want(t, s.claim("a", false), lua.Claimed)
 	want(t, s.claim("b", false), lua.GateClosed)
-	want(t, s.step("b", "orders", "o1", "2"), lua.Lost)
-	want(t, s.step("a", "orders", "o1", "2", "o2", "3"), lua.OK)
+	want(t, s.step("b", "orders", "o1", "2 4.1"), lua.Lost)
+	want(t, s.step("a", "orders", "o1", "2 4.1", "o2", "3 4.7"), lua.OK)
 	want(t, s.step("a", lua.StepFinish, "5", "20", "5", "7", "9"), lua.OK)
 	s.numbers(20, 5, 7)
 	want(t, s.step("a", lua.StepFinish, "6", "99", "0", "0", "0"), lua.Lost)
 	want(t, s.claim("c", false), lua.Present)
-	want(t, s.reduce("o2", 3), lua.AlreadyApplied, "20", "5", "5")
-	want(t, s.reduce("o3", 1), lua.Reduced, "19", "6", "5")
+	want(t, s.reduce("o2", 3), lua.AlreadyApplied, "20", "5", "4.7")
+	want(t, s.reduce("o3", 1), lua.Reduced, "19", "6", "5.1")
 
 	want(t, s.claim("d", true), lua.Claimed) // a rebuild forgets everything
 	if m := s.hash(s.orders); len(m) != 0 || len(s.since()) != 0 {
@@ -249,13 +260,13 @@ func TestLoadSKUIsTakenOver(t *testing.T) {
 		}
 	}
 	set(s.now() - 1)
-	want(t, s.step("dead", "orders", "o1", "1"), lua.OK)
+	want(t, s.step("dead", "orders", "o1", "1 1.1"), lua.OK)
 	want(t, s.claim("next", false), lua.GateClosed)
 	set(s.now() - 1)
 	want(t, s.claim("next", false), lua.Claimed)
-	want(t, s.step("dead", "orders", "o1", "1"), lua.Lost)
+	want(t, s.step("dead", "orders", "o1", "1 1.1"), lua.Lost)
 	want(t, s.step("next", lua.StepFinish, "1", "1", "0", "0", "0"), lua.OK)
-	s.numbers(1, 0, 0)
+	s.numbers(1, 0, 0) // and not what the dead one wrote
 }
 
 func TestReduceFrom200Callers(t *testing.T) {
@@ -279,7 +290,7 @@ func TestReduceFrom200Callers(t *testing.T) {
 		if i%2 == 0 {
 			to = lua.ToBack
 		}
-		return s.tryUnlock(orders[i%48], to)
+		return s.tryUnlock(orders[i%48], fmt.Sprint("3.", 2+i%48), to)
 	})
 	counted(t, got, map[string]int{lua.Unlocked: 48, lua.Done: 152})
 	m := s.hash(s.state)

@@ -145,7 +145,8 @@ func (a *Auditor) skuOnce(ctx context.Context, sku int64) (r SKU, moving bool, e
 type skuBooks struct {
 	units       skuUnits
 	epoch       int64
-	lines       map[string]int64            // of unpaid orders: id -> units
+	lines       map[string]int64 // of unpaid orders
+	locks       map[string]string
 	paid        int64                       // units of paid orders
 	held        map[string]wire.OrderStatus // orders that have units locked in Redis and are not unpaid
 	ended       map[string]bool             // orders whose end is still to be done in Redis
@@ -163,7 +164,7 @@ func readSKU(ctx context.Context, db *sql.DB, sku int64, orders map[string]int64
 		return skuBooks{}, fmt.Errorf("begin: %w", err)
 	}
 	defer tx.Rollback() //nolint:errcheck // it wrote nothing
-	b := skuBooks{lines: map[string]int64{}, held: map[string]wire.OrderStatus{}, ended: map[string]bool{}}
+	b := skuBooks{lines: map[string]int64{}, locks: map[string]string{}, held: map[string]wire.OrderStatus{}, ended: map[string]bool{}}
 	k := &b.units
 	err = tx.QueryRowContext(ctx, `SELECT total, available, allotted, locked, sold, epoch FROM skus WHERE id = ?`, sku).
 		Scan(&k.total, &k.available, &k.allotted, &k.locked, &k.sold, &b.epoch)
@@ -183,11 +184,11 @@ func readSKU(ctx context.Context, db *sql.DB, sku int64, orders map[string]int64
 			})
 		},
 		func() error {
-			return each(ctx, tx, "cart_lines", `SELECT order_id, quantity FROM cart_lines WHERE sku_id = ? AND held = TRUE`, sku, func(rows *sql.Rows) error {
-				var id string
+			return each(ctx, tx, "cart_lines", `SELECT order_id, quantity, lock_id FROM cart_lines WHERE sku_id = ? AND held = TRUE`, sku, func(rows *sql.Rows) error {
+				var id, lock string
 				var n int64
-				err := rows.Scan(&id, &n)
-				b.lines[id] = n
+				err := rows.Scan(&id, &n, &lock)
+				b.lines[id], b.locks[id] = n, lock
 				return err
 			})
 		},
@@ -370,8 +371,8 @@ func compareSKU(sku int64, before, after stock.Snapshot, b skuBooks, now time.Ti
 		line, waits := b.lines[id]
 		_, still := after.Orders[id]
 		switch status := b.held[id]; {
-		case waits && line != n:
-			find(eqSKUHeld, id, key("orders"), rebuild, "%d units are locked in Redis, the order's line has %d", n, line)
+		case waits && (line != n || before.Locks[id] != b.locks[id]):
+			find(eqSKUHeld, id, key("orders"), rebuild, "%d units are locked in Redis by lock %s, the order's line has %d by lock %s", n, before.Locks[id], line, b.locks[id])
 		case waits:
 		case status == wire.Paid:
 			sold += n

@@ -14,6 +14,7 @@ type Cutter struct {
 	Addr   string // where clients connect to
 	server string
 	marker atomic.Pointer[[]byte]
+	then   func() // called when an answer is lost; nil for nothing
 }
 
 // NewCutter listens in front of a server until the test ends.
@@ -45,6 +46,9 @@ func (c *Cutter) LoseAnswerTo(marker string) {
 	c.marker.Store(&b)
 }
 
+// OnLoss has f called when an answer is lost, before its connection is closed. It must be set before LoseAnswerTo.
+func (c *Cutter) OnLoss(f func()) { c.then = f }
+
 func (c *Cutter) pass(client net.Conn) {
 	defer client.Close()
 	server, err := net.Dial("tcp", c.server)
@@ -70,6 +74,9 @@ func (c *Cutter) pass(client net.Conn) {
 	b := make([]byte, 1<<16)
 	for {
 		n, err := server.Read(b)
+		if err == nil && lose.Load() && c.then != nil {
+			c.then()
+		}
 		if err != nil || lose.Load() {
 			break
 		}

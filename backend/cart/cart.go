@@ -123,32 +123,23 @@ func (c *Carts) Place(ctx context.Context, uid, key string, items []wire.CartIte
 type request struct {
 	uid, key string
 	items    []wire.CartItem
-	order    string  // under which units are locked in Redis, and which becomes the order's id
-	lines    []line  // of items
-	fresh    []int64 // SKUs of which this call locked units, under order
+	order    string       // under which units are locked in Redis, and which becomes the order's id
+	lines    []line       // of items
+	fresh    []stock.Hold // what this call locked, under order
 	answer   []byte
 	mine     bool // this call decided
 	ordered  bool // the answer has an order
 	results  []wire.CartResult
 }
 
-func (r *request) freshHolds() []stock.Hold {
-	holds := make([]stock.Hold, len(r.fresh))
-	for i, sku := range r.fresh {
-		holds[i] = stock.Hold{SKU: sku, Order: r.order}
-	}
-	return holds
-}
-
 // line is what Redis said of one.
 type line struct {
-	held  bool  // the units are locked in Redis
-	epoch int64 // of the lock
-	code  wire.CartCode
+	lock string // the units are locked in Redis
+	code wire.CartCode
 }
 
 // open says that Redis has not been asked about a line.
-func (l line) open() bool { return !l.held && l.code == "" }
+func (l line) open() bool { return l == line{} }
 
 // begin writes the request's row, or finds it.
 func (c *Carts) begin(ctx context.Context, uid, key string, items []wire.CartItem) (*request, error) {
@@ -223,7 +214,7 @@ func (c *Carts) decide(ctx context.Context, r *request) (err error) {
 		case errors.Is(err, store.ErrUnknown): // the lock of the request's row tells, at the next attempt
 			unsure = true
 		case errors.As(err, &retired):
-			if _, err := c.compare(ctx, r.freshHolds()); err != nil {
+			if _, err := c.compare(ctx, r.fresh); err != nil {
 				return err
 			}
 			r.order, r.lines, r.fresh = retired.order, make([]line, len(r.items)), nil
@@ -276,10 +267,10 @@ func (c *Carts) lock(ctx context.Context, r *request) error {
 		for i, v := range verdicts {
 			switch v.Answer {
 			case lua.Reduced:
-				r.fresh = append(r.fresh, ask[i].SKU)
-				r.lines[at[i]] = line{held: true, epoch: v.Epoch}
+				r.fresh = append(r.fresh, stock.Hold{SKU: ask[i].SKU, Order: r.order, Lock: v.Lock})
+				r.lines[at[i]] = line{lock: v.Lock}
 			case lua.AlreadyApplied:
-				r.lines[at[i]] = line{held: true, epoch: v.Epoch}
+				r.lines[at[i]] = line{lock: v.Lock}
 			case lua.NotEnough:
 				r.lines[at[i]] = line{code: wire.LineInsufficient}
 			case lua.NotLoaded:
@@ -365,7 +356,7 @@ func (c *Carts) commit(ctx context.Context, r *request) error {
 func (c *Carts) write(ctx context.Context, tx *sql.Tx, r *request) error {
 	var skus []int64
 	for i, item := range r.items {
-		if r.lines[i].held {
+		if r.lines[i].lock != "" {
 			skus = append(skus, item.SKU)
 		}
 	}
@@ -382,13 +373,13 @@ func (c *Carts) write(ctx context.Context, tx *sql.Tx, r *request) error {
 	var currency string
 	for i, item := range r.items {
 		code := r.lines[i].code
-		if r.lines[i].held {
+		if lock := r.lines[i].lock; lock != "" {
 			row := rows[item.SKU]
 			switch {
 			case row == nil || row.Own:
 				code = wire.LineUnknown
-			case row.Epoch != r.lines[i].epoch:
-				moved[item.SKU] = r.lines[i].epoch
+			case row.Epoch != stock.Epoch(lock):
+				moved[item.SKU] = stock.Epoch(lock)
 			case row.Available < item.Quantity:
 				code = wire.LineInsufficient
 			case currency != "" && currency != row.Currency:
@@ -400,7 +391,7 @@ func (c *Carts) write(ctx context.Context, tx *sql.Tx, r *request) error {
 				quantity += item.Quantity
 				amount += item.Quantity * row.Price
 				changes = append(changes, stock.Change{SKU: item.SKU, Kind: stock.Locked, Ref: r.order, Available: -item.Quantity, Locked: item.Quantity})
-				lines = append(lines, r.order, item.SKU, item.Quantity, row.Price)
+				lines = append(lines, r.order, item.SKU, item.Quantity, row.Price, lock)
 			}
 		}
 		r.results[i] = wire.CartResult{SKU: item.SKU, OK: code == "", Code: code}
@@ -417,8 +408,8 @@ func (c *Carts) write(ctx context.Context, tx *sql.Tx, r *request) error {
 			r.order, r.uid, quantity, amount, string(wire.PendingPayment), now, now, now.Add(c.PayWithin)); err != nil {
 			return fmt.Errorf("write the order: %w", err)
 		}
-		if _, err := tx.ExecContext(ctx, `INSERT INTO cart_lines (order_id, sku_id, quantity, price) VALUES `+tuples(len(lines)/4, 4), lines...); err != nil {
-			return fmt.Errorf("write the order's %d lines: %w", len(lines)/4, err)
+		if _, err := tx.ExecContext(ctx, `INSERT INTO cart_lines (order_id, sku_id, quantity, price, lock_id) VALUES `+tuples(len(changes), 5), lines...); err != nil {
+			return fmt.Errorf("write the order's %d lines: %w", len(changes), err)
 		}
 		if err := rows.Move(ctx, tx, now, changes); err != nil {
 			return err
@@ -439,13 +430,13 @@ func (c *Carts) giveBack(ctx context.Context, r *request) {
 	if r.mine {
 		var refused []stock.Hold
 		for i, l := range r.results {
-			if r.lines[i].held && !l.OK {
-				refused = append(refused, stock.Hold{SKU: l.SKU, Order: r.order})
+			if lock := r.lines[i].lock; lock != "" && !l.OK {
+				refused = append(refused, stock.Hold{SKU: l.SKU, Order: r.order, Lock: lock})
 			}
 		}
 		_, err = c.shelf.Unlock(ctx, lua.ToBack, refused...)
 	} else { // another call decided, and these may be units that it did not have, or that the order's end has given back
-		_, err = c.compare(ctx, r.freshHolds())
+		_, err = c.compare(ctx, r.fresh)
 	}
 	if err != nil {
 		c.log.Warn("cart: units are given back later, by the timer", "order", r.order, "error", err)

@@ -36,9 +36,9 @@ func (c *Carts) Sweep(ctx context.Context) (n int, err error) {
 	return c.compare(ctx, due)
 }
 
-// compare asks MySQL about holds by their order ids and does what it says, and returns how many holds are settled. A request
-// that is not decided gets another order id first, under its row's lock: nothing can be decided under the old one
-// afterwards.
+// compare asks MySQL about holds and does what it says, and returns how many holds are settled. A request that is not
+// decided gets another order id first, under its row's lock: nothing can be decided under the old one afterwards. A hold
+// that is not the one that the order was made with came late, and is given back.
 func (c *Carts) compare(ctx context.Context, holds []stock.Hold) (n int, err error) {
 	if len(holds) == 0 {
 		return 0, nil
@@ -136,9 +136,9 @@ func (c *Carts) retire(ctx context.Context, order string) (bool, error) {
 	return n == 1, err
 }
 
-// stands reads the status of the order that each line belongs to.
+// stands reads, by the holds that lines of orders were made with, how these orders stand.
 func (c *Carts) stands(ctx context.Context, orders []string) (map[stock.Hold]wire.OrderStatus, error) {
-	rows, err := c.db.QueryContext(ctx, `SELECT l.sku_id, l.order_id, o.status FROM cart_lines l JOIN orders o ON o.id = l.order_id WHERE l.order_id IN (`+marks(len(orders))+`)`, anys(orders)...)
+	rows, err := c.db.QueryContext(ctx, `SELECT l.sku_id, l.order_id, l.lock_id, o.status FROM cart_lines l JOIN orders o ON o.id = l.order_id WHERE l.order_id IN (`+marks(len(orders))+`)`, anys(orders)...)
 	if err != nil {
 		return nil, fmt.Errorf("lines of %d orders: %w", len(orders), err)
 	}
@@ -147,7 +147,7 @@ func (c *Carts) stands(ctx context.Context, orders []string) (map[stock.Hold]wir
 	for rows.Next() {
 		var h stock.Hold
 		var status wire.OrderStatus
-		if err := rows.Scan(&h.SKU, &h.Order, &status); err != nil {
+		if err := rows.Scan(&h.SKU, &h.Order, &h.Lock, &status); err != nil {
 			return nil, fmt.Errorf("lines of %d orders: %w", len(orders), err)
 		}
 		found[h] = status

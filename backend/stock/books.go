@@ -131,7 +131,7 @@ func End(ctx context.Context, tx *sql.Tx, at time.Time, kind string, sold bool, 
 	if len(orders) == 0 {
 		return nil
 	}
-	rows, err := tx.QueryContext(ctx, `SELECT order_id, sku_id, quantity FROM cart_lines WHERE order_id IN (`+marks(len(orders))+`) ORDER BY sku_id, order_id`, anys(orders)...)
+	rows, err := tx.QueryContext(ctx, `SELECT order_id, sku_id, quantity, lock_id FROM cart_lines WHERE order_id IN (`+marks(len(orders))+`) ORDER BY sku_id, order_id`, anys(orders)...)
 	if err != nil {
 		return fmt.Errorf("lines of %d orders: %w", len(orders), err)
 	}
@@ -146,7 +146,8 @@ func End(ctx context.Context, tx *sql.Tx, at time.Time, kind string, sold bool, 
 	for rows.Next() {
 		c := Change{Kind: kind}
 		var units int64
-		if err := rows.Scan(&c.Ref, &c.SKU, &units); err != nil {
+		var lock string
+		if err := rows.Scan(&c.Ref, &c.SKU, &units, &lock); err != nil {
 			return fmt.Errorf("lines of %d orders: %w", len(orders), err)
 		}
 		c.Locked = -units
@@ -157,7 +158,7 @@ func End(ctx context.Context, tx *sql.Tx, at time.Time, kind string, sold bool, 
 		}
 		changes = append(changes, c)
 		skus = append(skus, c.SKU)
-		intents = append(intents, c.SKU, to, c.Ref, at)
+		intents = append(intents, c.SKU, to, c.Ref, lock, at)
 	}
 	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
 		return fmt.Errorf("lines of %d orders: %w", len(orders), err)
@@ -172,8 +173,8 @@ func End(ctx context.Context, tx *sql.Tx, at time.Time, kind string, sold bool, 
 	if _, err := tx.ExecContext(ctx, `UPDATE cart_lines SET held = FALSE WHERE order_id IN (`+marks(len(orders))+`)`, anys(orders)...); err != nil {
 		return fmt.Errorf("lines of %d orders: %w", len(orders), err)
 	}
-	for part := range slices.Chunk(intents, 4*500) {
-		if _, err := tx.ExecContext(ctx, `INSERT INTO sku_intents (sku_id, kind, order_id, created_at) VALUES `+tuples(len(part)/4, 4), part...); err != nil {
+	for part := range slices.Chunk(intents, 5*500) {
+		if _, err := tx.ExecContext(ctx, `INSERT INTO sku_intents (sku_id, kind, order_id, lock_id, created_at) VALUES `+tuples(len(part)/5, 5), part...); err != nil {
 			return fmt.Errorf("write the intents of %d orders: %w", len(orders), err)
 		}
 	}

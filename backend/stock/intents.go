@@ -43,7 +43,7 @@ type Intents struct {
 
 type intent struct {
 	id, sku, quantity int64
-	kind, order       string
+	kind, order, lock string
 }
 
 // OfOrders carries out the open intents of carts' orders, after the COMMIT that wrote them.
@@ -96,7 +96,7 @@ func (i Intents) Run(ctx context.Context) (n int, err error) {
 }
 
 func (i Intents) read(ctx context.Context, where string, args ...any) ([]intent, error) {
-	rows, err := i.DB.QueryContext(ctx, `SELECT id, sku_id, kind, order_id, quantity FROM sku_intents WHERE done_at IS NULL`+where, args...)
+	rows, err := i.DB.QueryContext(ctx, `SELECT id, sku_id, kind, order_id, lock_id, quantity FROM sku_intents WHERE done_at IS NULL`+where, args...)
 	if err != nil {
 		return nil, fmt.Errorf("read intents of SKUs: %w", err)
 	}
@@ -104,7 +104,7 @@ func (i Intents) read(ctx context.Context, where string, args ...any) ([]intent,
 	var list []intent
 	for rows.Next() {
 		var x intent
-		if err := rows.Scan(&x.id, &x.sku, &x.kind, &x.order, &x.quantity); err != nil {
+		if err := rows.Scan(&x.id, &x.sku, &x.kind, &x.order, &x.lock, &x.quantity); err != nil {
 			return nil, fmt.Errorf("read intents of SKUs: %w", err)
 		}
 		list = append(list, x)
@@ -157,7 +157,7 @@ func (i Intents) try(ctx context.Context, list []intent) (done int, blocked []in
 func (i Intents) carryOut(ctx context.Context, x intent) error {
 	switch x.kind {
 	case lua.ToSold, lua.ToBack:
-		return unlock(ctx, i.Redis, x.sku, x.order, x.kind)
+		return unlock(ctx, i.Redis, Hold{x.sku, x.order, x.lock}, x.kind)
 	case adjusts:
 		return adjust(ctx, i.Redis, x.sku, x.id, x.quantity)
 	default:

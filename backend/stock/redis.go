@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -30,10 +31,10 @@ func (k keys) held() []string { return []string{k.state, k.orders, k.open} }
 var errLoading = errors.New("the SKU is being loaded into redis")
 
 // unlock calls unlock.lua. A SKU that is not in Redis needs none: loading it brings what MySQL has. errLoading.
-func unlock(ctx context.Context, redis *reserve.Store, sku int64, order, to string) error {
-	answer, err := redis.Call(ctx, lua.Unlock, keysOf(redis, sku).held(), order, to)
+func unlock(ctx context.Context, redis *reserve.Store, h Hold, to string) error {
+	answer, err := redis.Call(ctx, lua.Unlock, keysOf(redis, h.SKU).held(), h.Order, h.Lock, to)
 	if err != nil {
-		return fmt.Errorf("unlock order %s at SKU %d: %w", order, sku, err)
+		return fmt.Errorf("unlock order %s at SKU %d: %w", h.Order, h.SKU, err)
 	}
 	if answer[0] == lua.GateClosed {
 		return errLoading
@@ -60,7 +61,17 @@ type Line struct{ SKU, Units int64 }
 // Verdict is what reduce.lua answered for a line.
 type Verdict struct {
 	Answer string // lua.Reduced, AlreadyApplied, NotEnough, NotLoaded
-	Epoch  int64  // of a lock: MySQL is asked in it
+	Lock   string // of the first two
+}
+
+// Epoch is that of a lock: MySQL is asked in it. -1 for what is no lock.
+func Epoch(lock string) int64 {
+	epoch, _, _ := strings.Cut(lock, ".")
+	n, err := strconv.ParseInt(epoch, 10, 64)
+	if err != nil {
+		return -1
+	}
+	return n
 }
 
 // Reduce locks units for an order, each line by itself, in one pipeline: the SKUs may live in different slots. It may be
@@ -81,18 +92,16 @@ func (s *Shelf) Reduce(ctx context.Context, order string, lines []Line) ([]Verdi
 	for i, a := range answers {
 		verdicts[i].Answer = a[0]
 		if a[0] == lua.Reduced || a[0] == lua.AlreadyApplied {
-			if verdicts[i].Epoch, err = strconv.ParseInt(a[3], 10, 64); err != nil {
-				return nil, fmt.Errorf("reduce SKU %d for order %s: epoch %q: %w", lines[i].SKU, order, a[3], err)
-			}
+			verdicts[i].Lock = a[3]
 		}
 	}
 	return verdicts, nil
 }
 
-// Hold is what an order has locked of a SKU in Redis.
+// Hold is a lock that an order has on units of a SKU in Redis.
 type Hold struct {
-	SKU   int64
-	Order string
+	SKU         int64
+	Order, Lock string
 }
 
 // Unlock gives the units of holds back, or says that they are sold, and reports how many holds are over. Those of a SKU
@@ -100,7 +109,7 @@ type Hold struct {
 func (s *Shelf) Unlock(ctx context.Context, to string, holds ...Hold) (n int, err error) {
 	var errs []error
 	for _, h := range holds {
-		switch err := unlock(ctx, s.redis, h.SKU, h.Order, to); {
+		switch err := unlock(ctx, s.redis, h, to); {
 		case err == nil:
 			n++
 		case !errors.Is(err, errLoading):
@@ -129,8 +138,19 @@ func (s *Shelf) Due(ctx context.Context, skus []int64, before time.Time, most in
 			return nil, fmt.Errorf("holds of SKU %d: %w", skus[i], err)
 		}
 		for _, order := range orders {
-			due = append(due, Hold{skus[i], order})
+			due = append(due, Hold{SKU: skus[i], Order: order})
 		}
+	}
+	commands = commands[:0]
+	for _, h := range due {
+		commands = append(commands, c.B().Hget().Key(keysOf(s.redis, h.SKU).orders).Field(h.Order).Build())
+	}
+	for i, r := range c.DoMulti(ctx, commands...) {
+		value, err := r.ToString()
+		if err != nil && !rueidis.IsRedisNil(err) { // it may be over by now: then nothing ends it again
+			return nil, fmt.Errorf("lock of order %s at SKU %d: %w", due[i].Order, due[i].SKU, err)
+		}
+		_, due[i].Lock, _ = strings.Cut(value, " ")
 	}
 	return due, nil
 }
@@ -195,6 +215,7 @@ func (s *Shelf) states(ctx context.Context, skus []int64) ([]State, error) {
 type Snapshot struct {
 	State   State
 	Orders  map[string]int64 // order id -> units that it has locked
+	Locks   map[string]string
 	Open    map[string]int64 // of them, those that nobody has Compared: since when, in milliseconds
 	Applied map[int64]bool   // intents above Floor that the numbers include
 }
@@ -204,7 +225,7 @@ func Read(ctx context.Context, redis *reserve.Store, sku int64) (Snapshot, error
 	ctx, cancel := context.WithTimeout(ctx, 10*reserve.Timeout)
 	defer cancel()
 	k := keysOf(redis, sku)
-	snap := Snapshot{Orders: map[string]int64{}, Open: map[string]int64{}, Applied: map[int64]bool{}}
+	snap := Snapshot{Orders: map[string]int64{}, Locks: map[string]string{}, Open: map[string]int64{}, Applied: map[int64]bool{}}
 	err := redis.Client().Dedicated(func(c rueidis.DedicatedClient) error {
 		rs := c.DoMulti(ctx,
 			c.B().Multi().Build(),
@@ -230,7 +251,9 @@ func Read(ctx context.Context, redis *reserve.Store, sku int64) (Snapshot, error
 			return err
 		}
 		snap.State = parseState(state)
-		for order, units := range orders {
+		for order, value := range orders {
+			units, lock, _ := strings.Cut(value, " ")
+			snap.Locks[order] = lock
 			if snap.Orders[order], err = strconv.ParseInt(units, 10, 64); err != nil {
 				return fmt.Errorf("order %s has %q units", order, units)
 			}

@@ -237,7 +237,7 @@ func (s *Shelf) fill(ctx context.Context, sku int64, token string) error {
 type books struct {
 	epoch, available, locked, sold int64
 	newest                         int64    // intent
-	orders                         []string // id, units, id, units, ...
+	orders                         []string // id, "units lock", id, "units lock", ...
 }
 
 // readBooks raises the SKU's epoch and reads what it has at that moment. ErrUnknown.
@@ -258,17 +258,17 @@ func readBooks(ctx context.Context, db *sql.DB, sku int64) (b books, err error) 
 		if err := tx.QueryRowContext(ctx, `SELECT COALESCE(MAX(id), 0) FROM sku_intents WHERE sku_id = ?`, sku).Scan(&b.newest); err != nil {
 			return fmt.Errorf("newest intent: %w", err)
 		}
-		rows, err := tx.QueryContext(ctx, `SELECT order_id, quantity FROM cart_lines WHERE sku_id = ? AND held = TRUE`, sku)
+		rows, err := tx.QueryContext(ctx, `SELECT order_id, quantity, lock_id FROM cart_lines WHERE sku_id = ? AND held = TRUE`, sku)
 		if err != nil {
 			return fmt.Errorf("lines: %w", err)
 		}
 		defer rows.Close()
 		for rows.Next() {
-			var order, units string
-			if err := rows.Scan(&order, &units); err != nil {
+			var order, units, lock string
+			if err := rows.Scan(&order, &units, &lock); err != nil {
 				return fmt.Errorf("lines: %w", err)
 			}
-			b.orders = append(b.orders, order, units)
+			b.orders = append(b.orders, order, units+" "+lock)
 		}
 		return errors.Join(rows.Err(), rows.Close())
 	})

@@ -395,7 +395,7 @@ var passed = []string{"Content-Type", "Location", "ETag", "Cache-Control", "Retr
 func (x *exchange) unanswered(r *upstream.Request, err error) {
 	if r.Method == fasthttp.MethodPost && errors.Is(err, upstream.ErrUnknown) {
 		x.s.warn("no answer from the backend", err, x.id)
-		p := problem.New(problem.OutcomeUnknown, "the request was sent on and no answer came: ask again with the same Idempotency-Key, or look at GET /v1/orders")
+		p := problem.New(problem.OutcomeUnknown, "the request was sent on and no answer came: ask again with the same Idempotency-Key, or look at GET /v1/orders?sale_id=")
 		p.RetryAfter = time.Second + jitter(2*time.Second)
 		x.refuse(p)
 		return

@@ -27,6 +27,7 @@ CREATE TABLE cart_lines (
   quantity INT         NOT NULL,
   price    BIGINT      NOT NULL,               -- of one unit, when it was ordered
   held     BOOLEAN     NOT NULL DEFAULT TRUE,  -- the units are locked: the order waits for its payment
+  lock_id  VARCHAR(48) CHARACTER SET ascii COLLATE ascii_bin NOT NULL, -- of the lock in Redis that it was made with
   PRIMARY KEY (order_id, sku_id),
   KEY cart_lines_held (sku_id, held)
 );
@@ -51,8 +52,9 @@ CREATE TABLE sku_ledger (
 CREATE TABLE sku_intents (
   id         BIGINT      NOT NULL AUTO_INCREMENT PRIMARY KEY,
   sku_id     BIGINT      NOT NULL,
-  kind       VARCHAR(16) NOT NULL, -- sold, back (the units of order_id), adjust (by quantity)
+  kind       VARCHAR(16) NOT NULL, -- sold, back (what lock_id has locked for order_id), adjust (by quantity)
   order_id   VARCHAR(56) CHARACTER SET ascii COLLATE ascii_bin NOT NULL DEFAULT '',
+  lock_id    VARCHAR(48) CHARACTER SET ascii COLLATE ascii_bin NOT NULL DEFAULT '',
   quantity   BIGINT      NOT NULL DEFAULT 0,
   created_at DATETIME(3) NOT NULL,
   done_at    DATETIME(3) NULL,

@@ -18,10 +18,12 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"floodgate.internal/backend/backendtest"
+	"floodgate.internal/backend/cart"
 	"floodgate.internal/backend/catalog"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/reconcile"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/stock"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
 )
@@ -56,7 +58,9 @@ func work(t *testing.T, limits Limits, addr string) *working {
 			t.Error(err)
 		}
 	})
-	s.Begin(Parts{Catalog: known, Redis: redis, Book: order.NewBook(db, redis, s.Clock, log, reg),
+	shelf := stock.NewShelf(db, redis, log, reg)
+	s.Begin(Parts{Catalog: known, Redis: redis, Book: order.NewBook(db, redis, s.Clock, log, reg), Shelf: shelf,
+		Carts:  cart.New(cart.Config{PayWithin: time.Minute, MaxInFlight: 2}, db, shelf, s.Clock, log, reg),
 		Orders: order.NewReader(db, redis, s.Clock, log, reg), Reconciler: reconcile.New(db, redis, nil, log, reg)})
 	w := &working{s, c, t, db, direct}
 	return w

@@ -69,7 +69,7 @@ func TestWrongCommandLinesAreUsageErrors(t *testing.T) {
 		"sale create -config f --stock 1 --ends-at 2026-07-01T10:00:00Z --starts-at 2026-07-01T09:00:00Z --tranche 5",
 		"sale create -config f --stock 1 --ends-at 2026-07-01T10:00:00Z --pay-within 1500ms",
 		"sale get -config f", "sale get -config f x", "sale restock -config f 7", "sale list", "audit -config f",
-		"audit -config f --sale 7 --all", "rebuild -config f", "migrate", "sale list -config f --admin nowhere", "sale list -config f --admin 127.0.0.1:0",
+		"audit -config f --sale 7 --all", "audit -config f --sale 7 --sku 3", "rebuild -config f", "rebuild -config f --sale 7 --sku 3", "migrate", "sale list -config f --admin nowhere", "sale list -config f --admin 127.0.0.1:0",
 	} {
 		if _, err := run(t.Context(), Config{Admin: "127.0.0.1:1"}, strings.Fields(line)...); cli.ExitCode(err) != 2 {
 			t.Errorf("%s: got %v, want a usage error", line, err)

@@ -2,6 +2,7 @@ package edge
 
 import (
 	"encoding/json"
+	"strings"
 
 	"github.com/valyala/fasthttp"
 
@@ -32,7 +33,11 @@ func (x *exchange) cart() {
 	}
 	items, err := wire.ParseCart(body)
 	if err != nil {
-		x.reject(ruleBody, problem.New(problem.BadRequest, err.Error()))
+		p := problem.New(problem.BadRequest, err.Error())
+		if member, _, ok := strings.Cut(err.Error(), ": "); ok && !strings.Contains(member, " ") {
+			p.Field = member
+		}
+		x.reject(ruleBody, p)
 		return
 	}
 	d := x.s.orders.Take(who.UID, x.set.Order, x.now)

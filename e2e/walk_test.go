@@ -34,6 +34,7 @@ func TestContractWalk(t *testing.T) {
 	k.ops()
 	k.feed()
 	k.adminSKUs()
+	k.carts()
 	k.adminSales()
 	k.paused()
 	for _, r := range w.contract.routes {

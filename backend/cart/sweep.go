@@ -65,8 +65,8 @@ func (c *Carts) compare(ctx context.Context, holds []stock.Hold) (n int, err err
 			return 0, err
 		}
 		undecided[order] = !retired
+		failpoint.Hit("cart.after-retire")
 	}
-	failpoint.Hit("cart.after-retire")
 	stands, err := c.stands(ctx, orders)
 	if err != nil {
 		return 0, err

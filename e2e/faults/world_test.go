@@ -132,6 +132,7 @@ mysql: {dsn: "%s"}
 queue: {driver: rabbitmq, url: "%s"}
 orders: {batch: 20}
 outbox: {claim_idle: 1s}
+carts: {abandoned_after: 1s}
 log: {level: info}
 `, w.ports.Internal, w.ports.Admin, development.AdminToken, development.SigningKeyID, development.SigningSecret, w.servers.RedisAddr(), w.servers.MySQLDSN(), w.servers.AMQPURL()), 0o600))
 	must(t, os.WriteFile(w.file("gateway.yaml"), fmt.Appendf(nil, `development: true

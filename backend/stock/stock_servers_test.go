@@ -401,9 +401,11 @@ func TestRestartedRedisForgetsEverySKU(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	kept := make(chan error, 1)
 	go func() { kept <- r.Keep(ctx) }()
+	bound, done := context.WithTimeout(t.Context(), time.Minute)
+	defer done()
 	for armed := false; !armed; {
 		var err error
-		if armed, err = r.Armed(t.Context()); err != nil {
+		if armed, err = r.Armed(bound); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -38,6 +38,7 @@ type Config struct {
 	Accept      Accept        `yaml:"accept"`
 	Orders      Orders        `yaml:"orders"`
 	Outbox      Outbox        `yaml:"outbox"`
+	Carts       Carts         `yaml:"carts"`
 	API         API           `yaml:"api"`
 	Payments    Payments      `yaml:"payments"`
 	Drain       time.Duration `yaml:"drain"`
@@ -111,6 +112,13 @@ type Outbox struct {
 	ClaimIdle time.Duration `yaml:"claim_idle"`
 }
 
+// Carts says how carts are decided.
+type Carts struct {
+	PayWithin      time.Duration `yaml:"pay_within"`
+	AbandonedAfter time.Duration `yaml:"abandoned_after"`
+	MaxInFlight    int           `yaml:"max_in_flight"`
+}
+
 // API bounds the internal listener.
 type API struct {
 	MaxInFlight    int           `yaml:"max_in_flight"`
@@ -162,6 +170,7 @@ func DefaultConfig() Config {
 		Orders: Orders{Batch: 200, BatchWait: 2 * time.Millisecond, QueuedBound: 30 * time.Second, MaxQueued: 100_000,
 			MaxLag: 20 * time.Second, MaxOutage: 10 * time.Second},
 		Outbox: Outbox{ClaimIdle: 10 * time.Second},
+		Carts:  Carts{PayWithin: 15 * time.Minute, AbandonedAfter: 30 * time.Second, MaxInFlight: 64},
 		API:    API{MaxInFlight: 1024, MaxWaiting: 65536, MaxConnections: 65536, MaxLine: 256, LinePerUnit: 4, LineWait: time.Second},
 		Drain:  20 * time.Second,
 		Log:    Log{Level: "info"},
@@ -205,7 +214,7 @@ func (p Payments) providers() []payment.Provider {
 // operate is what the operator's commands need.
 func (c Config) operate(stderr io.Writer) operate.Config {
 	o := operate.Config{Admin: c.Listen.Admin, Token: c.AdminToken.Reveal(), MySQL: c.MySQL.DSN.Reveal(), Redis: c.Redis.config(),
-		QueuedBound: c.Orders.QueuedBound, Log: c.logger(stderr)}
+		QueuedBound: c.Orders.QueuedBound, Abandoned: c.Carts.AbandonedAfter, Log: c.logger(stderr)}
 	if c.Queue.Driver == RabbitMQ {
 		b := c.Queue.config()
 		o.Broker = &b
@@ -311,6 +320,9 @@ func (c Config) Validate() error {
 		// Else relays take over from each other, again and again, what one of them is about to publish.
 		wrong("outbox.claim_idle: %v must be at least twice accept.confirm_within, %v, with accept.after: confirm", c.Outbox.ClaimIdle, least)
 	}
+	span("carts.pay_within", c.Carts.PayWithin, time.Second, 30*24*time.Hour)
+	span("carts.abandoned_after", c.Carts.AbandonedAfter, time.Second, time.Hour)
+	between("carts.max_in_flight", int64(c.Carts.MaxInFlight), 1, 100_000)
 	between("api.max_in_flight", int64(c.API.MaxInFlight), 1, 1_000_000)
 	between("api.max_waiting", int64(c.API.MaxWaiting), 1, 1_000_000)
 	between("api.max_connections", int64(c.API.MaxConnections), 1, 1_000_000)

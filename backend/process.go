@@ -18,6 +18,7 @@ import (
 	"floodgate.internal/backend/api"
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/broker"
+	"floodgate.internal/backend/cart"
 	"floodgate.internal/backend/catalog"
 	"floodgate.internal/backend/concentration"
 	"floodgate.internal/backend/coupon"
@@ -28,6 +29,7 @@ import (
 	"floodgate.internal/backend/payment"
 	"floodgate.internal/backend/reconcile"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/stock"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/clock"
 )
@@ -57,6 +59,7 @@ type process struct {
 	letters    *deadletter.Box
 	payments   *payment.Desk
 	reconciler *reconcile.Reconciler
+	shelf      *stock.Shelf
 }
 
 func newProcess(c Config, roles Roles, log *slog.Logger) *process {
@@ -205,9 +208,13 @@ func (p *process) begin(base, work *tier) error {
 	}
 	p.reconciler = reconcile.New(p.db, p.redis, fence, p.log, p.reg)
 
+	p.shelf = stock.NewShelf(p.db, p.redis, p.log, p.reg)
+	carts := cart.New(cart.Config(c.Carts), p.db, p.shelf, p.clk, p.log, p.reg)
+
 	base.start("catalog", p.catalog.Run)
 	if p.roles.API || p.roles.Timer {
 		base.start("reconciler", p.reconciler.Keep)
+		base.start("stock", p.shelf.Keep)
 	}
 	name := consumerName()
 	if p.roles.API {
@@ -216,7 +223,7 @@ func (p *process) begin(base, work *tier) error {
 		p.lists, p.origins = eligibility.New(p.db, p.log, p.reg), concentration.New(p.clk.Now())
 		base.start("lists", p.lists.Run)
 		parts := api.Parts{Catalog: p.catalog, Redis: p.redis, Book: p.book, Orders: orders, Claims: p.claims, Reconciler: p.reconciler, Lists: p.lists, Origins: p.origins,
-			Outage: p.outage, Webhooks: p.payments}
+			Outage: p.outage, Webhooks: p.payments, Carts: carts, Shelf: p.shelf}
 		if c.TestPayments() {
 			parts.Payer = p.book
 		}
@@ -241,13 +248,15 @@ func (p *process) begin(base, work *tier) error {
 	}
 	operator := admin.New(admin.Config{
 		Token: c.AdminToken.Reveal(), DB: p.db, Redis: p.redis, Clock: p.clk, Audit: p.auditor(),
-		Reconcile: p.reconciler.Sale, Fence: p.fence(), Changed: p.catalog.Refresh, Queues: p.queues(), Book: p.book, Lists: p.lists, Concentration: p.origins, Letters: p.letters, Ready: p.reasons,
+		Reconcile: p.reconciler.Sale, Fence: p.fence(), Rebuild: p.shelf.Rebuild, Changed: p.catalog.Refresh, Queues: p.queues(), Book: p.book, Lists: p.lists, Concentration: p.origins, Letters: p.letters, Ready: p.reasons,
 		Log: p.log, Gatherer: p.reg, Register: p.reg,
 	})
 	if p.roles.Timer {
 		work.start("expiry", p.repeat("expiry", timerEvery, p.book.Expire))
 		work.start("coupons", p.repeat("the expiry of coupons", timerEvery, p.claims.Expire))
 		work.start("intents", p.repeat("intents", timerEvery, p.book.RunIntents))
+		work.start("intents of SKUs", p.repeat("intents of SKUs", timerEvery, stock.Intents{DB: p.db, Redis: p.redis, Clock: p.clk}.Run))
+		work.start("carts", p.repeat("carts", timerEvery, carts.Sweep))
 		work.start("unsold units", p.repeat("unsold units", timerEvery, operator.ReturnUnsold))
 		work.start("payments", p.repeat("payments", pruneEvery, p.payments.Tend))
 		work.start("done intents", p.repeat("done intents", pruneEvery, p.book.PruneIntents))
@@ -260,7 +269,7 @@ func (p *process) begin(base, work *tier) error {
 }
 
 func (p *process) auditor() *audit.Auditor {
-	a := audit.New(p.db, p.redis, p.config.Orders.QueuedBound)
+	a := audit.New(p.db, p.redis, p.config.Orders.QueuedBound).Abandoned(p.config.Carts.AbandonedAfter)
 	if p.broker == nil {
 		return a
 	}
@@ -343,6 +352,13 @@ func (p *process) reasons(ctx context.Context) []string {
 		err = errors.New("it was started anew, and its sales are being reconciled")
 	}
 	add("redis", err)
+	if p.roles.API {
+		armed, err := p.shelf.Armed(ctx)
+		if err == nil && !armed {
+			err = errors.New("it was started anew, and its SKUs are being forgotten")
+		}
+		add("redis", err)
+	}
 	add("sales", p.catalog.Ready())
 	if p.lists != nil && !p.lists.Ready() {
 		add("lists", errors.New("who may buy has not been read from mysql yet"))

@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -86,6 +87,7 @@ type world struct {
 	servers  *stack.Servers
 	ports    stack.Ports
 	backend  *stack.Process
+	second   *stack.Process // nil unless options.second
 	consumer *stack.Process // nil unless options.ownConsumer
 	gateway  *stack.Process
 	db       *sql.DB
@@ -104,6 +106,8 @@ type options struct {
 	maxLag      string // orders.max_lag, "" for the default
 	maxOutage   string // orders.max_outage, "" for the default
 	after       string // accept.after, "" for the default
+	carts       string // the section carts, "" for the default
+	second      bool   // there is another backend, of the roles api and timer
 }
 
 // patience bounds every wait: how long after a fault, or after the end of a run, everything must have settled.
@@ -154,6 +158,9 @@ func newWorld(t *testing.T, o options) *world {
 		if o.after != "" {
 			bound += "accept: {after: " + o.after + "}\n"
 		}
+		if o.carts != "" {
+			bound += "carts: " + o.carts + "\n"
+		}
 		return w.write(file, fmt.Sprintf(`development: true
 listen: {internal: "127.0.0.1:%d", admin: "127.0.0.1:%d"}
 admin_token: %s
@@ -170,9 +177,20 @@ payments: {providers: [{name: %s, secrets: [%s]}]}
 	if o.orders != "" {
 		limit = o.orders
 	}
+	backends := strconv.Quote(w.ports.InternalURL())
+	if o.second {
+		p, err := stack.FreePorts(2)
+		w.must(err)
+		w.second = stack.NewProcess(w.dir, stack.Program{
+			Name: "second", Path: filepath.Join(machine.bin, "backend"),
+			Args:  []string{"-config", backend("second.yaml", p[0], p[1]), "-roles", "api,timer"},
+			Ready: fmt.Sprintf("http://127.0.0.1:%d/-/ready", p[1]),
+		})
+		backends += fmt.Sprintf(`, "http://127.0.0.1:%d"`, p[0])
+	}
 	gateway := w.write("gateway.yaml", fmt.Sprintf(`development: true
 listen: {public: "127.0.0.1:%d", ops: "127.0.0.1:%d"}
-backends: ["%s"]
+backends: [%s]
 signing_key: {id: %s, secret: %s}
 identity:
   keys: [{kid: %s, alg: HS256, secret: %s, sign: true}]
@@ -180,7 +198,7 @@ limits:
   order: %s
   ip_exempt: ["127.0.0.0/8", "::1/128"]
 log: {level: info}
-`, w.ports.Public, w.ports.Ops, w.ports.InternalURL(), development.SigningKeyID, development.SigningSecret, development.LoginKeyID, development.LoginSecret, limit))
+`, w.ports.Public, w.ports.Ops, backends, development.SigningKeyID, development.SigningSecret, development.LoginKeyID, development.LoginSecret, limit))
 	config := backend("backend.yaml", w.ports.Internal, w.ports.Admin)
 
 	migrate := exec.CommandContext(ctx, filepath.Join(machine.bin, "backend"), "migrate", "-config", config)
@@ -205,7 +223,7 @@ log: {level: info}
 	w.gateway = stack.NewProcess(w.dir, stack.Program{
 		Name: "gateway", Path: filepath.Join(machine.bin, "gateway"), Args: []string{"-config", gateway}, Ready: w.ports.OpsURL() + "/-/ready",
 	})
-	for _, p := range []*stack.Process{w.backend, w.consumer, w.gateway} {
+	for _, p := range []*stack.Process{w.backend, w.second, w.consumer, w.gateway} {
 		if p == nil {
 			continue
 		}

@@ -35,6 +35,7 @@ func TestContractWalk(t *testing.T) {
 	k.ops()
 	k.feed()
 	k.adminSKUs()
+	k.carts()
 	k.adminSales()
 	k.paused()
 	k.coupons()

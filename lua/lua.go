@@ -1,6 +1,6 @@
 // Package lua holds every script that runs inside Redis. Each file's head is its contract: keys, arguments, answers, and
-// what makes it idempotent. All keys of one call share a hash tag, {sale:ID} or {lock:NAME}, so each script runs on a Redis
-// Cluster.
+// what makes it idempotent. All keys of one call share a hash tag, {sale:ID}, {sku:ID} or {lock:NAME}, so each script runs on
+// a Redis Cluster.
 package lua
 
 import (
@@ -122,6 +122,32 @@ var forget string
 // Forget takes an archived sale's keys out.
 var Forget = script(forget)
 
+//go:embed reduce.lua
+var reduce string
+
+// Reduce locks units of a SKU for an order of a cart.
+//
+// A Redis that does not know it (NOSCRIPT) was started anew: it must be loaded only after every SKU was forgotten there.
+var Reduce = script(reduce)
+
+//go:embed unreduce.lua
+var unreduce string
+
+// Unreduce ends the lock of an order of a cart: its units are sold, or available again.
+var Unreduce = script(unreduce)
+
+//go:embed sku_adjust.lua
+var skuAdjust string
+
+// AdjustSKU applies an operator's change of a SKU's available units, once.
+var AdjustSKU = script(skuAdjust)
+
+//go:embed sku_load.lua
+var skuLoad string
+
+// LoadSKU brings a SKU into Redis, once.
+var LoadSKU = script(skuLoad)
+
 // What scripts answer; each script's head says which of these it gives, and what follows.
 const (
 	Reserved       = "reserved"
@@ -157,6 +183,10 @@ const (
 	Made           = "made"
 	Forgotten      = "forgotten"
 	Queued         = "queued"
+	Reduced        = "reduced"
+	AlreadyApplied = "already_applied"
+	Unlocked       = "unlocked"
+	Claimed        = "claimed"
 )
 
 // A gate, as the state hash has it.
@@ -169,4 +199,12 @@ const (
 	StepKeys   = "keys"
 	StepIntent = "applied"
 	StepFinish = "finish"
+	StepClaim  = "claim" // the steps of LoadSKU, beside orders and finish
+	StepDrop   = "drop"
+)
+
+// What Unreduce makes of units.
+const (
+	ToSold = "sold"
+	ToBack = "back"
 )

@@ -17,6 +17,7 @@ var scripts = map[string]lua.Script{
 	"adopt.lua": lua.Adopt, "retire.lua": lua.Retire, "adjust.lua": lua.Adjust, "define.lua": lua.Define, "sweep.lua": lua.Sweep,
 	"lock.lua": lua.Lock, "renew.lua": lua.Renew, "unlock.lua": lua.Unlock,
 	"group.lua": lua.Group, "forget.lua": lua.Forget,
+	"reduce.lua": lua.Reduce, "unreduce.lua": lua.Unreduce, "sku_adjust.lua": lua.AdjustSKU, "sku_load.lua": lua.LoadSKU,
 }
 
 func TestEveryFileIsAScriptWithItsContract(t *testing.T) {
@@ -69,7 +70,7 @@ func TestEveryAnswerHasItsNameInGo(t *testing.T) {
 	for _, name := range []string{lua.Reserved, lua.Repeated, lua.KeyReused, lua.AlreadyOrdered, lua.SoldOut, lua.NotEnough, lua.NotStarted, lua.Ended,
 		lua.Paused, lua.GateClosed, lua.StaleEpoch, lua.NotLoaded, lua.Released, lua.Done, lua.Closed, lua.Lost, lua.OK, lua.Opened, lua.Adopted,
 		lua.Present, lua.Limit, lua.Applied, lua.Defined, lua.Older, lua.Granted, lua.Held, lua.Renewed,
-		lua.NotOwner, lua.Freed, lua.Kept, lua.Made, lua.Forgotten, lua.Queued} {
+		lua.NotOwner, lua.Freed, lua.Kept, lua.Made, lua.Forgotten, lua.Queued, lua.Reduced, lua.AlreadyApplied, lua.Unlocked, lua.Claimed} {
 		if !answered[name] {
 			t.Errorf("no script answers %q", name)
 		}

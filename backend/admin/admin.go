@@ -49,6 +49,8 @@ type Config struct {
 	Reconcile func(ctx context.Context, sale int64) error
 	// Fence returns once the sale's queue is drained, broker.Broker.Fence: nil without a broker.
 	Fence func(ctx context.Context, sale int64) error
+	// Rebuild writes one SKU into Redis from MySQL: stock.Shelf.Rebuild.
+	Rebuild func(ctx context.Context, sku int64) error
 	// Changed is called after each change, so that the feed has it at once: catalog.Catalog.Refresh.
 	Changed func(ctx context.Context) error
 	// Queues describes the broker's queues, broker.Broker.Queues: nil without a broker.
@@ -101,6 +103,8 @@ func (a *Admin) routes() {
 		v1 + "/skus":                     {"GET": a.listSKUs, "POST": a.createSKU},
 		v1 + "/skus/{id}":                {"GET": a.getSKU, "PATCH": a.patchSKU},
 		v1 + "/skus/{id}/restock":        {"POST": a.restockSKU},
+		v1 + "/skus/{id}/audit":          {"GET": a.auditSKU},
+		v1 + "/skus/{id}/rebuild":        {"POST": a.rebuildSKU},
 		v1 + "/sales":                    {"GET": a.listSales, "POST": a.createSale},
 		v1 + "/sales/{id}":               {"GET": a.getSale, "PATCH": a.patchSale},
 		v1 + "/sales/{id}/restock":       {"POST": a.restockSale},

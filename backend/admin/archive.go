@@ -52,7 +52,8 @@ func (a *Admin) archiveSale(r *request) (*answer, error) {
 		if now.ArchivedAt != nil {
 			return change{status: http.StatusOK, after: now, nothing: true}, nil
 		}
-		if _, err := readSKU(ctx, tx, s.SKU, forUpdate); err != nil {
+		sku, err := readSKU(ctx, tx, s.SKU, forUpdate)
+		if err != nil {
 			return change{}, err
 		}
 		var units, locked, epoch, intents int64
@@ -67,7 +68,7 @@ func (a *Admin) archiveSale(r *request) (*answer, error) {
 		}
 		var todo []intent
 		if units > 0 {
-			adjust, err := a.giveBack(ctx, tx, s, units)
+			adjust, err := a.giveBack(ctx, tx, s, sku, units)
 			if err != nil {
 				return change{}, err
 			}
@@ -87,7 +88,7 @@ func (a *Admin) archiveSale(r *request) (*answer, error) {
 			return change{}, err
 		}
 		after, _, err := a.readSale(ctx, tx, id)
-		return change{status: http.StatusOK, action: "sale.archive", target: saleName(id), before: now, after: after, intents: append(todo, forget)}, err
+		return change{status: http.StatusOK, action: "sale.archive", target: saleName(id), before: now, after: after, intents: append(todo, forget), sku: s.SKU}, err
 	})
 }
 

@@ -7,11 +7,13 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/go-json-experiment/json"
 
 	"floodgate.internal/backend/catalog"
+	"floodgate.internal/backend/stock"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/failpoint"
 	"floodgate.internal/shared/problem"
@@ -29,6 +31,7 @@ type change struct {
 	then    func(ctx context.Context) // carries on in Redis, beside the intents; nil for nothing
 	intents []intent
 	load    int64 // a new sale, to be loaded into Redis; 0 for none
+	sku     int64 // a SKU whose intents were written, see moveSKU; 0 for none
 }
 
 // intent is a row of intents: what is still to be done in Redis.
@@ -180,6 +183,11 @@ func (a *Admin) apply(ctx context.Context, c change) {
 			break // in order
 		}
 	}
+	if c.sku != 0 {
+		if err := (stock.Intents{DB: a.DB, Redis: a.Redis, Clock: a.Clock}).OfSKU(ctx, c.sku); err != nil {
+			later(err)
+		}
+	}
 	if err := a.Changed(ctx); err != nil {
 		later(err)
 	}
@@ -239,6 +247,16 @@ func (a *Admin) book(ctx context.Context, tx *sql.Tx, sale int64, kind, ref stri
 		return fmt.Errorf("ledger: %w", err)
 	}
 	return nil
+}
+
+// moveSKU writes the ledger row, and the intent for Redis, of a change of a SKU's available units. sku is as it was before,
+// and its row is locked.
+func (a *Admin) moveSKU(ctx context.Context, tx *sql.Tx, sku skuJSON, kind string, units int64) error {
+	id, err := stock.Intend(ctx, tx, a.now(), sku.ID, units)
+	if err != nil {
+		return err
+	}
+	return stock.Record(ctx, tx, a.now(), stock.Change{SKU: sku.ID, Kind: kind, Ref: "intent:" + strconv.FormatInt(id, 10), Available: units}, sku.Available, sku.Locked)
 }
 
 func (a *Admin) now() time.Time { return a.Clock.Now().Truncate(time.Millisecond) }

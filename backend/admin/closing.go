@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"floodgate.internal/backend/catalog"
+	"floodgate.internal/backend/stock"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
 )
@@ -69,7 +70,8 @@ func (a *Admin) returnUnsold(ctx context.Context, sale int64) (bool, error) {
 		if err != nil {
 			return err
 		}
-		if _, err := readSKU(ctx, tx, s.SKU, forUpdate); err != nil {
+		sku, err := readSKU(ctx, tx, s.SKU, forUpdate)
+		if err != nil {
 			return err
 		}
 		var units int64
@@ -79,7 +81,7 @@ func (a *Admin) returnUnsold(ctx context.Context, sale int64) (bool, error) {
 		if units == 0 || s.ClosedAt == nil || s.ArchivedAt != nil {
 			return nil // another process was here
 		}
-		adjust, err := a.giveBack(ctx, tx, s, units)
+		adjust, err := a.giveBack(ctx, tx, s, sku, units)
 		if err != nil {
 			return err
 		}
@@ -87,7 +89,7 @@ func (a *Admin) returnUnsold(ctx context.Context, sale int64) (bool, error) {
 		if err != nil {
 			return err
 		}
-		done = change{action: "sale.return", target: saleName(sale), before: before, after: after, intents: []intent{adjust}}
+		done = change{action: "sale.return", target: saleName(sale), before: before, after: after, intents: []intent{adjust}, sku: s.SKU}
 		return a.record(ctx, tx, "timer", done)
 	})
 	if err != nil || done.action == "" {
@@ -98,10 +100,14 @@ func (a *Admin) returnUnsold(ctx context.Context, sale int64) (bool, error) {
 	return true, nil
 }
 
-// giveBack moves a sale's available units back to its SKU, whose row and whose sale's stock row are locked.
-func (a *Admin) giveBack(ctx context.Context, tx *sql.Tx, s catalog.Sale, units int64) (intent, error) {
+// giveBack moves a sale's available units back to its SKU. sku is as it was before, and its row and the sale's stock row are
+// locked.
+func (a *Admin) giveBack(ctx context.Context, tx *sql.Tx, s catalog.Sale, sku skuJSON, units int64) (intent, error) {
 	if _, err := tx.ExecContext(ctx, `UPDATE skus SET allotted = allotted - ?, available = available + ? WHERE id = ?`, units, units, s.SKU); err != nil {
 		return intent{}, fmt.Errorf("sku %d: %w", s.SKU, err)
+	}
+	if err := a.moveSKU(ctx, tx, sku, stock.Returned, units); err != nil {
+		return intent{}, err
 	}
 	return a.moveUnits(ctx, tx, s.ID, "return", -units)
 }

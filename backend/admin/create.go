@@ -10,6 +10,7 @@ import (
 
 	"floodgate.internal/backend/catalog"
 	"floodgate.internal/backend/order"
+	"floodgate.internal/backend/stock"
 	"floodgate.internal/shared/failpoint"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
@@ -132,7 +133,7 @@ func (a *Admin) create(r *request, asked newSale) (*answer, error) {
 			return change{}, err
 		}
 		after, _, err := a.readSale(ctx, tx, id)
-		return change{status: http.StatusCreated, action: n.action, target: saleName(id), after: after, load: id}, err
+		return change{status: http.StatusCreated, action: n.action, target: saleName(id), after: after, load: id, sku: asked.sku}, err
 	})
 }
 
@@ -160,11 +161,11 @@ func (a *Admin) allot(ctx context.Context, tx *sql.Tx, n *newSale) error {
 	if n.currency == "" {
 		n.currency = sku.Currency
 	}
-	return takeUnits(ctx, tx, sku, n.stock, "stock")
+	return a.takeUnits(ctx, tx, sku, n.stock, "stock")
 }
 
-// takeUnits allots a SKU's available units.
-func takeUnits(ctx context.Context, tx *sql.Tx, sku skuJSON, units int64, field string) error {
+// takeUnits allots available units of a SKU whose row is locked.
+func (a *Admin) takeUnits(ctx context.Context, tx *sql.Tx, sku skuJSON, units int64, field string) error {
 	n, err := affected(tx.ExecContext(ctx, `UPDATE skus SET available = available - ?, allotted = allotted + ? WHERE id = ? AND available >= ?`,
 		units, units, sku.ID, units))
 	if err != nil {
@@ -176,5 +177,5 @@ func takeUnits(ctx context.Context, tx *sql.Tx, sku skuJSON, units int64, field 
 		p.Field = field
 		return p
 	}
-	return nil
+	return a.moveSKU(ctx, tx, sku, stock.Allot, -units)
 }

@@ -251,7 +251,7 @@ func (a *Admin) restockSale(r *request) (*answer, error) {
 			}
 			_, err = tx.ExecContext(ctx, `UPDATE skus SET total = total + ?, allotted = allotted + ? WHERE id = ?`, quantity, quantity, sku.ID)
 		} else {
-			err = takeUnits(ctx, tx, sku, quantity, "quantity")
+			err = a.takeUnits(ctx, tx, sku, quantity, "quantity")
 		}
 		if err != nil {
 			return change{}, err
@@ -261,7 +261,9 @@ func (a *Admin) restockSale(r *request) (*answer, error) {
 			return change{}, err
 		}
 		failpoint.Hit("admin.mid-restock")
-		return a.redefine(ctx, tx, "sale.restock", before, adjust)
+		c, err := a.redefine(ctx, tx, "sale.restock", before, adjust)
+		c.sku = sku.ID
+		return c, err
 	})
 }
 

@@ -19,6 +19,7 @@ import (
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/reconcile"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/stock"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/clock"
@@ -29,8 +30,9 @@ import (
 // office is an Admin on the real stores.
 type office struct {
 	*Admin
-	t    *testing.T
-	book *order.Book
+	t     *testing.T
+	book  *order.Book
+	shelf *stock.Shelf
 	// down, when it is set, is what every attempt to reach Redis after a COMMIT meets.
 	down error
 }
@@ -43,7 +45,7 @@ func newOffice(t *testing.T, connections int) *office {
 		t.Fatal(err)
 	}
 	clk, log, reg := new(clock.Clock), backendtest.Log(t), prometheus.NewRegistry()
-	o := &office{t: t, book: order.NewBook(db, redis, clk, log, reg)}
+	o := &office{t: t, book: order.NewBook(db, redis, clk, log, reg), shelf: stock.NewShelf(db, redis, log, reg)}
 	reconciler := reconcile.New(db, redis, nil, log, reg)
 	o.Admin = New(Config{Token: token, DB: db, Redis: redis, Clock: clk, Audit: audit.New(db, redis, time.Minute),
 		Reconcile: func(ctx context.Context, sale int64) error {
@@ -52,6 +54,7 @@ func newOffice(t *testing.T, connections int) *office {
 			}
 			return reconciler.Sale(ctx, sale)
 		},
+		Rebuild: o.shelf.Rebuild,
 		Changed: func(context.Context) error { return o.down },
 		Queues: func(context.Context) ([]broker.QueueState, error) {
 			return []broker.QueueState{{Name: broker.QueueName(0), Ready: 3, Unacked: 2, Consumers: 1}, {Name: broker.Dead, Ready: 1}}, nil

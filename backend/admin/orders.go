@@ -18,7 +18,7 @@ import (
 // orderJSON is an order as operators see it.
 type orderJSON struct {
 	OrderID   string           `json:"order_id"`
-	SaleID    int64            `json:"sale_id"`
+	SaleID    int64            `json:"sale_id"` // 0 for a cart's
 	UID       string           `json:"uid"`
 	Quantity  int64            `json:"quantity"`
 	Amount    int64            `json:"amount"` // minor units of the sale's currency
@@ -112,7 +112,7 @@ func (a *Admin) searchOrders(r *request) (*answer, error) {
 		return nil, problem.Invalid("status", fmt.Sprintf("%q is none: give %s", short(s.status), strings.Join(settledStatuses, ", ")))
 	}
 	if q.Has("cursor") {
-		if _, ok := wire.SaleOfOrder(s.below); !ok {
+		if !wire.ValidOrderID(s.below) {
 			return nil, problem.Invalid("cursor", short(s.below)+": take it from the page before, as it is")
 		}
 	}
@@ -190,7 +190,7 @@ func (s search) within(where string, args []any, end string) (string, []any) {
 func (a *Admin) cancelOrder(r *request) (*answer, error) {
 	id := r.PathValue("id")
 	noOrder := problem.New(problem.OrderNotFound, fmt.Sprintf("no order %q: GET /admin/v1/orders?uid= lists a buyer's", short(id)))
-	if _, ok := wire.SaleOfOrder(id); !ok {
+	if !wire.ValidOrderID(id) {
 		return nil, noOrder
 	}
 	if err := r.noBody(); err != nil {

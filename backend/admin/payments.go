@@ -23,7 +23,7 @@ func (a *Admin) listPayments(r *request) (*answer, error) {
 	if q.Has("status") && !slices.Contains(payment.Statuses, f.Status) {
 		return nil, problem.Invalid("status", fmt.Sprintf("%q is none of %v", short(string(f.Status)), payment.Statuses))
 	}
-	if _, ok := wire.SaleOfOrder(f.OrderID); q.Has("order_id") && !ok {
+	if q.Has("order_id") && !wire.ValidOrderID(f.OrderID) {
 		return nil, problem.Invalid("order_id", fmt.Sprintf("%q is no order id", short(f.OrderID)))
 	}
 	list, err := payment.List(r.Context(), a.DB, f, below, limit+1)

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"time"
 
+	"floodgate.internal/backend/audit"
+	"floodgate.internal/backend/stock"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
 )
@@ -47,12 +49,16 @@ type rower interface {
 func readSKU(ctx context.Context, q rower, id int64, lock string) (skuJSON, error) {
 	s, err := scanSKU(q.QueryRowContext(ctx, `SELECT `+skuColumns+` FROM skus WHERE id = ? `+lock, id))
 	if errors.Is(err, sql.ErrNoRows) {
-		return s, problem.New(problem.NotFound, fmt.Sprintf("no SKU %d: GET /admin/v1/skus lists them", id))
+		return s, noSKU(id)
 	}
 	if err != nil {
 		return s, fmt.Errorf("sku %d: %w", id, err)
 	}
 	return s, nil
+}
+
+func noSKU(id int64) error {
+	return problem.New(problem.NotFound, fmt.Sprintf("no SKU %d: GET /admin/v1/skus lists them", id))
 }
 
 const forUpdate = "FOR UPDATE"
@@ -141,11 +147,21 @@ func (a *Admin) insertSKU(ctx context.Context, tx *sql.Tx, title string, price i
 	if err != nil {
 		return 0, fmt.Errorf("insert sku: %w", err)
 	}
-	return result.LastInsertId()
+	id, err := result.LastInsertId()
+	if err != nil || available == 0 {
+		return id, err
+	}
+	return id, stock.Record(ctx, tx, a.now(), stock.Change{SKU: id, Kind: stock.Created, Ref: stock.Created, Available: available}, 0, 0)
 }
+
+// patchAttempts bounds how often a change is begun anew where another one was quicker.
+const patchAttempts = 5
 
 // patchSKU changes what the SKU's next sales and carts take over; sales there are keep their own. If-Match is honoured
 // where it is given.
+//
+// It is optimistic: the row is hot with carts, which do not count the version, and a lock on it from the reading to the
+// COMMIT would make them all wait for this.
 func (a *Admin) patchSKU(r *request) (*answer, error) {
 	id, err := r.pathID(problem.NotFound, "SKU")
 	if err != nil {
@@ -160,27 +176,35 @@ func (a *Admin) patchSKU(r *request) (*answer, error) {
 		return nil, err
 	}
 	return a.change(r, func(ctx context.Context, tx *sql.Tx) (change, error) {
-		before, err := readSKU(ctx, tx, id, forUpdate)
-		if err != nil {
-			return change{}, err
+		for range patchAttempts {
+			before, err := readSKU(ctx, tx, id, "")
+			if err != nil {
+				return change{}, err
+			}
+			if err := r.match(before.Version, false); err != nil {
+				return change{}, err
+			}
+			s := before
+			if err := first(text("title", in.Title, 1, maxTitle, &s.Title), between("price", in.Price, 0, maxPrice, &s.Price),
+				currency("currency", in.Currency, &s.Currency)); err != nil {
+				return change{}, err
+			}
+			if s == before {
+				return change{status: http.StatusOK, after: before, nothing: true}, nil
+			}
+			s.Version++
+			n, err := affected(tx.ExecContext(ctx, `UPDATE skus SET title = ?, price = ?, currency = ?, version = ? WHERE id = ? AND version = ?`,
+				s.Title, s.Price, s.Currency, s.Version, id, before.Version))
+			if err != nil {
+				return change{}, fmt.Errorf("update sku %d: %w", id, err)
+			}
+			if n == 1 {
+				return change{status: http.StatusOK, action: "sku.update", target: skuName(id), before: before, after: s}, nil
+			}
 		}
-		if err := r.match(before.Version, false); err != nil {
-			return change{}, err
-		}
-		s := before
-		if err := first(text("title", in.Title, 1, maxTitle, &s.Title), between("price", in.Price, 0, maxPrice, &s.Price),
-			currency("currency", in.Currency, &s.Currency)); err != nil {
-			return change{}, err
-		}
-		if s == before {
-			return change{status: http.StatusOK, after: before, nothing: true}, nil
-		}
-		s.Version++
-		if _, err := tx.ExecContext(ctx, `UPDATE skus SET title = ?, price = ?, currency = ?, version = ? WHERE id = ?`,
-			s.Title, s.Price, s.Currency, s.Version, id); err != nil {
-			return change{}, fmt.Errorf("update sku %d: %w", id, err)
-		}
-		return change{status: http.StatusOK, action: "sku.update", target: skuName(id), before: before, after: s}, nil
+		p := problem.New(problem.Overloaded, fmt.Sprintf("SKU %d was changed %d times while this was tried; nothing was done, ask again", id, patchAttempts))
+		p.RetryAfter = time.Second
+		return change{}, p
 	})
 }
 
@@ -220,7 +244,62 @@ func (a *Admin) restockSKU(r *request) (*answer, error) {
 			quantity, quantity, id); err != nil {
 			return change{}, fmt.Errorf("restock sku %d: %w", id, err)
 		}
+		if err := a.moveSKU(ctx, tx, before, stock.Restock, quantity); err != nil {
+			return change{}, err
+		}
 		after, err := readSKU(ctx, tx, id, "")
-		return change{status: http.StatusOK, action: "sku.restock", target: skuName(id), before: before, after: after}, err
+		return change{status: http.StatusOK, action: "sku.restock", target: skuName(id), before: before, after: after, sku: id}, err
+	})
+}
+
+func (a *Admin) auditSKU(r *request) (*answer, error) {
+	id, err := r.pathID(problem.NotFound, "SKU")
+	if err != nil {
+		return nil, err
+	}
+	result, err := a.Audit.SKU(r.Context(), id)
+	if errors.Is(err, audit.ErrUnknownSKU) {
+		return nil, noSKU(id)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &answer{status: http.StatusOK, value: result}, nil
+}
+
+// rebuildSKU writes a SKU into Redis anew from MySQL, and answers with the audit that follows.
+func (a *Admin) rebuildSKU(r *request) (*answer, error) {
+	id, err := r.pathID(problem.NotFound, "SKU")
+	if err != nil {
+		return nil, err
+	}
+	key, err := r.idempotencyKey()
+	if err := first(err, r.noBody()); err != nil {
+		return nil, err
+	}
+	if key != "" { // rebuilding is idempotent; only a repeat's answer has to be the first one's
+		if done, err := a.repeat(r.Context(), r, key); !errors.Is(err, sql.ErrNoRows) {
+			return done, err
+		}
+	}
+	before, err := readSKU(r.Context(), a.DB, id, "")
+	if err != nil {
+		return nil, err
+	}
+	if before.Own {
+		return nil, problem.New(problem.NotFound, fmt.Sprintf("SKU %d was made for one sale: carts cannot hold it, so Redis has nothing of it; rebuild its sale", id))
+	}
+	if err := a.Rebuild(r.Context(), id); err != nil {
+		a.Log.Warn("rebuild failed", "request_id", r.id, "sku", id, "error", err)
+		p := problem.New(problem.Overloaded, "the rebuild did not come to its end: "+err.Error()+"; it is safe to ask again")
+		p.RetryAfter = 2 * time.Second
+		return nil, p
+	}
+	result, err := a.Audit.SKU(r.Context(), id)
+	if err != nil {
+		return nil, err
+	}
+	return a.change(r, func(context.Context, *sql.Tx) (change, error) {
+		return change{status: http.StatusOK, action: "sku.rebuild", target: skuName(id), before: before, after: result}, nil
 	})
 }

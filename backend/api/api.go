@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/valyala/fasthttp"
 
+	"floodgate.internal/backend/cart"
 	"floodgate.internal/backend/catalog"
 	"floodgate.internal/backend/concentration"
 	"floodgate.internal/backend/coupon"
@@ -26,6 +27,7 @@ import (
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/payment"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/stock"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/signing"
@@ -70,6 +72,8 @@ type Parts struct {
 	Book       *order.Book
 	Orders     *order.Reader
 	Claims     *coupon.Claims
+	Carts      *cart.Carts
+	Shelf      *stock.Shelf
 	Reconciler Reconciler
 	Webhooks   *payment.Desk
 	Payer      Payer                 // nil: orders are paid by webhook alone

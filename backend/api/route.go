@@ -33,11 +33,13 @@ var (
 	webhookRoute = route{"webhook", "POST", nil, (*Server).postWebhook}
 	couponsRoute = route{"coupons", "GET", []string{"cursor"}, (*Server).getCoupons}
 	useRoute     = route{"coupon_use", "POST", nil, (*Server).postUse}
+	cartRoute    = route{"cart", "POST", nil, (*Server).postCart}
+	skusRoute    = route{"skus", "GET", nil, (*Server).getSKUs}
 )
 
 // routes lists them all, for the metrics.
 var routes = []*route{&unrouted, &feedRoute, &timeRoute, &salesRoute, &saleRoute, &orderRoute, &statusRoute, &listRoute,
-	&paymentRoute, &cancelRoute, &webhookRoute, &couponsRoute, &useRoute}
+	&paymentRoute, &cancelRoute, &webhookRoute, &couponsRoute, &useRoute, &cartRoute, &skusRoute}
 
 // match finds the route of a path as it stands in the request line: nothing is decoded, so what would need decoding is no
 // path of ours. nil: there is none.
@@ -53,6 +55,10 @@ func match(path string) (rt *route, arg string) {
 		return &listRoute, ""
 	case wire.CouponsPath:
 		return &couponsRoute, ""
+	case wire.CartPath:
+		return &cartRoute, ""
+	case wire.SKUsPath:
+		return &skusRoute, ""
 	}
 	if rest, ok := strings.CutPrefix(path, "/v1/sales/"); ok {
 		arg, rest, more := strings.Cut(rest, "/")
@@ -170,7 +176,7 @@ func (r *request) saleID() (int64, *problem.Problem) {
 
 // orderID reads the {id} of an order's path. What is no order id names no order.
 func (r *request) orderID() (string, *problem.Problem) {
-	if _, ok := wire.SaleOfOrder(r.arg); !ok {
+	if !wire.ValidOrderID(r.arg) {
 		return "", noSuchOrder()
 	}
 	return r.arg, nil

@@ -109,6 +109,8 @@ type Auditor struct {
 	db    *sql.DB
 	redis *reserve.Store
 	bound time.Duration
+	// abandoned is how old what carts have locked in Redis may be, where MySQL has nothing of it; 0: as bound.
+	abandoned time.Duration
 
 	queues Queues // nil without a broker
 	odd    *oddities

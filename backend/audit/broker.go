@@ -41,7 +41,7 @@ type Broker struct {
 
 // WithBroker makes an Auditor that asks the broker too. Without one the outbox is the queue.
 func (a *Auditor) WithBroker(q Queues) *Auditor {
-	return &Auditor{db: a.db, redis: a.redis, bound: a.bound, queues: q, odd: &oddities{since: map[string]sighting{}}}
+	return &Auditor{db: a.db, redis: a.redis, bound: a.bound, abandoned: a.abandoned, queues: q, odd: &oddities{since: map[string]sighting{}}}
 }
 
 // oddities are since when what should pass has been seen at every look.

@@ -21,7 +21,8 @@ import (
 // Audit is the command "audit".
 type Audit struct {
 	Sale    int64         `help:"The sale to audit." placeholder:"ID" xor:"which"`
-	All     bool          `help:"Every sale that is not archived." xor:"which"`
+	SKU     int64         `help:"The SKU to audit: what carts have of it." name:"sku" placeholder:"ID" xor:"which"`
+	All     bool          `help:"Every sale that is not archived, and every SKU that carts can hold." xor:"which"`
 	Answers string        `help:"A log of answers to hold against the stores; alone, its sales are audited too." placeholder:"FILE"`
 	Watch   bool          `help:"Again and again, until interrupted."`
 	Every   time.Duration `default:"2s" help:"How often, with --watch."`
@@ -33,7 +34,8 @@ type Audit struct {
 func (Audit) Help() string {
 	return `Reads Redis, MySQL and the broker and checks that available + queued + locked + sold = total, order by order. It changes
 nothing and is safe on a live sale: what is in flight is no finding, what stays so past orders.queued_bound is. If the broker
-holds something that no order accounts for, the audit waits for that bound, at most half a minute longer, to see whether it goes away.
+holds something that no order accounts for, the audit waits for that bound, at most half a minute longer, to see whether it goes away. Of a SKU,
+available + allotted + locked + sold = total, its ledger, and what Redis has of it for carts.
 
 --answers holds what shoppers were told against the stores. Each line of the file is the answer to one order, as JSON:
   {"uid":"7","sale":1,"key":"k-1","status":202,"order_id":"01a1...-1"}
@@ -46,6 +48,7 @@ equation, and what to do.
 
 Examples:
   backend audit -config configs/backend.yaml --sale 7
+  backend audit -config configs/backend.yaml --sku 3
   backend audit -config configs/backend.yaml --all --json
   backend audit -config configs/backend.yaml --all --answers answers.jsonl
   backend audit -config configs/backend.yaml --all --watch --every 5s`
@@ -56,8 +59,8 @@ func (c *Audit) Run(ctx context.Context, env *Env) error {
 	if c.Every <= 0 {
 		return cli.Usage("--every %s: must be positive", c.Every)
 	}
-	if c.Sale == 0 && !c.All && c.Answers == "" {
-		return cli.Usage("audit: say what: --sale ID, --all, or --answers FILE")
+	if c.Sale == 0 && c.SKU == 0 && !c.All && c.Answers == "" {
+		return cli.Usage("audit: say what: --sale ID, --sku ID, --all, or --answers FILE")
 	}
 	conf, err := env.Config(c.Config)
 	if err != nil {
@@ -68,7 +71,7 @@ func (c *Audit) Run(ctx context.Context, env *Env) error {
 		return err
 	}
 	defer done()
-	auditor := audit.New(db, redis, conf.QueuedBound)
+	auditor := audit.New(db, redis, conf.QueuedBound).Abandoned(conf.Abandoned)
 	if conf.Broker != nil {
 		b, err := broker.Open(*conf.Broker, conf.Log, prometheus.NewRegistry())
 		if err != nil {
@@ -142,6 +145,8 @@ func (c *Audit) once(ctx context.Context, env *Env, auditor *audit.Auditor, log 
 		if ids, err = auditor.Sales(ctx); err != nil {
 			return false, err
 		}
+	case c.SKU != 0 && log == nil:
+		ids = nil
 	case c.Sale == 0:
 		ids = ids[:0]
 		for _, line := range log {
@@ -167,6 +172,16 @@ func (c *Audit) once(ctx context.Context, env *Env, auditor *audit.Auditor, log 
 		}
 		odd = odd || r.Broker != nil && (r.Broker.Unexplained || r.Broker.Error != "")
 	}
+	skus, err := c.skus(ctx, auditor)
+	if err != nil {
+		return false, err
+	}
+	wrongSKUs := 0
+	for _, s := range skus {
+		if !s.Balanced {
+			wrongSKUs++
+		}
+	}
 	var answered *audit.Answered
 	if log != nil {
 		a, err := auditor.Answers(ctx, log)
@@ -175,27 +190,88 @@ func (c *Audit) once(ctx context.Context, env *Env, auditor *audit.Auditor, log 
 		}
 		answered = &a
 	}
-	good := wrong == 0 && (answered == nil || answered.Balanced)
+	good := wrong+wrongSKUs == 0 && (answered == nil || answered.Balanced)
 	switch {
 	case c.JSON && c.Sale != 0 && answered == nil:
 		err = printJSON(env.Stdout, results[0])
+	case c.JSON && c.SKU != 0 && answered == nil:
+		err = printJSON(env.Stdout, skus[0])
 	case c.JSON && answered == nil:
-		err = printJSON(env.Stdout, map[string]any{"balanced": good, "sales": results})
+		err = printJSON(env.Stdout, map[string]any{"balanced": good, "sales": results, "skus": skus})
 	case c.JSON:
-		err = printJSON(env.Stdout, map[string]any{"balanced": good, "sales": results, "answers": answered})
+		err = printJSON(env.Stdout, map[string]any{"balanced": good, "sales": results, "skus": skus, "answers": answered})
 	default:
-		if err = printAudits(env.Stdout, results); err == nil && answered != nil {
+		if c.SKU == 0 {
+			err = printAudits(env.Stdout, results)
+		}
+		if err == nil && len(skus) > 0 {
+			err = printSKUs(env.Stdout, skus)
+		}
+		if err == nil && answered != nil {
 			err = printAnswers(env.Stdout, *answered)
 		}
 	}
 	switch {
 	case err != nil || good:
+	case wrongSKUs > 0:
+		err = fmt.Errorf("audit: %w: %d of %d SKUs, %d of %d sales", errUnbalanced, wrongSKUs, len(skus), wrong, len(results))
 	case wrong > 0:
 		err = fmt.Errorf("audit: %w: %d of %d sales", errUnbalanced, wrong, len(results))
 	default:
 		err = fmt.Errorf("audit: %w: the log of answers contradicts the stores", errUnbalanced)
 	}
 	return odd, err
+}
+
+// skus audits the SKU that was asked for, or all.
+func (c *Audit) skus(ctx context.Context, auditor *audit.Auditor) (results []audit.SKU, err error) {
+	results = []audit.SKU{}
+	var ids []int64
+	if c.SKU != 0 {
+		ids = []int64{c.SKU}
+	} else if c.All {
+		if ids, err = auditor.SKUs(ctx); err != nil {
+			return nil, err
+		}
+	}
+	for _, id := range ids {
+		s, err := auditor.SKU(ctx, id)
+		if err != nil {
+			return nil, err
+		}
+		results = append(results, s)
+	}
+	return results, nil
+}
+
+func printSKUs(w io.Writer, results []audit.SKU) error {
+	var rows []string
+	for _, s := range results {
+		verdict := "balanced"
+		if !s.Balanced {
+			verdict = "NOT BALANCED"
+		}
+		in := "not loaded"
+		if s.Redis.Loaded {
+			in = fmt.Sprintf("%d + %d + %d, %d in flight", s.Redis.Available, s.Redis.Locked, s.Redis.Sold, s.Redis.InFlight)
+		}
+		rows = append(rows, fmt.Sprintf("%d\t%d\t%d\t%d\t%d\t%d\t%s\t%s", s.SKUID, s.Available, s.Allotted, s.Locked, s.Sold, s.Total, verdict, in))
+	}
+	if err := table(w, "SKU\tAVAILABLE +\tALLOTTED +\tLOCKED +\tSOLD =\tTOTAL\t\tIN REDIS: AVAILABLE + LOCKED + SOLD", rows); err != nil {
+		return err
+	}
+	for _, s := range results {
+		for _, f := range s.Findings {
+			where := f.Key
+			if f.OrderID != "" {
+				where += " order " + f.OrderID
+			}
+			if _, err := fmt.Fprintf(w, "\nSKU %d: %s does not hold\n  where  %s\n  what   %s\n  to do  %s\n", s.SKUID, f.Equation, where, f.Detail, f.Fix); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 func printAnswers(w io.Writer, a audit.Answered) error {

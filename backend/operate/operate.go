@@ -55,6 +55,7 @@ type Config struct {
 	Redis       reserve.Config
 	Broker      *broker.Config // nil: the outbox is the queue
 	QueuedBound time.Duration
+	Abandoned   time.Duration // of carts
 	Log         *slog.Logger
 }
 

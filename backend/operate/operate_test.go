@@ -77,7 +77,7 @@ func TestWrongCommandLinesAreUsageErrors(t *testing.T) {
 		"coupon create -config f --title x --total x --valid-until +1h", "coupon create -config f --title x --total 1 --valid-until +1h --guard luck",
 		"coupon create -config f --title x --total 1 --valid-until soon --valid-from 2026-07-01T10:00:00Z", "coupon publish -config f", "coupon get -config f x", "coupon list",
 		"sale get -config f", "sale get -config f x", "sale restock -config f 7", "sale list", "audit -config f",
-		"audit -config f --sale 7 --all", "rebuild -config f", "migrate", "sale list -config f --admin nowhere", "sale list -config f --admin 127.0.0.1:0",
+		"audit -config f --sale 7 --all", "audit -config f --sale 7 --sku 3", "rebuild -config f", "rebuild -config f --sale 7 --sku 3", "migrate", "sale list -config f --admin nowhere", "sale list -config f --admin 127.0.0.1:0",
 		"sale archive -config f", "sale archive -config f x", "sale concentration -config f", "orders", "orders cancel -config f", "orders export -config f",
 		"orders search -config f --limit 0", "orders search -config f --sale x", "orders export -config f 7 --to /nowhere/at/all.csv",
 		"bans add -config f", "bans add -config f a/b", "bans remove -config f --file /nowhere", "eligible set -config f", "eligible set -config f 7",

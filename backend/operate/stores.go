@@ -10,12 +10,14 @@ import (
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/broker"
 	"floodgate.internal/backend/reconcile"
+	"floodgate.internal/backend/stock"
 	"floodgate.internal/backend/store"
 )
 
 // Rebuild is the command "rebuild".
 type Rebuild struct {
-	Sale int64 `required:"" help:"The sale to write anew." placeholder:"ID"`
+	Sale int64 `help:"The sale to write anew." placeholder:"ID" xor:"which" required:""`
+	SKU  int64 `help:"The SKU to write anew." name:"sku" placeholder:"ID" xor:"which" required:""`
 	File
 	Output
 }
@@ -26,8 +28,12 @@ func (Rebuild) Help() string {
 at any time, also on a live sale, and any number of times. With RabbitMQ a consumer must run: what is queued has to reach
 MySQL first. While Redis itself was restarted or emptied, the backend does this by itself for every sale.
 
-Example:
-  backend rebuild -config configs/backend.yaml --sale 7`
+A SKU is written from MySQL alone, with the units that carts have locked and bought; carts that are just being decided lock
+their units anew.
+
+Examples:
+  backend rebuild -config configs/backend.yaml --sale 7
+  backend rebuild -config configs/backend.yaml --sku 3`
 }
 
 // Run implements the command.
@@ -42,6 +48,19 @@ func (c *Rebuild) Run(ctx context.Context, env *Env) (err error) {
 	}
 	defer done()
 	registry := prometheus.NewRegistry() // nobody reads it: the command is over soon
+	if c.SKU != 0 {
+		auditor := audit.New(db, redis, conf.QueuedBound).Abandoned(conf.Abandoned)
+		if _, err := auditor.SKU(ctx, c.SKU); errors.Is(err, audit.ErrUnknownSKU) {
+			return err
+		}
+		if err := stock.NewShelf(db, redis, conf.Log, registry).Rebuild(ctx, c.SKU); errors.Is(err, stock.ErrUnknown) {
+			return fmt.Errorf("rebuild: SKU %d was made for one sale: carts cannot hold it, so Redis has nothing of it; rebuild its sale", c.SKU)
+		} else if err != nil {
+			return fmt.Errorf("rebuild: %w", err)
+		}
+		_, err = (&Audit{SKU: c.SKU, Output: c.Output}).once(ctx, env, auditor, nil)
+		return err
+	}
 	var fence reconcile.Fence
 	if conf.Broker != nil {
 		b, err := broker.Open(*conf.Broker, conf.Log, registry)

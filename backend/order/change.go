@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"time"
 
+	"floodgate.internal/backend/stock"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/failpoint"
 	"floodgate.internal/shared/wire"
@@ -36,7 +37,8 @@ func (b *Book) Pay(ctx context.Context, uid, orderID string) (wire.Order, error)
 
 // PayIn is Pay as a part of the transaction in which a payment is recorded that was taken elsewhere, whoever the order's
 // owner is. paid: this made the order paid; else stands says what it is, and one that still is pending_payment is past its
-// time to pay. What the transaction locks besides, it locks before. Call Paid after the COMMIT.
+// time to pay. What the transaction locks besides, it locks before. Call Paid after the COMMIT; what a cart's order has locked in
+// Redis, the timer ends.
 func (b *Book) PayIn(ctx context.Context, tx *sql.Tx, orderID string) (paid bool, stands wire.OrderStatus, err error) {
 	now := b.now()
 	won, _, err := b.transition(ctx, tx, orderID, now, change{to: wire.Paid, kind: ledgerPay, where: ` AND pay_before > ?`, args: []any{now}})
@@ -68,7 +70,7 @@ type Bill struct {
 
 // Bill reads what is to be paid for an order, whoever's it is; one that is still queued has a bill, too. ErrNotFound.
 func (b *Book) Bill(ctx context.Context, orderID string) (Bill, error) {
-	if _, ok := wire.SaleOfOrder(orderID); !ok {
+	if !wire.ValidOrderID(orderID) {
 		return Bill{}, ErrNotFound
 	}
 	o, err := b.stands(ctx, "", orderID)
@@ -76,8 +78,12 @@ func (b *Book) Bill(ctx context.Context, orderID string) (Bill, error) {
 		return Bill{}, err
 	}
 	bill := Bill{Order: o.wire()}
-	if err := b.db.QueryRowContext(ctx, `SELECT currency FROM sales WHERE id = ?`, o.sale).Scan(&bill.Currency); err != nil {
-		return Bill{}, fmt.Errorf("currency of sale %d: %w", o.sale, err)
+	query, of := `SELECT currency FROM sales WHERE id = ?`, any(o.sale)
+	if o.ofCart() { // its lines all have the same
+		query, of = `SELECT currency FROM cart_lines WHERE order_id = ? LIMIT 1`, orderID
+	}
+	if err := b.db.QueryRowContext(ctx, query, of).Scan(&bill.Currency); err != nil {
+		return Bill{}, fmt.Errorf("currency of order %s: %w", orderID, err)
 	}
 	return bill, nil
 }
@@ -93,7 +99,7 @@ func (b *Book) Cancel(ctx context.Context, uid, orderID string) (wire.Order, err
 }
 
 func (b *Book) change(ctx context.Context, uid, orderID string, now time.Time, c change) (wire.Order, error) {
-	if _, ok := wire.SaleOfOrder(orderID); !ok {
+	if !wire.ValidOrderID(orderID) {
 		return wire.Order{}, ErrNotFound
 	}
 	var won []row
@@ -132,21 +138,30 @@ func (b *Book) transition(ctx context.Context, tx *sql.Tx, orderID string, now t
 	if won, err = read(ctx, tx, `SELECT `+columns+` FROM orders WHERE id = ?`, orderID); err != nil {
 		return nil, 0, err
 	}
+	if err := readItems(ctx, tx, won); err != nil {
+		return nil, 0, err
+	}
 	intent, err = b.follow(ctx, tx, now, c, won)
 	return won, intent, err
 }
 
-// changed carries on after the COMMIT of an order's change: the units of one that ended are given back.
+// changed carries on after the COMMIT of an order's change: the units of one that ended are given back, those of a cart's that
+// was paid are sold.
 func (b *Book) changed(ctx context.Context, c change, intent int64, won []row) {
 	b.metrics.changes.WithLabelValues(string(c.to)).Inc()
-	if !c.to.Live() {
+	switch {
+	case won[0].ofCart():
+		b.unlockNow(ctx, won)
+	case !c.to.Live():
 		failpoint.Hit("cancel.before-release")
 		b.releaseNow(ctx, intent, won)
 	}
 }
 
-// follow carries the consequences of orders' change in its transaction: the slots, the stock, the ledger, the intents.
+// follow carries the consequences of orders' change in its transaction: the slots, the stock, the ledger, the intents. The
+// intent it returns is the first of the releases of sales' orders.
 func (b *Book) follow(ctx context.Context, tx *sql.Tx, now time.Time, c change, orders []row) (intent int64, err error) {
+	carts, orders := apart(orders)
 	ids := make([]string, len(orders))
 	moves := make([]move, len(orders))
 	for i, o := range orders {
@@ -158,10 +173,16 @@ func (b *Book) follow(ctx context.Context, tx *sql.Tx, now time.Time, c change, 
 			moves[i].available = int64(o.quantity)
 		}
 	}
-	if !c.to.Live() {
+	if !c.to.Live() && len(ids) > 0 {
 		if _, err := tx.ExecContext(ctx, `DELETE FROM order_slots WHERE order_id IN (`+marks(len(ids))+`)`, anys(ids)...); err != nil {
 			return 0, fmt.Errorf("free the slots of %d orders: %w", len(ids), err)
 		}
+	}
+	if err := stock.End(ctx, tx, now, c.kind, c.to.Live(), carts); err != nil {
+		return 0, err
+	}
+	if len(ids) == 0 {
+		return 0, nil
 	}
 	if err := moveStock(ctx, tx, now, moves); err != nil {
 		return 0, err
@@ -172,6 +193,31 @@ func (b *Book) follow(ctx context.Context, tx *sql.Tx, now time.Time, c change, 
 	return writeReleases(ctx, tx, now, orders)
 }
 
+// apart separates the ids of carts' orders from the orders of sales.
+func apart(orders []row) (carts []string, ofSales []row) {
+	for _, o := range orders {
+		if o.ofCart() {
+			carts = append(carts, o.id)
+		} else {
+			ofSales = append(ofSales, o)
+		}
+	}
+	return carts, ofSales
+}
+
+// unlockNow ends in Redis what carts' orders have locked, after the COMMIT that ended them. What cannot be done now, the
+// timer does.
+func (b *Book) unlockNow(ctx context.Context, orders []row) {
+	carts, _ := apart(orders)
+	if len(carts) == 0 {
+		return
+	}
+	failpoint.Hit("cart.before-unlock")
+	if err := (stock.Intents{DB: b.db, Redis: b.redis, Clock: b.clk}).OfOrders(ctx, carts); err != nil {
+		b.log.Warn("order: carts' units are unlocked later, by the timer", "orders", len(carts), "error", err)
+	}
+}
+
 // stands reads an order as its owner may see it: from MySQL, else from Redis, where it is queued.
 func (b *Book) stands(ctx context.Context, uid, orderID string) (row, error) {
 	found, err := find(ctx, b.db, []string{orderID})
@@ -179,6 +225,9 @@ func (b *Book) stands(ctx context.Context, uid, orderID string) (row, error) {
 		return row{}, err
 	}
 	r, ok := found[orderID]
+	if !ok && wire.IsCartOrder(orderID) { // it is never queued
+		return row{}, ErrNotFound
+	}
 	if !ok {
 		sale, _ := wire.SaleOfOrder(orderID)
 		held, reserved, err := b.redis.Lookup(ctx, sale, orderID)

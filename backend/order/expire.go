@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"floodgate.internal/backend/stock"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/failpoint"
 	"floodgate.internal/shared/wire"
@@ -36,7 +37,9 @@ func (b *Book) Expire(ctx context.Context) (n int, err error) {
 }
 
 // misfits reports whether err is MySQL's judgement of the orders themselves: anew it would be the same.
-func misfits(err error) bool { return errors.Is(err, errUnits) || store.Refused(err) }
+func misfits(err error) bool {
+	return errors.Is(err, errUnits) || errors.Is(err, stock.ErrUnits) || store.Refused(err)
+}
 
 // expireApart is done with orders that could not be expired together, for the reason that cause says: in halves, down to
 // those that are stuck.
@@ -116,6 +119,7 @@ func (b *Book) expire(ctx context.Context, now time.Time, these []row) (n int, w
 	}
 	b.metrics.changes.WithLabelValues(string(c.to)).Add(float64(len(won)))
 	failpoint.Hit("timer.before-release")
+	b.unlockNow(ctx, won)
 	b.releaseNow(ctx, intent, won)
 	return len(won), won, nil
 }

@@ -3,7 +3,9 @@
 //
 // MySQL is the judge. Every change of an order's state is one conditional UPDATE or one INSERT under the order id, in one
 // transaction with the stock row, the ledger, and an intent for what is left to do in Redis. Every transaction takes its
-// locks in the same order: orders, order_slots, coupon_claims, sale_stock by ascending sale, ledger, intents.
+// locks in the same order: orders, order_slots, coupon_claims, skus by ascending id, sale_stock by ascending sale, ledgers, intents.
+//
+// A cart's order is a row with sale 0, made by package cart; its units are those of package stock.
 package order
 
 import (
@@ -145,7 +147,10 @@ type row struct {
 	status          wire.OrderStatus
 	created         time.Time
 	payBefore       sql.NullTime
+	items           []wire.OrderItem // of a cart's order, where they were read
 }
+
+func (r *row) ofCart() bool { return r.sale == 0 }
 
 const columns = `id, sale_id, uid, quantity, amount, status, reason, created_at, pay_before`
 
@@ -154,7 +159,7 @@ func (r *row) scan(from interface{ Scan(...any) error }) error {
 }
 
 func (r *row) wire() wire.Order {
-	o := wire.Order{OrderID: r.id, SaleID: r.sale, Quantity: r.quantity, Amount: r.amount, Status: r.status, CreatedAt: wire.At(r.created), Reason: r.reason}
+	o := wire.Order{OrderID: r.id, SaleID: r.sale, Quantity: r.quantity, Amount: r.amount, Status: r.status, CreatedAt: wire.At(r.created), Reason: r.reason, Items: r.items}
 	if r.payBefore.Valid {
 		at := wire.At(r.payBefore.Time)
 		o.PayBefore = &at
@@ -179,6 +184,9 @@ func find(ctx context.Context, q querier, ids []string) (map[string]row, error) 
 		return found, nil
 	}
 	rows, err := read(ctx, q, `SELECT `+columns+` FROM orders WHERE id IN (`+marks(len(ids))+`)`, anys(ids)...)
+	if err == nil {
+		err = readItems(ctx, q, rows)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("read %d orders: %w", len(ids), err)
 	}
@@ -207,6 +215,38 @@ func read(ctx context.Context, q querier, query string, args ...any) ([]row, err
 		return nil, err
 	}
 	return out, rows.Close()
+}
+
+// readItems reads the lines of those of the orders that are carts'.
+func readItems(ctx context.Context, q querier, orders []row) error {
+	at := map[string]*row{}
+	var ids []any
+	for i := range orders {
+		if o := &orders[i]; o.ofCart() {
+			at[o.id] = o
+			ids = append(ids, o.id)
+		}
+	}
+	if len(ids) == 0 {
+		return nil
+	}
+	rows, err := q.QueryContext(ctx, `SELECT order_id, sku_id, quantity, price FROM cart_lines WHERE order_id IN (`+marks(len(ids))+`) ORDER BY order_id, sku_id`, ids...)
+	if err != nil {
+		return fmt.Errorf("lines of %d carts: %w", len(ids), err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var id string
+		var item wire.OrderItem
+		if err := rows.Scan(&id, &item.SKU, &item.Quantity, &item.Price); err != nil {
+			return fmt.Errorf("lines of %d carts: %w", len(ids), err)
+		}
+		at[id].items = append(at[id].items, item)
+	}
+	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
+		return fmt.Errorf("lines of %d carts: %w", len(ids), err)
+	}
+	return nil
 }
 
 // price reads what one unit of a sale costs; 0 for a sale that MySQL does not have.

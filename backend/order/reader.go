@@ -145,8 +145,7 @@ func (r *Reader) deliver(ctx context.Context, ids []string) error {
 // wire.MaxWait) with what it is then; when too many wait already, at once. ErrNotFound: there is none, or it is somebody
 // else's.
 func (r *Reader) Order(ctx context.Context, uid, orderID string, wait time.Duration) (wire.Order, error) {
-	sale, ok := wire.SaleOfOrder(orderID)
-	if !ok {
+	if !wire.ValidOrderID(orderID) {
 		return wire.Order{}, ErrNotFound
 	}
 	var w *waiter
@@ -157,7 +156,7 @@ func (r *Reader) Order(ctx context.Context, uid, orderID string, wait time.Durat
 			r.full.Inc()
 		}
 	}
-	o, err := r.order(ctx, sale, orderID)
+	o, err := r.order(ctx, orderID)
 	if err != nil {
 		return wire.Order{}, err
 	}
@@ -182,11 +181,16 @@ func (r *Reader) Order(ctx context.Context, uid, orderID string, wait time.Durat
 	}
 }
 
-// order looks in MySQL, then in Redis, where it is queued, then once more in MySQL: it may have moved in between.
-func (r *Reader) order(ctx context.Context, sale int64, orderID string) (row, error) {
+// order looks in MySQL, then in Redis, where it is queued, then once more in MySQL: it may have moved in between. A cart's
+// order is never queued.
+func (r *Reader) order(ctx context.Context, orderID string) (row, error) {
 	o, ok, err := r.lookups.get(ctx, orderID)
 	if err != nil || ok {
 		return o, err
+	}
+	sale, ok := wire.SaleOfOrder(orderID)
+	if !ok {
+		return row{}, ErrNotFound
 	}
 	held, ok, err := r.redis.Lookup(ctx, sale, orderID)
 	if ok {
@@ -251,7 +255,7 @@ func (r *Reader) price(ctx context.Context, sale int64) (int64, error) {
 // List is a page of a buyer's own orders, newest first, queued ones included: of one sale, or with sale 0 of all of them.
 // live are the sales whose queued orders are looked for; cursor is "" or the Next of the page before. ErrCursor.
 func (r *Reader) List(ctx context.Context, uid string, sale int64, live []int64, cursor string, limit int) (wire.OrderList, error) {
-	if _, ok := wire.SaleOfOrder(cursor); cursor != "" && !ok {
+	if cursor != "" && !wire.ValidOrderID(cursor) {
 		return wire.OrderList{}, ErrCursor
 	}
 	if limit < 1 {
@@ -274,6 +278,9 @@ func (r *Reader) List(ctx context.Context, uid string, sale int64, live []int64,
 		query, args = query+` AND id < ?`, append(args, cursor)
 	}
 	page, err := read(ctx, r.db, query+fmt.Sprintf(` ORDER BY id DESC LIMIT %d`, limit+1), args...)
+	if err == nil {
+		err = readItems(ctx, r.db, page)
+	}
 	if err != nil {
 		return wire.OrderList{}, fmt.Errorf("list orders of uid %s: %w", uid, err)
 	}

@@ -25,6 +25,9 @@ func (b *Book) CancelIn(ctx context.Context, tx *sql.Tx, orderID string) (before
 	case len(found) == 0:
 		return before, after, nil, ErrNotFound
 	}
+	if err := readItems(ctx, tx, found); err != nil {
+		return before, after, nil, fmt.Errorf("order %s: %w", orderID, err)
+	}
 	before = found[0].wire()
 	switch before.Status {
 	case wire.PendingPayment:
@@ -45,7 +48,7 @@ func (b *Book) CancelIn(ctx context.Context, tx *sql.Tx, orderID string) (before
 
 // Stands is an order as it stands: from MySQL, else from Redis, where it is queued. ErrNotFound.
 func (b *Book) Stands(ctx context.Context, orderID string) (wire.Order, error) {
-	if _, ok := wire.SaleOfOrder(orderID); !ok {
+	if !wire.ValidOrderID(orderID) {
 		return wire.Order{}, ErrNotFound
 	}
 	o, err := b.stands(ctx, "", orderID)

@@ -197,11 +197,26 @@ func (l *Life) End() {
 
 // Armed is the Store's.
 func (l *Life) Armed(ctx context.Context) (bool, error) {
+	return l.Knows(ctx, l.store.life.Load().reserve)
+}
+
+// Arm gives this life a name that no other has, and loads its reserve.lua into every node. Only for a reconciler, after every
+// live sale is reconciled. Nobody calls it before the life is believed in.
+func (l *Life) Arm(ctx context.Context) (name string, err error) {
+	name = uuid.NewString()
+	if err := l.Teach(ctx, lua.ReserveIn(name)); err != nil {
+		return "", err
+	}
+	return name, nil
+}
+
+// Knows reports whether every node knows a script.
+func (l *Life) Knows(ctx context.Context, script lua.Script) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
 	all := true
 	for _, n := range l.nodes {
-		known, err := n.c.Do(ctx, n.c.B().ScriptExists().Sha1(l.store.life.Load().reserve.SHA).Build()).AsIntSlice()
+		known, err := n.c.Do(ctx, n.c.B().ScriptExists().Sha1(script.SHA).Build()).AsIntSlice()
 		if err != nil {
 			return false, fmt.Errorf("redis %s: SCRIPT EXISTS: %w", n.addr, err)
 		}
@@ -210,19 +225,16 @@ func (l *Life) Armed(ctx context.Context) (bool, error) {
 	return all, nil
 }
 
-// Arm gives this life a name that no other has, and loads its reserve.lua into every node. Only for a reconciler, after every
-// live sale is reconciled. Nobody calls it before the life is believed in.
-func (l *Life) Arm(ctx context.Context) (name string, err error) {
+// Teach loads a script into every node.
+func (l *Life) Teach(ctx context.Context, script lua.Script) error {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
-	name = uuid.NewString()
-	source := lua.ReserveIn(name).Source
 	for _, n := range l.nodes {
-		if err := n.c.Do(ctx, n.c.B().ScriptLoad().Script(source).Build()).Error(); err != nil {
-			return "", fmt.Errorf("redis %s: SCRIPT LOAD: %w", n.addr, err)
+		if err := n.c.Do(ctx, n.c.B().ScriptLoad().Script(script.Source).Build()).Error(); err != nil {
+			return fmt.Errorf("redis %s: SCRIPT LOAD: %w", n.addr, err)
 		}
 	}
-	return name, nil
+	return nil
 }
 
 // State is a sale as Redis has it.

@@ -25,8 +25,8 @@ import (
 
 // What stands between a caller and a decision.
 var (
-	// ErrRestarted: Redis does not know the reserve.lua of the life that this process believes in. So it was started anew, or
-	// taken over by another node: every live sale must be reconciled.
+	// ErrRestarted: Redis does not know the reserve.lua of the life that this process believes in, or reduce.lua. So it was
+	// started anew, or taken over by another node: every live sale must be reconciled, every SKU be forgotten.
 	ErrRestarted = errors.New("redis was restarted: its sales must be reconciled")
 	// ErrNotLoaded: the sale is not in Redis.
 	ErrNotLoaded = errors.New("the sale is not in redis")
@@ -87,13 +87,14 @@ func Open(c Config) (*Store, error) {
 	return s, nil
 }
 
-// dialMarked connects as rueidis does by default, with the failpoint after reserve.lua was called and before its answer is read.
+// dialMarked connects as rueidis does by default, with the failpoints after a script was called and before its answer is read.
 func (s *Store) dialMarked(ctx context.Context, addr string, dialer *net.Dialer, _ *tls.Config) (net.Conn, error) {
 	c, err := dialer.DialContext(ctx, "tcp", addr)
 	if err != nil {
 		return nil, err
 	}
-	return failpoint.Sent("api.script-sent", c, func() string { return s.life.Load().reserve.SHA }), nil
+	c = failpoint.Sent("api.script-sent", c, func() string { return s.life.Load().reserve.SHA })
+	return failpoint.Sent("cart.script-sent", c, func() string { return lua.Reduce.SHA }), nil
 }
 
 // Believe names the life of Redis in which Reserve may decide: the newest that MySQL has. In any other, and with "" in all, it
@@ -137,7 +138,7 @@ func (s *Store) Now(ctx context.Context) (time.Time, error) {
 	return time.Unix(t[0], t[1]*1000).UTC(), nil
 }
 
-// call runs a script by EVALSHA; one that Redis does not know is sent whole, but for reserve.lua.
+// call runs a script by EVALSHA; one that Redis does not know is sent whole, but for reserve.lua and reduce.lua.
 func (s *Store) call(ctx context.Context, script lua.Script, keys []string, args ...string) ([]rueidis.RedisMessage, error) {
 	r, err := s.run(ctx, script, keys, args)
 	if err != nil {
@@ -160,7 +161,7 @@ func runOn(ctx context.Context, c rueidis.CoreClient, script lua.Script, keys, a
 	r := c.Do(ctx, c.B().Evalsha().Sha1(script.SHA).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build())
 	err := r.Error()
 	if e, ok := rueidis.IsRedisErr(err); ok && e.IsNoScript() {
-		if script.Life {
+		if script.Life || script.SHA == lua.Reduce.SHA {
 			return r, ErrRestarted
 		}
 		r = c.Do(ctx, c.B().Eval().Script(script.Source).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build())

@@ -285,6 +285,7 @@ queue: {driver: rabbitmq, url: "%s"}
 accept: {after: %s}
 orders: {batch: %d, max_lag: %s}
 outbox: {claim_idle: %s}
+carts: {abandoned_after: 1s}
 log: {level: info}
 `, internal, admin, development.AdminToken, development.SigningKeyID, development.SigningSecret, redis, w.books.Prefix, w.dsn, w.url,
 			cmp.Or(w.after, "fsync"), cmp.Or(w.batch, 200), cmp.Or(w.maxLag, "20s"), map[string]string{"": "1s", "confirm": "4s"}[w.after]), 0o600))

@@ -24,13 +24,15 @@ const (
 	routeWebhook
 	routeCoupons // own coupons
 	routeUse     // of one
+	routeCart    // an order of several SKUs
+	routeSKUs
 	routeSession
 	routeDevSession
 	routes
 )
 
 var routeNames = [routes]string{
-	"none", "malformed", "page", "time", "sales", "sale", "order_post", "orders_get", "order_get", "payment", "cancellation",
+	"none", "malformed", "page", "time", "sales", "sale", "order_post", "orders_get", "order_get", "payment", "cancellation", "cart_post", "skus",
 	"webhook", "coupons", "coupon_use", "session", "dev_session",
 }
 
@@ -40,6 +42,7 @@ var allow = [routes]string{
 	routeMine: "GET, HEAD", routeStatus: "GET, HEAD", routePay: "POST", routeCancel: "POST",
 	routeWebhook: "POST",
 	routeCoupons: "GET, HEAD", routeUse: "POST",
+	routeCart: "POST", routeSKUs: "GET, HEAD",
 	routeSession: "GET, HEAD, POST, DELETE", routeDevSession: "POST",
 }
 
@@ -89,6 +92,10 @@ func match(path []byte) (r route, sale int64, name []byte) {
 		return routeMine, 0, nil
 	case wire.CouponsPath:
 		return routeCoupons, 0, nil
+	case wire.CartPath:
+		return routeCart, 0, nil
+	case wire.SKUsPath:
+		return routeSKUs, 0, nil
 	case "/v1/session":
 		return routeSession, 0, nil
 	case "/v1/dev/session":

@@ -71,6 +71,10 @@ func (x *exchange) serve() {
 		x.order(sale)
 	case routeWebhook:
 		x.webhook(string(name))
+	case routeCart:
+		x.cart()
+	case routeSKUs:
+		x.cached(wire.SKUsPath)
 	case routeSession:
 		x.session()
 	case routeDevSession:
@@ -327,7 +331,7 @@ func (x *exchange) mine(id string) {
 		}
 		r.Target += cursor
 	} else {
-		if _, ok := wire.SaleOfOrder(id); !ok {
+		if !wire.ValidOrderID(id) {
 			x.refuse(problem.New(problem.OrderNotFound, "there is no such order of yours"))
 			return
 		}

@@ -159,8 +159,8 @@ func (a Admin) CreateSale(ctx context.Context, n NewSale) (int64, error) {
 	return made.ID, nil
 }
 
-// Samples creates the sales of a first look: one that is open, one that opens in a minute, and a coupon. Where there is a
-// sale already it creates none, and returns none.
+// Samples creates the sales of a first look: one that is open, one that opens in a minute, and a coupon; and two SKUs for
+// carts. Where there is a sale already it creates none, and returns none. What it returns are the sales.
 func (a Admin) Samples(ctx context.Context) (ids []int64, err error) {
 	var list struct {
 		Sales []json.RawMessage `json:"sales"`
@@ -181,5 +181,18 @@ func (a Admin) Samples(ctx context.Context) (ids []int64, err error) {
 		}
 		ids = append(ids, id)
 	}
+	for _, n := range []NewSKU{{"USB-C cable", 900, "EUR", 500}, {"Mouse pad", 1500, "EUR", 80}} {
+		if err := a.Do(ctx, http.MethodPost, "/admin/v1/skus", n, nil); err != nil {
+			return ids, fmt.Errorf("create SKU %q: %w", n.Title, err)
+		}
+	}
 	return ids, nil
+}
+
+// NewSKU is the body that creates a SKU.
+type NewSKU struct {
+	Title    string `json:"title"`
+	Price    int64  `json:"price"`
+	Currency string `json:"currency"`
+	Stock    int    `json:"stock"`
 }

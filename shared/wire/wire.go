@@ -108,7 +108,8 @@ type Accepted struct {
 	StatusURL string      `json:"status_url"`
 }
 
-// Order is an order as its owner sees it. Amount is quantity times price, in minor units.
+// Order is an order as its owner sees it. Amount is quantity times price, in minor units. A cart's order is of no sale, 0,
+// and has items, whose sums quantity and amount are.
 type Order struct {
 	OrderID   string      `json:"order_id"`
 	SaleID    int64       `json:"sale_id"`
@@ -118,6 +119,14 @@ type Order struct {
 	CreatedAt Time        `json:"created_at"`
 	PayBefore *Time       `json:"pay_before"`
 	Reason    string      `json:"reason"`
+	Items     []OrderItem `json:"items,omitempty"`
+}
+
+// OrderItem is a line of a cart's order. Price is of one unit, when it was ordered.
+type OrderItem struct {
+	SKU      int64 `json:"sku_id"`
+	Quantity int   `json:"quantity"`
+	Price    int64 `json:"price"`
 }
 
 // OrderList is the answer of GET /v1/orders, newest first. Next is the cursor of the following page, "" at the end.
@@ -256,27 +265,48 @@ func NewOrderID(uuid string, saleID int64) string {
 	return uuid + "-" + strconv.FormatInt(saleID, 10)
 }
 
-const uuidLen = 36
+// NewCartOrderID is NewOrderID for the order of a cart, which is of no sale: "0190163d-8694-739b-aea5-966c26f8ad91-0".
+func NewCartOrderID(uuid string) string { return uuid + cartSuffix }
 
-// SaleOfOrder returns the sale that an order id names; false if it is not an order id.
+const (
+	uuidLen    = 36
+	cartSuffix = "-0"
+)
+
+// ValidOrderID reports whether s is an order id: a sale's order's, or a cart's.
+func ValidOrderID(s string) bool {
+	_, ok := SaleOfOrder(s)
+	return ok || IsCartOrder(s)
+}
+
+// IsCartOrder reports whether s is the id of a cart's order.
+func IsCartOrder(s string) bool {
+	return len(s) == uuidLen+len(cartSuffix) && s[uuidLen:] == cartSuffix && isUUID(s[:uuidLen])
+}
+
+// SaleOfOrder returns the sale that an order id names; false if it is not an order id, or a cart's.
 func SaleOfOrder(orderID string) (int64, bool) {
-	if len(orderID) < uuidLen+2 || len(orderID) > MaxOrderID || orderID[uuidLen] != '-' {
+	if len(orderID) < uuidLen+2 || len(orderID) > MaxOrderID || orderID[uuidLen] != '-' || !isUUID(orderID[:uuidLen]) {
 		return 0, false
 	}
+	return ParseID(orderID[uuidLen+1:])
+}
+
+func isUUID(s string) bool {
 	for i := 0; i < uuidLen; i++ {
-		c := orderID[i]
+		c := s[i]
 		switch i {
 		case 8, 13, 18, 23:
 			if c != '-' {
-				return 0, false
+				return false
 			}
 		default:
 			if !('0' <= c && c <= '9' || 'a' <= c && c <= 'f') {
-				return 0, false
+				return false
 			}
 		}
 	}
-	return ParseID(orderID[uuidLen+1:])
+	return true
 }
 
 // NewClaimID joins an order and one of the slots that it takes: claims sort as their orders do, by time.

@@ -1,0 +1,417 @@
+package audit
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"floodgate.internal/backend/stock"
+	"floodgate.internal/lua"
+	"floodgate.internal/shared/wire"
+)
+
+// ErrUnknownSKU: MySQL has no such SKU.
+var ErrUnknownSKU = errors.New("no such SKU")
+
+// The equations of a SKU, as findings name them.
+const (
+	eqSKUUnits   = "available + allotted + locked + sold = total of the SKU"
+	eqSKULines   = "locked and sold of the SKU = units of carts' orders"
+	eqSKULedger  = "sum of the SKU's ledger = its available and locked units"
+	eqSKURequest = "a cart's order is its request's answer"
+	eqSKURedis   = "available + locked + sold = total in Redis"
+	eqSKUHeld    = "locked in Redis = units of unpaid orders"
+	eqSKUTotals  = "the SKU's units in Redis = those in MySQL"
+	eqSKUEpoch   = "the SKU's epoch in Redis = that in MySQL"
+)
+
+// SKU is the audit of one SKU: available + allotted + locked + sold = total, in MySQL, and what carts can have is the same in
+// Redis, but for what is in flight.
+type SKU struct {
+	SKUID     int64     `json:"sku_id"`
+	CheckedAt wire.Time `json:"checked_at"`
+	Balanced  bool      `json:"balanced"`
+	Total     int64     `json:"total"`
+	Available int64     `json:"available"`
+	Allotted  int64     `json:"allotted"` // to sales
+	Locked    int64     `json:"locked"`
+	Sold      int64     `json:"sold"`
+	Redis     SKURedis  `json:"redis"`
+	Lines     int       `json:"lines"`   // of unpaid orders
+	Intents   int       `json:"intents"` // that are not done yet
+	Findings  []Finding `json:"findings"`
+}
+
+// SKURedis is what Redis says, read in one moment. A SKU that nobody asks for is not there.
+type SKURedis struct {
+	Loaded    bool  `json:"loaded"`
+	Epoch     int64 `json:"epoch"`
+	Available int64 `json:"available"`
+	Locked    int64 `json:"locked"`
+	Sold      int64 `json:"sold"`
+	Total     int64 `json:"total"`
+	Orders    int   `json:"orders"`    // that have units locked
+	InFlight  int64 `json:"in_flight"` // units of orders that MySQL does not have
+}
+
+// Abandoned says how old units that are locked in Redis, and that MySQL knows nothing of, may be; without it, as old as an
+// order may be queued.
+func (a *Auditor) Abandoned(after time.Duration) *Auditor {
+	b := *a
+	b.abandoned = after
+	return &b
+}
+
+// SKUs returns the ids of the SKUs that carts can hold.
+func (a *Auditor) SKUs(ctx context.Context) ([]int64, error) {
+	rows, err := a.db.QueryContext(ctx, `SELECT id FROM skus WHERE own = FALSE ORDER BY id`)
+	if err != nil {
+		return nil, fmt.Errorf("audit: SKUs: %w", err)
+	}
+	defer rows.Close()
+	var ids []int64
+	for rows.Next() {
+		var id int64
+		if err := rows.Scan(&id); err != nil {
+			return nil, fmt.Errorf("audit: SKUs: %w", err)
+		}
+		ids = append(ids, id)
+	}
+	return ids, rows.Err()
+}
+
+// SKU audits one SKU: ErrUnknownSKU, or an error of a server that does not answer.
+func (a *Auditor) SKU(ctx context.Context, sku int64) (SKU, error) {
+	var last SKU
+	for round := 1; ; round++ {
+		r, moving, err := a.skuOnce(ctx, sku)
+		if err != nil {
+			return SKU{}, fmt.Errorf("audit SKU %d: %w", sku, err)
+		}
+		if len(r.Findings) == 0 {
+			return r, nil
+		}
+		if round >= rounds && !moving || round >= closedRounds {
+			if both := common(r.Findings, last.Findings); len(both) > 0 {
+				r.Findings = both
+			}
+			if more := len(r.Findings) - maxFindings; more > 0 {
+				r.Findings = append(r.Findings[:maxFindings:maxFindings], Finding{
+					Equation: "...", Detail: fmt.Sprintf("and %d findings more", more), Fix: "see to these first, then audit again"})
+			}
+			return r, nil
+		}
+		last = r
+		select {
+		case <-ctx.Done():
+			return SKU{}, fmt.Errorf("audit SKU %d: %w", sku, ctx.Err())
+		case <-time.After(pause):
+		}
+	}
+}
+
+// skuOnce reads Redis, MySQL and Redis again, and compares; moving says that the SKU is being loaded.
+func (a *Auditor) skuOnce(ctx context.Context, sku int64) (r SKU, moving bool, err error) {
+	now, err := a.redis.Now(ctx)
+	if err != nil {
+		return r, false, err
+	}
+	before, err := stock.Read(ctx, a.redis, sku)
+	if err != nil {
+		return r, false, err
+	}
+	b, err := readSKU(ctx, a.db, sku, before.Orders)
+	if err != nil {
+		return r, false, err
+	}
+	after, err := stock.Read(ctx, a.redis, sku)
+	if err != nil {
+		return r, false, err
+	}
+	moving = before.State.Gate == lua.GateShut || after.State.Gate == lua.GateShut || before.State.Epoch != after.State.Epoch
+	abandoned := a.abandoned
+	if abandoned == 0 {
+		abandoned = a.bound
+	}
+	return compareSKU(sku, before, after, b, now, abandoned+a.bound), moving, nil
+}
+
+// skuBooks is all that MySQL has of a SKU, read at one moment.
+type skuBooks struct {
+	units       skuUnits
+	epoch       int64
+	lines       map[string]int64 // of unpaid orders
+	locks       map[string]string
+	paid        int64                       // units of paid orders
+	held        map[string]wire.OrderStatus // orders that have units locked in Redis and are not unpaid
+	ended       map[string]bool             // orders whose end is still to be done in Redis
+	adjusts     []adjust
+	openIntents int
+	available   int64 // sums of the ledger
+	locked      int64
+	wrong       []Finding
+}
+
+// readSKU takes one consistent reading. orders are those that had units locked in Redis before.
+func readSKU(ctx context.Context, db *sql.DB, sku int64, orders map[string]int64) (skuBooks, error) {
+	tx, err := db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelRepeatableRead, ReadOnly: true})
+	if err != nil {
+		return skuBooks{}, fmt.Errorf("begin: %w", err)
+	}
+	defer tx.Rollback() //nolint:errcheck // it wrote nothing
+	b := skuBooks{lines: map[string]int64{}, locks: map[string]string{}, held: map[string]wire.OrderStatus{}, ended: map[string]bool{}}
+	k := &b.units
+	err = tx.QueryRowContext(ctx, `SELECT total, available, allotted, locked, sold, epoch FROM skus WHERE id = ?`, sku).
+		Scan(&k.total, &k.available, &k.allotted, &k.locked, &k.sold, &b.epoch)
+	if errors.Is(err, sql.ErrNoRows) {
+		return b, ErrUnknownSKU
+	}
+	if err != nil {
+		return b, fmt.Errorf("skus: %w", err)
+	}
+	for _, step := range []func() error{
+		func() error {
+			return each(ctx, tx, "sale_stock", `SELECT k.total FROM sale_stock k JOIN sales s ON s.id = k.sale_id WHERE s.sku_id = ?`, sku, func(rows *sql.Rows) error {
+				var n int64
+				err := rows.Scan(&n)
+				k.sales += n
+				return err
+			})
+		},
+		func() error {
+			return each(ctx, tx, "cart_lines", `SELECT order_id, quantity, lock_id FROM cart_lines WHERE sku_id = ? AND held = TRUE`, sku, func(rows *sql.Rows) error {
+				var id, lock string
+				var n int64
+				err := rows.Scan(&id, &n, &lock)
+				b.lines[id], b.locks[id] = n, lock
+				return err
+			})
+		},
+		func() error {
+			return each(ctx, tx, "sku_intents", `SELECT id, kind, order_id, quantity, done_at FROM sku_intents WHERE sku_id = ? AND (done_at IS NULL OR kind = 'adjust')`, sku, func(rows *sql.Rows) error {
+				var id, units int64
+				var kind, order string
+				var done sql.NullTime
+				if err := rows.Scan(&id, &kind, &order, &units, &done); err != nil {
+					return err
+				}
+				if !done.Valid {
+					b.openIntents++
+				}
+				if kind == "adjust" {
+					b.adjusts = append(b.adjusts, adjust{id, units})
+				} else {
+					b.ended[order] = true
+				}
+				return nil
+			})
+		},
+		func() error { return b.readOrders(ctx, tx, sku) },
+		func() error { return b.readLedger(ctx, tx, sku) },
+		func() error { return b.readHeld(ctx, tx, sku, orders) },
+	} {
+		if err := step(); err != nil {
+			return b, err
+		}
+	}
+	return b, nil
+}
+
+// mostWrong bounds the rows of one kind that are reported.
+const mostWrong = 20
+
+func (b *skuBooks) find(equation, order, key, detail string, args ...any) {
+	b.wrong = append(b.wrong, Finding{Equation: equation, OrderID: order, Key: key, Detail: fmt.Sprintf(detail, args...), Fix: byHand})
+}
+
+// readOrders holds the lines against the orders and the requests that they belong to.
+func (b *skuBooks) readOrders(ctx context.Context, tx *sql.Tx, sku int64) error {
+	err := each(ctx, tx, "orders", `SELECT COALESCE(SUM(l.quantity), 0) FROM cart_lines l JOIN orders o ON o.id = l.order_id WHERE l.sku_id = ? AND o.status = 'paid'`, sku,
+		func(rows *sql.Rows) error { return rows.Scan(&b.paid) })
+	if err != nil {
+		return err
+	}
+	at := fmt.Sprintf("cart_lines of SKU %d", sku)
+	err = each(ctx, tx, "orders", fmt.Sprintf(`SELECT l.order_id, COALESCE(o.status, 'gone'), l.held FROM cart_lines l LEFT JOIN orders o ON o.id = l.order_id
+		WHERE l.sku_id = ? AND (o.id IS NULL OR l.held <> (o.status = 'pending_payment')) LIMIT %d`, mostWrong), sku, func(rows *sql.Rows) error {
+		var id, status string
+		var held bool
+		err := rows.Scan(&id, &status, &held)
+		b.find(eqSKULines, id, at, "the order is %s, and held of its line is %v", status, held)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return each(ctx, tx, "cart_requests", fmt.Sprintf(`SELECT l.order_id FROM cart_lines l LEFT JOIN cart_requests r ON r.order_id = l.order_id
+		WHERE l.sku_id = ? AND (r.order_id IS NULL OR r.answer IS NULL) LIMIT %d`, mostWrong), sku, func(rows *sql.Rows) error {
+		var id string
+		err := rows.Scan(&id)
+		b.find(eqSKURequest, id, at, "no request was answered with this order: a repeat would order again")
+		return err
+	})
+}
+
+// endRow is the ledger row that the end of an order takes.
+var endRow = map[wire.OrderStatus]string{wire.Paid: "pay", wire.Cancelled: "cancel", wire.Expired: "expire"}
+
+// readLedger adds the ledger up, and looks for lines whose rows it does not have.
+func (b *skuBooks) readLedger(ctx context.Context, tx *sql.Tx, sku int64) error {
+	var bad int64
+	err := each(ctx, tx, "sku_ledger", `SELECT COALESCE(SUM(available_change), 0), COALESCE(SUM(locked_change), 0),
+		COALESCE(SUM(CASE WHEN available_before + available_change = available_after AND locked_before + locked_change = locked_after THEN 0 ELSE 1 END), 0)
+		FROM sku_ledger WHERE sku_id = ?`, sku, func(rows *sql.Rows) error { return rows.Scan(&b.available, &b.locked, &bad) })
+	if err != nil {
+		return err
+	}
+	at := fmt.Sprintf("sku_ledger of SKU %d", sku)
+	if bad > 0 {
+		b.find(eqSKULedger, "", at, "in %d rows before + change is not after", bad)
+	}
+	err = each(ctx, tx, "sku_ledger", fmt.Sprintf(`SELECT l.order_id FROM cart_lines l LEFT JOIN sku_ledger g ON g.sku_id = l.sku_id AND g.kind = 'lock' AND g.ref = l.order_id
+		WHERE l.sku_id = ? AND (g.id IS NULL OR g.available_change <> -l.quantity OR g.locked_change <> l.quantity) LIMIT %d`, mostWrong), sku, func(rows *sql.Rows) error {
+		var id string
+		err := rows.Scan(&id)
+		b.find(eqSKULedger, id, at, "the order has no row of kind lock for the units of its line")
+		return err
+	})
+	for status, kind := range endRow {
+		if err != nil {
+			return err
+		}
+		err = each(ctx, tx, "sku_ledger", fmt.Sprintf(`SELECT l.order_id FROM cart_lines l JOIN orders o ON o.id = l.order_id LEFT JOIN sku_ledger g ON g.sku_id = l.sku_id AND g.kind = '%s' AND g.ref = l.order_id
+			WHERE l.sku_id = ? AND o.status = '%s' AND (g.id IS NULL OR g.locked_change <> -l.quantity) LIMIT %d`, kind, status, mostWrong), sku, func(rows *sql.Rows) error {
+			var id string
+			err := rows.Scan(&id)
+			b.find(eqSKULedger, id, at, "the order is %s and has no row of kind %s for the units of its line", status, kind)
+			return err
+		})
+	}
+	return err
+}
+
+// readHeld reads where the orders stand that have units locked in Redis and are not unpaid.
+func (b *skuBooks) readHeld(ctx context.Context, tx *sql.Tx, sku int64, orders map[string]int64) error {
+	var ids []any
+	for id := range orders {
+		if _, unpaid := b.lines[id]; !unpaid {
+			ids = append(ids, id)
+		}
+	}
+	for part := range slices.Chunk(ids, 500) {
+		rows, err := tx.QueryContext(ctx, `SELECT l.order_id, o.status FROM cart_lines l JOIN orders o ON o.id = l.order_id WHERE l.sku_id = ? AND l.order_id IN (`+
+			strings.TrimSuffix(strings.Repeat("?, ", len(part)), ", ")+`)`, append([]any{sku}, part...)...)
+		if err != nil {
+			return fmt.Errorf("orders: %w", err)
+		}
+		defer rows.Close()
+		for rows.Next() {
+			var id string
+			var status wire.OrderStatus
+			if err := rows.Scan(&id, &status); err != nil {
+				return fmt.Errorf("orders: %w", err)
+			}
+			b.held[id] = status
+		}
+		if err := errors.Join(rows.Err(), rows.Close()); err != nil {
+			return fmt.Errorf("orders: %w", err)
+		}
+	}
+	return nil
+}
+
+// compareSKU finds what does not hold. Units that are locked in Redis and of which MySQL has nothing are in flight until
+// they are older than abandoned.
+func compareSKU(sku int64, before, after stock.Snapshot, b skuBooks, now time.Time, abandoned time.Duration) SKU {
+	k := b.units
+	r := SKU{SKUID: sku, CheckedAt: wire.At(now), Total: k.total, Available: k.available, Allotted: k.allotted, Locked: k.locked, Sold: k.sold,
+		Lines: len(b.lines), Intents: b.openIntents, Findings: append([]Finding{}, b.wrong...)}
+	row, key := fmt.Sprintf("skus row %d", sku), func(name string) string { return fmt.Sprintf("{sku:%d}:%s", sku, name) }
+	find := func(equation, order, key, fix, detail string, args ...any) {
+		r.Findings = append(r.Findings, Finding{Equation: equation, OrderID: order, Key: key, Detail: fmt.Sprintf(detail, args...), Fix: fix})
+	}
+	rebuild := fmt.Sprintf("backend rebuild --sku %d writes Redis anew from MySQL", sku)
+
+	var unpaid int64
+	for _, n := range b.lines {
+		unpaid += n
+	}
+	if k.available+k.allotted+k.locked+k.sold != k.total || min(k.available, k.allotted, k.locked, k.sold) < 0 {
+		find(eqSKUUnits, "", row, byHand, "available %d + allotted %d + locked %d + sold %d is not total %d", k.available, k.allotted, k.locked, k.sold, k.total)
+	}
+	if k.allotted != k.sales {
+		find(eqSKU, "", row, byHand, "allotted is %d, its sales have %d units", k.allotted, k.sales)
+	}
+	if unpaid != k.locked || b.paid != k.sold {
+		find(eqSKULines, "", row, byHand, "locked is %d and sold %d, carts' unpaid orders have %d units and paid ones %d", k.locked, k.sold, unpaid, b.paid)
+	}
+	if b.available != k.available || b.locked != k.locked {
+		find(eqSKULedger, "", fmt.Sprintf("sku_ledger of SKU %d", sku), byHand, "its changes add up to available %d and locked %d, the SKU has %d and %d", b.available, b.locked, k.available, k.locked)
+	}
+
+	s := before.State
+	r.Redis = SKURedis{Loaded: s.Gate == lua.GateOpen, Epoch: s.Epoch, Available: s.Available, Locked: s.Locked, Sold: s.Sold, Total: s.Total, Orders: len(before.Orders)}
+	if s.Gate == "" || after.State.Gate == "" { // nobody asks for it, or it was forgotten just now
+		r.Balanced = len(r.Findings) == 0
+		return r
+	}
+	if s.Gate != lua.GateOpen || after.State.Gate != lua.GateOpen || s.Epoch != after.State.Epoch || s.Epoch != b.epoch {
+		find(eqSKUEpoch, "", key("state"), rebuild, "Redis has it %s in epoch %d, then %s in epoch %d, MySQL in epoch %d", s.Gate, s.Epoch, after.State.Gate, after.State.Epoch, b.epoch)
+		return r
+	}
+	var held, sold int64 // units that are locked in Redis; of them, those of orders that are paid
+	for _, id := range slices.Sorted(maps.Keys(before.Orders)) {
+		n := before.Orders[id]
+		held += n
+		line, waits := b.lines[id]
+		_, still := after.Orders[id]
+		switch status := b.held[id]; {
+		case waits && (line != n || before.Locks[id] != b.locks[id]):
+			find(eqSKUHeld, id, key("orders"), rebuild, "%d units are locked in Redis by lock %s, the order's line has %d by lock %s", n, before.Locks[id], line, b.locks[id])
+		case waits:
+		case status == wire.Paid:
+			sold += n
+			fallthrough
+		case status != "":
+			if still && !b.ended[id] {
+				find(eqSKUHeld, id, key("orders"), rebuild, "the order is %s, no intent of it is open, and it has %d units locked in Redis", status, n)
+			}
+		default:
+			r.Redis.InFlight += n
+			since, open := before.Open[id]
+			if age := now.Sub(time.UnixMilli(since)); still && (!open || age > abandoned) {
+				find(eqSKUHeld, id, key("orders"), "the timer role gives back what nobody goes on with (carts.abandoned_after): does it run? "+rebuild,
+					"%d units are locked in Redis for an order that MySQL does not have, for longer than %v", n, abandoned)
+			}
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(b.lines)) {
+		_, in1 := before.Orders[id]
+		_, in2 := after.Orders[id]
+		if !in1 && !in2 {
+			find(eqSKUHeld, id, key("orders"), rebuild, "the order waits for its payment with %d units, which are not locked in Redis: it could offer them again", b.lines[id])
+		}
+	}
+	if s.Available+s.Locked+s.Sold != s.Total || s.Locked != held {
+		find(eqSKURedis, "", key("state"), rebuild, "available %d + locked %d + sold %d, total %d; orders have %d locked", s.Available, s.Locked, s.Sold, s.Total, held)
+	}
+	var unapplied int64
+	for _, a := range b.adjusts {
+		if a.intent > s.Floor && !before.Applied[a.intent] {
+			unapplied += a.units
+		}
+	}
+	if want := k.available + k.locked + k.sold; s.Total+unapplied != want {
+		find(eqSKUTotals, "", key("state"), rebuild, "total %d in Redis, %+d in changes that are under way, and %d in MySQL", s.Total, unapplied, want)
+	}
+	if s.Sold+sold != k.sold {
+		find(eqSKUTotals, "", key("state")+" sold", rebuild, "sold %d in Redis, %d in payments that are under way, and %d in MySQL", s.Sold, sold, k.sold)
+	}
+	r.Balanced = len(r.Findings) == 0
+	return r
+}

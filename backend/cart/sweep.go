@@ -1,0 +1,175 @@
+package cart
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"floodgate.internal/backend/stock"
+	"floodgate.internal/lua"
+	"floodgate.internal/shared/failpoint"
+	"floodgate.internal/shared/wire"
+)
+
+const (
+	sweepSKUs  = 500 // whose holds one pass looks at
+	sweepHolds = 100 // of one SKU in one pass
+)
+
+// Sweep is one pass over units that were locked in Redis longer than AbandonedAfter ago and were not compared with MySQL
+// since: those of orders that MySQL has stay, others are given back. It looks at the next sweepSKUs SKUs, and returns how
+// many holds it settled. One call at a time; any number of processes.
+func (c *Carts) Sweep(ctx context.Context) (n int, err error) {
+	skus, err := c.shelf.After(ctx, c.swept, sweepSKUs)
+	if err != nil {
+		return 0, err
+	}
+	c.swept = 0
+	if len(skus) == sweepSKUs {
+		c.swept = skus[len(skus)-1]
+	}
+	due, err := c.shelf.Due(ctx, skus, c.clk.Now().Add(-c.AbandonedAfter), sweepHolds)
+	if err != nil {
+		return 0, err
+	}
+	return c.compare(ctx, due)
+}
+
+// compare asks MySQL about holds and does what it says, and returns how many holds are settled. A request that is not
+// decided gets another order id first, under its row's lock: nothing can be decided under the old one afterwards. A hold
+// that is not the one that the order was made with came late, and is given back.
+func (c *Carts) compare(ctx context.Context, holds []stock.Hold) (n int, err error) {
+	if len(holds) == 0 {
+		return 0, nil
+	}
+	var orders []string
+	seen := map[string]bool{}
+	for _, h := range holds {
+		if !seen[h.Order] {
+			seen[h.Order] = true
+			orders = append(orders, h.Order)
+		}
+	}
+	answered, err := c.answered(ctx, orders)
+	if err != nil {
+		return 0, err
+	}
+	undecided := map[string]bool{}
+	for _, order := range orders {
+		if decided, ok := answered[order]; !ok || decided {
+			continue
+		}
+		retired, err := c.retire(ctx, order)
+		if err != nil {
+			return 0, err
+		}
+		undecided[order] = !retired
+		failpoint.Hit("cart.after-retire")
+	}
+	stands, err := c.stands(ctx, orders)
+	if err != nil {
+		return 0, err
+	}
+	var kept []stock.Hold
+	var errs []error
+	for _, h := range holds {
+		if undecided[h.Order] { // it was, or was given another id, just now
+			continue
+		}
+		result, to := "back", lua.ToBack
+		switch stands[h] {
+		case wire.PendingPayment:
+			kept = append(kept, h)
+			continue
+		case wire.Paid:
+			result, to = "sold", lua.ToSold
+		}
+		done, err := c.shelf.Unlock(ctx, to, h)
+		errs = append(errs, err)
+		n += done
+		c.metrics.swept.WithLabelValues(result).Add(float64(done))
+	}
+	if err := c.shelf.Compared(ctx, kept); err != nil {
+		return n, errors.Join(append(errs, err)...)
+	}
+	c.metrics.swept.WithLabelValues("kept").Add(float64(len(kept)))
+	return n + len(kept), errors.Join(errs...)
+}
+
+// answered reads which of the order ids belong to requests, and whether these are decided.
+func (c *Carts) answered(ctx context.Context, orders []string) (map[string]bool, error) {
+	rows, err := c.db.QueryContext(ctx, `SELECT order_id, answer IS NOT NULL FROM cart_requests WHERE order_id IN (`+marks(len(orders))+`)`, anys(orders)...)
+	if err != nil {
+		return nil, fmt.Errorf("requests of %d orders: %w", len(orders), err)
+	}
+	defer rows.Close()
+	found := map[string]bool{}
+	for rows.Next() {
+		var order string
+		var decided bool
+		if err := rows.Scan(&order, &decided); err != nil {
+			return nil, fmt.Errorf("requests of %d orders: %w", len(orders), err)
+		}
+		found[order] = decided
+	}
+	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
+		return nil, fmt.Errorf("requests of %d orders: %w", len(orders), err)
+	}
+	return found, nil
+}
+
+// retire gives a request that is not decided another order id; false: it was decided in between.
+func (c *Carts) retire(ctx context.Context, order string) (bool, error) {
+	next, err := newOrder()
+	if err != nil {
+		return false, err
+	}
+	r, err := c.db.ExecContext(ctx, `UPDATE cart_requests SET order_id = ? WHERE order_id = ? AND answer IS NULL`, next, order)
+	if err != nil {
+		return false, fmt.Errorf("retire order id %s: %w", order, err)
+	}
+	n, err := r.RowsAffected()
+	if err == nil && n == 1 {
+		c.log.Info("cart: nobody went on with a request: what it had locked is given back", "order", order, "next", next)
+	}
+	return n == 1, err
+}
+
+// stands reads, by the holds that lines of orders were made with, how these orders stand.
+func (c *Carts) stands(ctx context.Context, orders []string) (map[stock.Hold]wire.OrderStatus, error) {
+	rows, err := c.db.QueryContext(ctx, `SELECT l.sku_id, l.order_id, l.lock_id, o.status FROM cart_lines l JOIN orders o ON o.id = l.order_id WHERE l.order_id IN (`+marks(len(orders))+`)`, anys(orders)...)
+	if err != nil {
+		return nil, fmt.Errorf("lines of %d orders: %w", len(orders), err)
+	}
+	defer rows.Close()
+	found := map[stock.Hold]wire.OrderStatus{}
+	for rows.Next() {
+		var h stock.Hold
+		var status wire.OrderStatus
+		if err := rows.Scan(&h.SKU, &h.Order, &h.Lock, &status); err != nil {
+			return nil, fmt.Errorf("lines of %d orders: %w", len(orders), err)
+		}
+		found[h] = status
+	}
+	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
+		return nil, fmt.Errorf("lines of %d orders: %w", len(orders), err)
+	}
+	return found, nil
+}
+
+// marks is "?, ?, ?": n of them.
+func marks(n int) string { return strings.TrimSuffix(strings.Repeat("?, ", n), ", ") }
+
+// tuples is "(?, ?), (?, ?)": n of them, each of width marks.
+func tuples(n, width int) string {
+	return strings.TrimSuffix(strings.Repeat("("+marks(width)+"), ", n), ", ")
+}
+
+func anys[T any](list []T) []any {
+	out := make([]any, len(list))
+	for i, v := range list {
+		out[i] = v
+	}
+	return out
+}

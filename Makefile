@@ -8,7 +8,7 @@ MODULES := gateway backend shared lua embedded e2e tools
 TEST_MODULES := shared lua gateway backend embedded
 
 # Their tests empty Redis of its scripts, which others would take for a restart.
-FLUSHING := lua backend/reserve backend/reconcile
+FLUSHING := lua backend/reserve backend/reconcile backend/stock
 
 # Everything but the race detector builds without a C compiler.
 export CGO_ENABLED := 0

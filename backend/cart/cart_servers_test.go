@@ -511,3 +511,31 @@ func TestMySQLIsTheJudge(t *testing.T) {
 		t.Errorf("the refused line's units are not back: %+v", snap)
 	}
 }
+
+// A loader died, and nobody asks for the SKU: what was decided in MySQL comes to Redis all the same.
+func TestASKUWhoseLoaderDiedIsLoaded(t *testing.T) {
+	s := newShop(t)
+	sku := s.sku(10)
+	id := *s.place("ann", "k", lines(sku, 4)).OrderID
+	c := s.redis.Client()
+	state := fmt.Sprintf("%s{sku:%d}:state", s.redis.Prefix(), sku)
+	shut := func(until int64) {
+		t.Helper()
+		s.must(c.Do(t.Context(), c.B().Hset().Key(state).FieldValue().FieldValue("gate", lua.GateShut).FieldValue("token", "dead").FieldValue("until", fmt.Sprint(until)).Build()).Error())
+	}
+	shut(time.Now().Add(time.Hour).UnixMilli())
+	if _, err := s.book.Pay(t.Context(), "ann", id); err != nil {
+		t.Fatal(err)
+	}
+	s.rest()
+	if n := s.count(`SELECT COUNT(*) FROM sku_intents WHERE done_at IS NULL`); n != 1 {
+		t.Errorf("%d intents are open while somebody else may be loading it", n)
+	}
+	shut(time.Now().Add(-time.Hour).UnixMilli())
+	s.rest() // loads it
+	s.rest()
+	s.balanced(sku, 6, 0, 4)
+	if n := s.count(`SELECT COUNT(*) FROM sku_intents WHERE done_at IS NULL`); n != 0 {
+		t.Errorf("%d intents are open", n)
+	}
+}

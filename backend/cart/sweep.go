@@ -18,8 +18,8 @@ const (
 )
 
 // Sweep is one pass over units that were locked in Redis longer than AbandonedAfter ago and were not compared with MySQL
-// since: those of orders that MySQL has stay, others are given back. It looks at the next sweepSKUs SKUs, and returns how
-// many holds it settled. One call at a time; any number of processes.
+// since: those of orders that MySQL has stay, others are given back. It looks at the next sweepSKUs SKUs, loads those whose
+// loader died, and returns how many holds it settled. One call at a time; any number of processes.
 func (c *Carts) Sweep(ctx context.Context) (n int, err error) {
 	skus, err := c.shelf.After(ctx, c.swept, sweepSKUs)
 	if err != nil {
@@ -28,6 +28,9 @@ func (c *Carts) Sweep(ctx context.Context) (n int, err error) {
 	c.swept = 0
 	if len(skus) == sweepSKUs {
 		c.swept = skus[len(skus)-1]
+	}
+	if err := c.shelf.Heal(ctx, skus, c.clk.Now()); err != nil {
+		return 0, err
 	}
 	due, err := c.shelf.Due(ctx, skus, c.clk.Now().Add(-c.AbandonedAfter), sweepHolds)
 	if err != nil {

@@ -181,11 +181,12 @@ type State struct {
 	Epoch                          int64
 	Available, Locked, Sold, Total int64
 	Floor                          int64 // the newest intent that the load included
+	until                          int64 // when who is loading it may be taken over, in milliseconds
 }
 
 func parseState(m map[string]string) State {
 	num := func(name string) int64 { n, _ := strconv.ParseInt(m[name], 10, 64); return n }
-	return State{Gate: m["gate"], Epoch: num("epoch"), Available: num("available"), Locked: num("locked"), Sold: num("sold"), Total: num("total"), Floor: num("floor")}
+	return State{Gate: m["gate"], Epoch: num("epoch"), Available: num("available"), Locked: num("locked"), Sold: num("sold"), Total: num("total"), Floor: num("floor"), until: num("until")}
 }
 
 // states reads several SKUs in one round trip.

@@ -297,7 +297,7 @@ func (s *Shelf) LoadAll(ctx context.Context, skus []int64) (unknown map[int64]bo
 }
 
 // List is what carts can hold: the newest listMost SKUs, newest first. Whether one is available is what Redis says; one that
-// is not there is loaded, and where that fails MySQL's number holds.
+// is not there is loaded, and where that fails, or Redis does not answer, MySQL's number holds.
 func (s *Shelf) List(ctx context.Context) ([]wire.SKU, error) {
 	list, err := s.skus(ctx)
 	if err != nil {
@@ -307,22 +307,9 @@ func (s *Shelf) List(ctx context.Context) ([]wire.SKU, error) {
 	for i, k := range list {
 		ids[i] = k.ID
 	}
-	states, err := s.states(ctx, ids)
+	states, err := s.read(ctx, ids)
 	if err != nil {
-		return nil, err
-	}
-	var missing []int64
-	for i, st := range states {
-		if st.Gate == "" {
-			missing = append(missing, ids[i])
-		}
-	}
-	if len(missing) > 0 {
-		if _, err := s.LoadAll(ctx, missing); err != nil {
-			s.log.Warn("stock: SKUs are listed as mysql has them", "error", err)
-		} else if states, err = s.states(ctx, ids); err != nil {
-			return nil, err
-		}
+		s.log.Warn("stock: SKUs are listed as mysql has them", "error", err)
 	}
 	out := make([]wire.SKU, len(list))
 	for i, k := range list {
@@ -337,6 +324,47 @@ func (s *Shelf) List(ctx context.Context) ([]wire.SKU, error) {
 		}
 	}
 	return out, nil
+}
+
+// read reads SKUs' states, and loads those that are not in Redis. With an error it returns what is known.
+func (s *Shelf) read(ctx context.Context, skus []int64) ([]State, error) {
+	states, err := s.states(ctx, skus)
+	if err != nil {
+		return make([]State, len(skus)), err
+	}
+	var missing []int64
+	for i, st := range states {
+		if st.Gate == "" {
+			missing = append(missing, skus[i])
+		}
+	}
+	if len(missing) == 0 {
+		return states, nil
+	}
+	if _, err := s.LoadAll(ctx, missing); err != nil {
+		return states, err
+	}
+	loaded, err := s.states(ctx, skus)
+	if err != nil {
+		return states, err
+	}
+	return loaded, nil
+}
+
+// Heal loads those of the SKUs whose loader died before it was done, so that what waits for them goes on.
+func (s *Shelf) Heal(ctx context.Context, skus []int64, now time.Time) error {
+	states, err := s.states(ctx, skus)
+	if err != nil {
+		return err
+	}
+	var left []int64
+	for i, st := range states {
+		if st.Gate == lua.GateShut && st.until < now.UnixMilli() {
+			left = append(left, skus[i])
+		}
+	}
+	_, err = s.LoadAll(ctx, left)
+	return err
 }
 
 // skus reads the list from MySQL, if it is older than listFor.

@@ -453,6 +453,14 @@ func TestList(t *testing.T) {
 	if got, err := r.List(t.Context()); err != nil || !slices.Equal(got, want) {
 		t.Errorf("while it is being loaded: got %+v, %v", got, err)
 	}
+
+	// Redis does not answer.
+	far, err := reserve.Open(reserve.Config{Addrs: []string{os.Getenv("REDIS_ADDR")}, Prefix: r.redis.Prefix()})
+	r.must(err)
+	far.Close()
+	if got, err := NewShelf(r.db, far, r.log, prometheus.NewRegistry()).List(t.Context()); err != nil || !slices.Equal(got, want) {
+		t.Errorf("without Redis: got %+v, %v", got, err)
+	}
 }
 
 // Row A3: the row refuses what there is not.

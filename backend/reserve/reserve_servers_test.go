@@ -174,13 +174,20 @@ func TestALostAnswerIsAnError(t *testing.T) {
 	if _, err := direct.Reserve(t.Context(), ended); err != nil {
 		t.Fatal(err)
 	}
+	life := direct.Life()
+	name, err := life.Arm(t.Context())
+	life.End()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Believe(name)
 	for _, c := range []struct {
 		name   string
 		script lua.Script
 		call   func() error
 		stock  int64 // after it: it was carried out, once
 	}{
-		{"reserve", lua.Reserve, func() error { _, err := s.Reserve(t.Context(), lost); return err }, 8},
+		{"reserve", lua.ReserveIn(name), func() error { _, err := s.Reserve(t.Context(), lost); return err }, 8},
 		{"release", lua.Release, func() error { _, err := s.Release(t.Context(), sale, ended.OrderID); return err }, 9},
 		{"adjust", lua.Adjust, func() error { return s.Adjust(t.Context(), sale, 1, 5) }, 14},
 	} {

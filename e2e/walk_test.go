@@ -35,6 +35,7 @@ func TestContractWalk(t *testing.T) {
 	k.feed()
 	k.adminSKUs()
 	k.adminSales()
+	k.operate()
 	k.paused()
 	for _, r := range w.contract.routes {
 		if id := r.kin.Operation.OperationID; !k.good[id] {

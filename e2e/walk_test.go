@@ -36,6 +36,7 @@ func TestContractWalk(t *testing.T) {
 	k.feed()
 	k.adminSKUs()
 	k.adminSales()
+	k.operate()
 	k.paused()
 	k.coupons()
 	for _, r := range w.contract.routes {

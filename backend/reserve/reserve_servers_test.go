@@ -170,6 +170,14 @@ func TestALostAnswerIsAnError(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(s.Close)
+	life := direct.Life()
+	defer life.End()
+	name, err := life.Arm(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	direct.Believe(name)
+	s.Believe(name)
 	lost, ended := request("ann", 1), request("bob", 1)
 	if _, err := direct.Reserve(t.Context(), ended); err != nil {
 		t.Fatal(err)

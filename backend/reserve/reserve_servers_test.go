@@ -182,13 +182,6 @@ func TestALostAnswerIsAnError(t *testing.T) {
 	if _, err := direct.Reserve(t.Context(), ended); err != nil {
 		t.Fatal(err)
 	}
-	life := direct.Life()
-	name, err := life.Arm(t.Context())
-	life.End()
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.Believe(name)
 	for _, c := range []struct {
 		name   string
 		script lua.Script

@@ -37,6 +37,7 @@ func TestContractWalk(t *testing.T) {
 	k.adminSKUs()
 	k.carts()
 	k.adminSales()
+	k.operate()
 	k.paused()
 	k.coupons()
 	for _, r := range w.contract.routes {

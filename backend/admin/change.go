@@ -212,9 +212,11 @@ func (a *Admin) perform(ctx context.Context, i intent) error {
 			return err
 		}
 	case "archive":
+		failpoint.Hit("admin.before-archive")
 		if err := a.Redis.Forget(ctx, i.sale); err != nil {
 			return err
 		}
+		failpoint.Hit("admin.after-archive")
 	default:
 		panic("BUG: intent of kind " + i.kind)
 	}

@@ -189,5 +189,8 @@ func TestAnArchivedSaleAnswersLikeOneThatEnded(t *testing.T) {
 	}
 	w.Catalog = catalog.New(w.db, w.redis, w.Clock, backendtest.Log(t), prometheus.NewRegistry())
 	answers("known to MySQL alone")
+	if err := w.Catalog.Refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	wantProblem(t, w.signed(w.request("GET", fmt.Sprintf("/v1/sales/%d", sale), ""), ""), problem.SaleNotFound, "")
 }

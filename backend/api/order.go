@@ -168,6 +168,9 @@ func (s *Server) decide(ctx context.Context, req *reserve.Request) (reserve.Verd
 		return reserve.Verdict{}, err
 	}
 	defer s.line.Leave()
+	if ctx.Err() != nil { // in line, or while the sale was loaded
+		return reserve.Verdict{}, line.ErrLate
+	}
 	began := time.Now()
 	verdict, err := s.Redis.Reserve(ctx, *req)
 	s.metrics.reserve.Observe(time.Since(began).Seconds())

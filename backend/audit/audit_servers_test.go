@@ -345,9 +345,7 @@ func TestAnswersWaitForAReconciler(t *testing.T) {
 	answers := func() (audit.Answered, error) {
 		return s.auditor.Answers(t.Context(), []audit.Answer{{UID: "ann", Sale: s.sale, Status: 202, OrderID: id, Line: 1}})
 	}
-	if err := s.redis.Forget(t.Context(), s.sale); err != nil {
-		t.Fatal(err)
-	}
+	backendtest.Wipe(t, s.redis, s.sale)
 	if r, err := answers(); err != nil || r.Balanced || r.Lost != 1 {
 		t.Errorf("got %+v, %v; want it lost: no reconciler comes", r, err)
 	}

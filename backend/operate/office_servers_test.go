@@ -34,6 +34,9 @@ func settled(t *testing.T, c Config, sale int64, uids ...string) []string {
 		t.Fatal(err)
 	}
 	defer redis.Close()
+	if err := redis.Arm(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	book := order.NewBook(backendtest.OpenMySQL(t, c.MySQL, 1), redis, new(clock.Clock), c.Log, prometheus.NewRegistry())
 	var ids []string
 	for _, uid := range uids {

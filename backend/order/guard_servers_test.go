@@ -67,6 +67,9 @@ func claimAll(text string) error {
 		return err
 	}
 	defer redis.Close()
+	if err := redis.Arm(ctx); err != nil {
+		return err
+	}
 	clk := new(clock.Clock)
 	clk.Set(time.Now(), time.Now())
 	book := NewBook(db, redis, clk, slog.New(slog.DiscardHandler), prometheus.NewRegistry())

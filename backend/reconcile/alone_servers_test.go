@@ -78,8 +78,8 @@ func TestASaleIsLoadedByOneProcess(t *testing.T) {
 	sale := backendtest.Sale(t, s.db, backendtest.SaleOptions{Stock: 5})
 	c := s.crowd(4)
 	var wg sync.WaitGroup
-	c.behind(t, loadName(sale), 20, func() {
-		for i := range 20 {
+	c.behind(t, loadName(sale), 200, func() {
+		for i := range 200 {
 			wg.Go(func() {
 				if err := c.recs[i%4].Load(t.Context(), sale); err != nil {
 					t.Error(err)

@@ -170,6 +170,14 @@ func TestALostAnswerIsAnError(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(s.Close)
+	life := direct.Life()
+	defer life.End()
+	name, err := life.Arm(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	direct.Believe(name)
+	s.Believe(name)
 	lost, ended := request("ann", 1), request("bob", 1)
 	if _, err := direct.Reserve(t.Context(), ended); err != nil {
 		t.Fatal(err)
@@ -180,7 +188,7 @@ func TestALostAnswerIsAnError(t *testing.T) {
 		call   func() error
 		stock  int64 // after it: it was carried out, once
 	}{
-		{"reserve", lua.Reserve, func() error { _, err := s.Reserve(t.Context(), lost); return err }, 8},
+		{"reserve", lua.ReserveIn(name), func() error { _, err := s.Reserve(t.Context(), lost); return err }, 8},
 		{"release", lua.Release, func() error { _, err := s.Release(t.Context(), sale, ended.OrderID); return err }, 9},
 		{"adjust", lua.Adjust, func() error { return s.Adjust(t.Context(), sale, 1, 5) }, 14},
 	} {

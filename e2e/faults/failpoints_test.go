@@ -75,6 +75,9 @@ var faults = []fault{
 	{point: "admin.mid-restock", what: "admin: in the transaction of a restock", act: restocking},
 	{point: "admin.after-commit", what: "admin: a restock is in MySQL, not in Redis", act: restocking},
 	{point: "admin.before-done", what: "admin: a restock is in Redis, not marked done", act: restocking},
+	{point: "admin.mid-archive", what: "admin: in the transaction of an archive", act: archiving},
+	{point: "admin.before-archive", what: "admin: archived in MySQL, the sale still in Redis", act: archiving},
+	{point: "admin.after-archive", what: "admin: archived and out of Redis, not marked done", act: archiving},
 	{point: "reconcile.after-token", what: "rebuild: has its token", act: rebuilding},
 	{point: "reconcile.after-shut", what: "rebuild: closed the gate", act: rebuilding},
 	{point: "reconcile.after-read", what: "rebuild: raised the epoch and read", act: rebuilding},
@@ -266,6 +269,73 @@ func creation(s *scene) {
 
 func restocking(s *scene) {
 	s.insist(fmt.Sprintf("/sales/%d/restock", s.sale), `{"quantity":30}`, 200, func(answer) { s.stock += 30 })
+}
+
+// archiving archives a sale beside the one that is under load, with a paid order and unsold units, and is not answered.
+func archiving(s *scene) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	sale := s.w.newSale(s.t, fmt.Sprintf("archived beside sale %d", s.sale), 70, time.Minute)
+	first, tokens, err := s.w.mint(1)
+	must(s.t, err)
+	press := fmt.Sprintf("%s/v1/sales/%d/orders", s.w.ports.PublicURL(), sale)
+	order := s.w.do(ctx, "POST", press, tokens[0], "bought", "")
+	if order.status != 202 {
+		s.t.Fatalf("an order of the sale that is to be archived: %s", order)
+	}
+	until(s.t, "it is paid", func(ctx context.Context) error {
+		a := s.w.do(ctx, "POST", s.w.ports.PublicURL()+"/v1/orders/"+order.OrderID+"/payment", tokens[0], "", "")
+		if a.status != 200 {
+			return errors.New(a.String())
+		}
+		return nil
+	})
+	if a := s.w.admin(ctx, "POST", fmt.Sprintf("/sales/%d/close", sale), "", ""); a.status != 200 {
+		s.t.Fatalf("close: %s", a)
+	}
+	path, key := fmt.Sprintf("/sales/%d/archive", sale), fmt.Sprintf("archive-%d", sale)
+	until(s.t, "the archive comes to the failpoint", func(ctx context.Context) error { // before, something may be under way
+		if a := s.w.admin(ctx, "POST", path, key, ""); a.status != 0 {
+			return errors.New(a.String())
+		}
+		return nil
+	})
+	s.after = func() {
+		s.t.Helper()
+		until(s.t, "the archive is answered", func(ctx context.Context) error {
+			if a := s.w.admin(ctx, "POST", path, key, ""); a.status != 200 || !bytes.Contains(a.body, []byte(`"archived_at":"2`)) {
+				return errors.New(a.String())
+			}
+			return nil
+		})
+		until(s.t, "the sale is archived and out of Redis", func(ctx context.Context) error {
+			keys, err := s.w.books.Redis.Do(ctx, s.w.books.Redis.B().Keys().Pattern(fmt.Sprintf("%s{sale:%d}:*", s.w.books.Prefix, sale)).Build()).AsStrSlice()
+			if err != nil || len(keys) > 0 {
+				return fmt.Errorf("in Redis are %v, %w", keys, err)
+			}
+			if a := s.w.admin(ctx, "GET", fmt.Sprintf("/sales/%d/audit", sale), "", ""); a.status != 200 || !bytes.Contains(a.body, []byte(`"balanced":true`)) {
+				return fmt.Errorf("the auditor says %s", a)
+			}
+			var open int
+			if err := s.w.books.DB.QueryRowContext(ctx, "SELECT COUNT(*) FROM intents WHERE sale_id = ? AND done_at IS NULL", sale).Scan(&open); err != nil || open > 0 {
+				return fmt.Errorf("%d intents are open, %w", open, err)
+			}
+			return nil
+		})
+		var times, available, allotted, live int
+		must(s.t, s.w.books.DB.QueryRow("SELECT COUNT(*) FROM audit_log WHERE action = 'sale.archive' AND target = ?", fmt.Sprintf("sale %d", sale)).Scan(&times))
+		must(s.t, s.w.books.DB.QueryRow("SELECT k.available, k.allotted FROM skus k JOIN sales s ON s.sku_id = k.id WHERE s.id = ?", sale).Scan(&available, &allotted))
+		must(s.t, s.w.books.DB.QueryRow("SELECT COUNT(*) FROM orders WHERE sale_id = ? AND uid = ? AND status = 'paid'", sale, strconv.Itoa(first)).Scan(&live))
+		if times != 1 || available != 69 || allotted != 1 || live != 1 {
+			s.t.Errorf("archived %d times, the SKU has %d units back and %d allotted, %d paid orders; want 1, 69, 1, 1", times, available, allotted, live)
+		}
+		until(s.t, "a press on it is refused as ended", func(ctx context.Context) error {
+			if a := s.w.do(ctx, "POST", press, tokens[0], "", ""); a.status != 403 || a.Code != "SALE_ENDED" {
+				return errors.New(a.String())
+			}
+			return nil
+		})
+	}
 }
 
 func rebuilding(s *scene) {

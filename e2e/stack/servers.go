@@ -362,7 +362,7 @@ disk_free_limit.absolute = 50MB
 			return cmd
 		},
 		ready:       func(ctx context.Context) error { return v.readyRabbitMQ(ctx) },
-		startWithin: 2 * time.Minute, stopWithin: time.Minute,
+		startWithin: 5 * time.Minute, stopWithin: time.Minute,
 	}
 }
 

@@ -1,0 +1,185 @@
+//go:build servers
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"floodgate.internal/shared/wire"
+)
+
+// keen is a number of buyers who press again and again, whatever they are told, until they have an order or are told to
+// stop. told gets every answer.
+func (w *world) keen(sale int64, tokens []string, first int, told func(uid string, a answer)) (stop func()) {
+	ctx, cancel := context.WithCancel(w.ctx)
+	var wg sync.WaitGroup
+	for i, token := range tokens {
+		uid := strconv.Itoa(first + i)
+		wg.Go(func() {
+			again := time.NewTicker(60 * time.Millisecond) // within the limit of freely
+			defer again.Stop()
+			for ctx.Err() == nil {
+				a := w.do(ctx, call{method: "POST", url: fmt.Sprintf("%s/v1/sales/%d/orders", w.ports.PublicURL(), sale), token: token, key: "of-" + uid,
+					body: `{"quantity":1}`, quiet: true})
+				if ctx.Err() != nil && a.status == 0 {
+					return // it was told to stop: the journal has no answer of it
+				}
+				told(uid, a)
+				if a.status == 202 || a.code == "ALREADY_ORDERED" {
+					return
+				}
+				select {
+				case <-ctx.Done():
+				case <-again.C:
+				}
+			}
+		})
+	}
+	return func() { cancel(); wg.Wait() }
+}
+
+// Row D6: a sale that releases its stock at several times. Between two of them it is sold out and says when more comes; the
+// gate opens by itself; never more is sold than was released; and all of it is sold.
+func TestTranchesOpenTheGateByThemselves(t *testing.T) {
+	const buyers = 30
+	w := newWorld(t, options{orders: freely})
+	tokens := w.tokens(1, buyers)
+	starts := time.Now().Add(3 * time.Second).UTC().Truncate(time.Millisecond)
+	tranches := []struct {
+		at    time.Time
+		units int64
+	}{{starts, 3}, {starts.Add(1500 * time.Millisecond), 3}, {starts.Add(3 * time.Second), 4}}
+	const stock = 10
+	at := func(i int) string { return tranches[i].at.Format(wire.TimeFormat) }
+	var sale struct{ ID int64 }
+	w.want(w.admin("POST", "/admin/v1/sales", fmt.Sprintf(`{"title":"Three times","price":100,"currency":"EUR","stock":%d,"starts_at":%q,"ends_at":%q,
+		"tranches":[{"at":%q,"quantity":3},{"at":%q,"quantity":3},{"at":%q,"quantity":4}]}`, stock, at(0), starts.Add(time.Hour).Format(wire.TimeFormat), at(0), at(1), at(2))),
+		201, "").decode(w, &sale)
+	stopWatching := w.watch(sale.ID, stock)
+
+	j := newJournal()
+	var mu sync.Mutex // guards soldOut
+	soldOut := map[string]int{}
+	stopBuyers := w.keen(sale.ID, tokens, 1, func(uid string, a answer) {
+		j.add(entry{uid, "of-" + uid, a})
+		if a.code == "SOLD_OUT" {
+			var p struct {
+				Next string `json:"next_release_at"`
+			}
+			a.decode(w, &p)
+			mu.Lock()
+			soldOut[p.Next]++
+			mu.Unlock()
+		}
+	})
+	pages := map[string]int{} // what the sale's page said, by state and next release
+	w.until("all is sold", 2*patience, func() (bool, string) {
+		var s wire.Sale
+		a := w.want(w.public("GET", fmt.Sprintf("/v1/sales/%d", sale.ID), "", ""), 200, "")
+		a.decode(w, &s)
+		next := ""
+		if s.NextReleaseAt != nil {
+			next = s.NextReleaseAt.Format(wire.TimeFormat)
+		}
+		pages[string(s.State)+" "+next]++
+		return j.Promised() == stock && s.State == wire.SoldOut && next == "", a.String()
+	})
+	stopBuyers()
+	stopWatching()
+	t.Logf("SOLD_OUT by the release that it named: %v; pages: %v", soldOut, pages)
+	for i := range tranches[1:] {
+		if soldOut[at(i+1)] == 0 {
+			t.Errorf("nobody was told SOLD_OUT with the release at %s", at(i+1))
+		}
+	}
+	for next := range soldOut {
+		if next != "" && next != at(1) && next != at(2) {
+			t.Errorf("SOLD_OUT named a release at %s, which there is not", next)
+		}
+	}
+	for _, want := range []string{"sold_out " + at(1), "sold_out " + at(2), "sold_out "} {
+		if pages[want] == 0 {
+			t.Errorf("the sale's page never said %q", want)
+		}
+	}
+	o := w.settle(sale.ID, stock, j)
+	if len(o.Orders) != stock {
+		t.Errorf("got %d orders, want %d: enough buyers tried", len(o.Orders), stock)
+	}
+	released := int64(0)
+	for i, tr := range tranches {
+		var before int64
+		w.must(w.db.QueryRow(`SELECT COUNT(*) FROM orders WHERE sale_id = ? AND created_at < ?`, sale.ID, tr.at).Scan(&before))
+		if before > released {
+			t.Errorf("%d units were sold before tranche %d, when %d were released", before, i+1, released)
+		}
+		released += tr.units
+		var first time.Time
+		w.must(w.db.QueryRow(`SELECT MIN(created_at) FROM orders WHERE sale_id = ? AND created_at >= ?`, sale.ID, tr.at).Scan(&first))
+		t.Logf("tranche %d: the first order came %v after its release", i+1, first.Sub(tr.at))
+	}
+	if r, a := w.audit(sale.ID); !r.Balanced || r.Available != 0 || r.Locked != stock {
+		t.Errorf("the audit says %s", a)
+	}
+}
+
+// Row E10: replenishing a sale while it sells, before and after it is sold out: every unit is sold once, the gate opens
+// again by itself, and the books of the sale and of its SKU add up.
+func TestReplenishingWhileItSells(t *testing.T) {
+	const first, more, rounds, buyers = 40, 20, 6, 180
+	const stock = first + more*rounds
+	w := newWorld(t, options{orders: freely})
+	var k, s struct{ ID int64 }
+	w.want(w.admin("POST", "/admin/v1/skus", fmt.Sprintf(`{"title":"Lamp","price":100,"currency":"EUR","stock":%d}`, stock+7)), 201, "").decode(w, &k)
+	now := time.Now()
+	w.want(w.admin("POST", "/admin/v1/sales", fmt.Sprintf(`{"sku_id":%d,"stock":%d,"starts_at":%q,"ends_at":%q}`, k.ID, first,
+		now.Add(-time.Minute).UTC().Format(wire.TimeFormat), now.Add(time.Hour).UTC().Format(wire.TimeFormat))), 201, "").decode(w, &s)
+	w.state(s.ID, wire.Open)
+	tokens := w.tokens(1, buyers)
+	j := newJournal()
+	stopBuyers := w.keen(s.ID, tokens, 1, func(uid string, a answer) { j.add(entry{uid, "of-" + uid, a}) })
+	restock := func() {
+		w.want(w.admin("POST", fmt.Sprintf("/admin/v1/sales/%d/restock", s.ID), fmt.Sprintf(`{"quantity":%d}`, more)), 200, "")
+	}
+	total := first
+	for round := range rounds {
+		if round < 2 { // while it sells
+			w.must(j.Await(w.ctx, total/2))
+		} else { // when the gate is closed
+			w.must(j.Await(w.ctx, total))
+			w.state(s.ID, wire.SoldOut)
+		}
+		restock()
+		total += more
+	}
+	w.must(j.Await(w.ctx, stock))
+	w.state(s.ID, wire.SoldOut)
+	stopBuyers()
+	if got := j.Promised(); got != stock {
+		t.Errorf("%d orders were promised, want %d", got, stock)
+	}
+	o := w.settle(s.ID, stock, j)
+	if len(o.Orders) != stock || o.Stock != 0 || o.Total != stock {
+		t.Errorf("got %d orders, stock %d of %d; want %d, 0, %d", len(o.Orders), o.Stock, o.Total, stock, stock)
+	}
+	uids := map[string]bool{}
+	for _, x := range slices.Collect(maps.Values(o.Orders)) {
+		uids[x.UID] = true
+	}
+	if len(uids) != stock {
+		t.Errorf("%d buyers have an order, want %d", len(uids), stock)
+	}
+	var sku struct{ Total, Available, Allotted int64 }
+	w.want(w.admin("GET", fmt.Sprintf("/admin/v1/skus/%d", k.ID), ""), 200, "").decode(w, &sku)
+	if sku.Total != stock+7 || sku.Available != 7 || sku.Allotted != stock {
+		t.Errorf("the SKU has %+v, want 7 of its %d left", sku, stock+7)
+	}
+	w.want(w.admin("POST", fmt.Sprintf("/admin/v1/sales/%d/restock", s.ID), `{"quantity":8}`), 409, "INSUFFICIENT_STOCK")
+}

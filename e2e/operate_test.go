@@ -225,8 +225,8 @@ func TestASaleIsOverAndArchived(t *testing.T) {
 	gone()
 }
 
-// second starts another backend and another gateway, which knows that backend alone, on the stores of w.
-func (w *world) second() *world {
+// beside starts another backend and another gateway, which knows that backend alone, on the stores of w.
+func (w *world) beside() *world {
 	w.t.Helper()
 	ports, err := stack.FreeSystemPorts()
 	w.must(err)
@@ -255,7 +255,7 @@ func (w *world) second() *world {
 func TestChangesReachEveryGateway(t *testing.T) {
 	const buyers = 40
 	w := newWorld(t, options{orders: freely})
-	two := w.second()
+	two := w.beside()
 	tokens := w.tokens(1, buyers)
 	sale := w.newSale("Changing", 1000, time.Now().Add(-time.Minute), 600)
 	for _, x := range []*world{w, two} {

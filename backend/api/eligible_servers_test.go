@@ -14,7 +14,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"floodgate.internal/backend/backendtest"
-	"floodgate.internal/backend/catalog"
 	"floodgate.internal/backend/concentration"
 	"floodgate.internal/backend/eligibility"
 	"floodgate.internal/backend/order"
@@ -187,10 +186,15 @@ func TestAnArchivedSaleAnswersLikeOneThatEnded(t *testing.T) {
 	if _, err := w.db.Exec(`UPDATE sales SET archived_at = '2001-01-01' WHERE id = ?`, sale); err != nil {
 		t.Fatal(err)
 	}
-	w.Catalog = catalog.New(w.db, w.redis, w.Clock, backendtest.Log(t), prometheus.NewRegistry())
-	answers("known to MySQL alone")
+	_, err = w.db.Exec(`INSERT INTO sales (sku_id, kind, title, price, currency, starts_at, ends_at, per_user_limit, pay_within_s, created_at, archived_at)
+		WITH RECURSIVE n AS (SELECT 1 AS i UNION ALL SELECT i + 1 FROM n WHERE i < 32)
+		SELECT sku_id, kind, title, price, currency, starts_at, ends_at, per_user_limit, pay_within_s, created_at, ends_at FROM sales, n AS a, n AS b WHERE id = ?`, sale)
+	if err != nil { // 1,024, catalog.MaxArchived and some
+		t.Fatal(err)
+	}
 	if err := w.Catalog.Refresh(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	answers("known to MySQL alone")
 	wantProblem(t, w.signed(w.request("GET", fmt.Sprintf("/v1/sales/%d", sale), ""), ""), problem.SaleNotFound, "")
 }

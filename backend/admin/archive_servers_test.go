@@ -3,6 +3,7 @@
 package admin
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"strings"
@@ -198,6 +199,42 @@ func TestTheTimerFinishesAnArchive(t *testing.T) {
 	if r := o.balanced(s.ID); r.Sold != 1 || r.Total != 1 {
 		t.Errorf("got %+v", r)
 	}
+}
+
+// What changes between the two looks stops an archive, or one that waits for the queue.
+func TestWhatChangesMeanwhileStopsAnArchive(t *testing.T) {
+	o := newOffice(t, 4)
+	s := do[saleJSON](o, 201, "POST", "/admin/v1/sales", openSale(``))
+	path := fmt.Sprintf("/admin/v1/sales/%d", s.ID)
+	window := func(ends time.Duration) {
+		t.Helper()
+		do[saleJSON](o, 200, "PATCH", path, fmt.Sprintf(`{"ends_at":%q}`, time.Now().Add(ends).UTC().Format(time.RFC3339Nano)), "If-Match: *")
+	}
+	window(-time.Second)
+	archive := func(want string) {
+		t.Helper()
+		p := refused(t, send(o.Admin, "POST", path+"/archive", ""), problem.SaleStateConflict, "")
+		if !strings.Contains(p.Detail, want) || o.sale(s.ID).ArchivedAt != nil || o.keys(s.ID) == 0 {
+			t.Errorf("got %q, want %q; %d keys in Redis", p.Detail, want, o.keys(s.ID))
+		}
+	}
+	o.Fence = func(context.Context, int64) error { window(time.Hour); return nil } // it sells again
+	archive("it was changed while it was audited")
+	o.Fence = func(context.Context, int64) error { return context.DeadlineExceeded }
+	archive("close it first")
+	window(-time.Second)
+	archive("what is queued was not settled in time")
+	o.Fence = func(context.Context, int64) error {
+		_, err := o.DB.Exec(`INSERT INTO intents (sale_id, kind, created_at) VALUES (?, 'define', ?)`, s.ID, time.Now().UTC())
+		return err
+	}
+	archive("it was changed while it was audited")
+	o.Fence = nil
+	archive("1 open intents")
+	if _, err := o.book.RunIntents(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	do[saleJSON](o, 200, "POST", path+"/archive", "")
 }
 
 func TestManyArchiveAtOnce(t *testing.T) {

@@ -15,6 +15,7 @@ import (
 
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/backendtest"
+	"floodgate.internal/backend/eligibility"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
@@ -111,6 +112,7 @@ func TestAnArchivedSaleAnswersFromMySQL(t *testing.T) {
 	if err := o.Reconcile(t.Context(), s.ID); err != nil {
 		t.Fatal(err)
 	}
+	do[eligibility.Changed](o, 200, "PUT", path+"/eligibility", `{"uids":["ann"]}`)
 	first := send(o.Admin, "POST", path+"/archive", "", "Idempotency-Key: a1")
 	got := read[saleJSON](t, first)
 	if first.StatusCode != 200 || got.ArchivedAt == nil || got.ClosedAt == nil || got.State != wire.Ended || got.Total != 2 || got.Sold != 2 || got.Available != 0 {
@@ -125,6 +127,10 @@ func TestAnArchivedSaleAnswersFromMySQL(t *testing.T) {
 	if n := o.count(`SELECT COUNT(*) FROM intents WHERE done_at IS NULL`); n != 0 {
 		t.Errorf("%d intents are open", n)
 	}
+	if l := do[listJSON](o, 200, "GET", path+"/eligibility", ""); l.Active || fmt.Sprint(l.UIDs) != "[ann]" {
+		t.Errorf("its list still counts: %+v", l)
+	}
+	refused(t, send(o.Admin, "PUT", path+"/eligibility", `{"uids":["bob"]}`), problem.SaleEnded, "")
 	r := o.balanced(s.ID)
 	if r.Sold != 2 || r.Total != 2 || r.Redis.Loaded {
 		t.Errorf("got %+v", r)

@@ -11,6 +11,7 @@ import (
 
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/catalog"
+	"floodgate.internal/backend/eligibility"
 	"floodgate.internal/shared/failpoint"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
@@ -81,6 +82,9 @@ func (a *Admin) archiveSale(r *request) (*answer, error) {
 		at := a.now()
 		if _, err := tx.ExecContext(ctx, `UPDATE sales SET archived_at = ?, closed_at = COALESCE(closed_at, ?), version = version + 1 WHERE id = ?`, at, at, id); err != nil {
 			return change{}, fmt.Errorf("archive sale %d: %w", id, err)
+		}
+		if err := eligibility.End(ctx, tx, id); err != nil {
+			return change{}, err
 		}
 		failpoint.Hit("admin.mid-archive")
 		forget, err := a.intend(ctx, tx, intent{sale: id, kind: "archive"})

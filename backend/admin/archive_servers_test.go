@@ -3,6 +3,7 @@
 package admin
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"strings"
@@ -14,6 +15,7 @@ import (
 
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/backendtest"
+	"floodgate.internal/backend/eligibility"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
@@ -110,6 +112,7 @@ func TestAnArchivedSaleAnswersFromMySQL(t *testing.T) {
 	if err := o.Reconcile(t.Context(), s.ID); err != nil {
 		t.Fatal(err)
 	}
+	do[eligibility.Changed](o, 200, "PUT", path+"/eligibility", `{"uids":["ann"]}`)
 	first := send(o.Admin, "POST", path+"/archive", "", "Idempotency-Key: a1")
 	got := read[saleJSON](t, first)
 	if first.StatusCode != 200 || got.ArchivedAt == nil || got.ClosedAt == nil || got.State != wire.Ended || got.Total != 2 || got.Sold != 2 || got.Available != 0 {
@@ -124,6 +127,10 @@ func TestAnArchivedSaleAnswersFromMySQL(t *testing.T) {
 	if n := o.count(`SELECT COUNT(*) FROM intents WHERE done_at IS NULL`); n != 0 {
 		t.Errorf("%d intents are open", n)
 	}
+	if l := do[listJSON](o, 200, "GET", path+"/eligibility", ""); l.Active || fmt.Sprint(l.UIDs) != "[ann]" {
+		t.Errorf("its list still counts: %+v", l)
+	}
+	refused(t, send(o.Admin, "PUT", path+"/eligibility", `{"uids":["bob"]}`), problem.SaleEnded, "")
 	r := o.balanced(s.ID)
 	if r.Sold != 2 || r.Total != 2 || r.Redis.Loaded {
 		t.Errorf("got %+v", r)
@@ -198,6 +205,42 @@ func TestTheTimerFinishesAnArchive(t *testing.T) {
 	if r := o.balanced(s.ID); r.Sold != 1 || r.Total != 1 {
 		t.Errorf("got %+v", r)
 	}
+}
+
+// What changes between the two looks stops an archive, or one that waits for the queue.
+func TestWhatChangesMeanwhileStopsAnArchive(t *testing.T) {
+	o := newOffice(t, 4)
+	s := do[saleJSON](o, 201, "POST", "/admin/v1/sales", openSale(``))
+	path := fmt.Sprintf("/admin/v1/sales/%d", s.ID)
+	window := func(ends time.Duration) {
+		t.Helper()
+		do[saleJSON](o, 200, "PATCH", path, fmt.Sprintf(`{"ends_at":%q}`, time.Now().Add(ends).UTC().Format(time.RFC3339Nano)), "If-Match: *")
+	}
+	window(-time.Second)
+	archive := func(want string) {
+		t.Helper()
+		p := refused(t, send(o.Admin, "POST", path+"/archive", ""), problem.SaleStateConflict, "")
+		if !strings.Contains(p.Detail, want) || o.sale(s.ID).ArchivedAt != nil || o.keys(s.ID) == 0 {
+			t.Errorf("got %q, want %q; %d keys in Redis", p.Detail, want, o.keys(s.ID))
+		}
+	}
+	o.Fence = func(context.Context, int64) error { window(time.Hour); return nil } // it sells again
+	archive("it was changed while it was audited")
+	o.Fence = func(context.Context, int64) error { return context.DeadlineExceeded }
+	archive("close it first")
+	window(-time.Second)
+	archive("what is queued was not settled in time")
+	o.Fence = func(context.Context, int64) error {
+		_, err := o.DB.Exec(`INSERT INTO intents (sale_id, kind, created_at) VALUES (?, 'define', ?)`, s.ID, time.Now().UTC())
+		return err
+	}
+	archive("it was changed while it was audited")
+	o.Fence = nil
+	archive("1 open intents")
+	if _, err := o.book.RunIntents(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	do[saleJSON](o, 200, "POST", path+"/archive", "")
 }
 
 func TestManyArchiveAtOnce(t *testing.T) {

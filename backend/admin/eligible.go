@@ -146,21 +146,32 @@ func (a *Admin) changeBans(r *request) (*answer, error) {
 	})
 }
 
-// listedSale is the sale of the path. To change its list it must not be closed.
-func (a *Admin) listedSale(r *request, change bool) (int64, error) {
+// changeSaleList is changeList of a sale's list. The sale must not be closed, and is not while it runs.
+func (a *Admin) changeSaleList(r *request, action string, f func(ctx context.Context, tx *sql.Tx, sale int64) (eligibility.State, eligibility.Changed, error)) (*answer, error) {
 	id, err := r.pathID(problem.SaleNotFound, "sale")
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	s, _, err := a.readSale(r.Context(), a.DB, id)
-	if err == nil && change {
-		err = notClosed(s)
+	return a.changeList(r, action, saleName(id), func(ctx context.Context, tx *sql.Tx) (before eligibility.State, done eligibility.Changed, err error) {
+		s, _, err := a.lockSale(ctx, tx, id)
+		if err := first(err, notClosed(s)); err != nil {
+			return before, done, err
+		}
+		return f(ctx, tx, id)
+	})
+}
+
+// listedSale is the sale of the path.
+func (a *Admin) listedSale(r *request) (int64, error) {
+	id, err := r.pathID(problem.SaleNotFound, "sale")
+	if err == nil {
+		_, _, err = a.readSale(r.Context(), a.DB, id)
 	}
 	return id, err
 }
 
 func (a *Admin) getEligible(r *request) (*answer, error) {
-	id, err := a.listedSale(r, false)
+	id, err := a.listedSale(r)
 	if err != nil {
 		return nil, err
 	}
@@ -173,11 +184,7 @@ func (a *Admin) changeEligible(r *request) (*answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	id, err := a.listedSale(r, true)
-	if err != nil {
-		return nil, err
-	}
-	return a.changeList(r, "eligibility.change", saleName(id), func(ctx context.Context, tx *sql.Tx) (eligibility.State, eligibility.Changed, error) {
+	return a.changeSaleList(r, "eligibility.change", func(ctx context.Context, tx *sql.Tx, id int64) (eligibility.State, eligibility.Changed, error) {
 		return eligibility.Change(ctx, tx, id, a.now(), add, remove)
 	})
 }
@@ -195,11 +202,7 @@ func (a *Admin) setEligible(r *request) (*answer, error) {
 	if err := first(needed("uids", in.UIDs), err); err != nil {
 		return nil, err
 	}
-	id, err := a.listedSale(r, true)
-	if err != nil {
-		return nil, err
-	}
-	return a.changeList(r, "eligibility.set", saleName(id), func(ctx context.Context, tx *sql.Tx) (eligibility.State, eligibility.Changed, error) {
+	return a.changeSaleList(r, "eligibility.set", func(ctx context.Context, tx *sql.Tx, id int64) (eligibility.State, eligibility.Changed, error) {
 		return eligibility.Replace(ctx, tx, id, a.now(), list)
 	})
 }
@@ -209,18 +212,14 @@ func (a *Admin) liftEligible(r *request) (*answer, error) {
 	if err := r.noBody(); err != nil {
 		return nil, err
 	}
-	id, err := a.listedSale(r, true)
-	if err != nil {
-		return nil, err
-	}
-	return a.changeList(r, "eligibility.lift", saleName(id), func(ctx context.Context, tx *sql.Tx) (eligibility.State, eligibility.Changed, error) {
+	return a.changeSaleList(r, "eligibility.lift", func(ctx context.Context, tx *sql.Tx, id int64) (eligibility.State, eligibility.Changed, error) {
 		return eligibility.Lift(ctx, tx, id, a.now())
 	})
 }
 
 // concentration reports from which networks this process took a sale's orders.
 func (a *Admin) concentration(r *request) (*answer, error) {
-	id, err := a.listedSale(r, false)
+	id, err := a.listedSale(r)
 	if err != nil {
 		return nil, err
 	}

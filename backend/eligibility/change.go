@@ -17,7 +17,7 @@ const Bans = 0
 const (
 	MaxChunk = 800       // uids in one change
 	MaxList  = 1_000_000 // uids in one list
-	MaxAll   = 4_000_000 // uids in all lists that count: the bans, and those of the sales that are not archived
+	MaxAll   = 4_000_000 // uids in all lists that count
 )
 
 // State is a list without its uids.
@@ -112,6 +112,14 @@ func Lift(ctx context.Context, tx *sql.Tx, list int64, at time.Time) (before Sta
 	return before, done, write(ctx, tx, list, at, before, &done)
 }
 
+// End makes the list of a sale that is archived count no more; its uids stay in MySQL.
+func End(ctx context.Context, tx *sql.Tx, list int64) error {
+	if _, err := tx.ExecContext(ctx, `UPDATE uid_lists SET active = FALSE WHERE list_id = ?`, list); err != nil {
+		return fmt.Errorf("end list %d: %w", list, err)
+	}
+	return nil
+}
+
 // lock reads a list, which is made where there is none, and keeps every list from being changed until the transaction ends:
 // the bound of all of them is exact.
 func lock(ctx context.Context, tx *sql.Tx, list int64, at time.Time) (s State, err error) {
@@ -183,7 +191,7 @@ type queryer interface {
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
 }
 
-// heads are the lists that count: the bans, and the active ones of sales that are not archived.
+// heads are the lists that count.
 func heads(ctx context.Context, q queryer) (map[int64]State, error) {
 	all := map[int64]State{}
 	err := each(ctx, q, func(rows *sql.Rows) error {
@@ -192,8 +200,7 @@ func heads(ctx context.Context, q queryer) (map[int64]State, error) {
 		err := rows.Scan(&id, &s.generation, &s.Version, &s.Size, &s.Active)
 		all[id] = s
 		return err
-	}, `SELECT l.list_id, l.generation, l.version, l.size, l.active FROM uid_lists l LEFT JOIN sales s ON s.id = l.list_id
-		WHERE l.active AND (l.list_id = 0 OR s.archived_at IS NULL)`)
+	}, `SELECT list_id, generation, version, size, active FROM uid_lists WHERE active`)
 	return all, err
 }
 

@@ -72,6 +72,13 @@ func (o *office) lift(list int64) Changed {
 	return done
 }
 
+func (o *office) end(list int64) {
+	o.t.Helper()
+	if err := store.InTx(o.t.Context(), o.db, func(tx *sql.Tx) error { return End(o.t.Context(), tx, list) }); err != nil {
+		o.t.Fatal(err)
+	}
+}
+
 func (o *office) exec(query string, args ...any) {
 	o.t.Helper()
 	if _, err := o.db.ExecContext(o.t.Context(), query, args...); err != nil {
@@ -159,13 +166,14 @@ func TestWhoMayBuy(t *testing.T) {
 	want(sale, "ann", NotListed)
 
 	// The list of an archived sale does not count any more.
-	o.exec(`UPDATE sales SET archived_at = ? WHERE id = ?`, time.Now().UTC(), sale)
+	o.end(sale)
+	o.end(other) // which has none
 	want(sale, "ann", "")
 	if n := l.uids(); n != 1 {
 		t.Errorf("%d uids in memory, want the one ban", n)
 	}
 	s, uids, err := Page(t.Context(), o.db, sale, "", 10)
-	if err != nil || !s.Active || !slices.Equal(uids, []string{"eve"}) {
+	if err != nil || s.Active || s.Size != 1 || !slices.Equal(uids, []string{"eve"}) {
 		t.Errorf("got %+v, %v, %v; MySQL keeps it", s, uids, err)
 	}
 }
@@ -331,12 +339,12 @@ func TestListsAreBounded(t *testing.T) {
 	o.change(other, nil, []string{"x"})
 	o.change(other, []string{"x"}, nil) // the last one that there is room for
 	full(other, []string{"y"}, true)
-	o.exec(`UPDATE sales SET archived_at = ? WHERE id = ?`, time.Now().UTC(), sale)
+	o.end(sale)
 	o.change(other, []string{"y"}, nil)
 
 	// Written by hand past all bounds: what a process knows stays.
 	l := o.process()
-	o.exec(`UPDATE uid_lists SET size = 1`)
+	o.exec(`UPDATE uid_lists SET size = 1, active = TRUE`)
 	o.fresh(l)
 	o.exec(`UPDATE uid_lists SET size = ? WHERE list_id = ?`, MaxAll+1, other)
 	if err := l.Refresh(t.Context()); err == nil || l.Refuse(other, "y") != "" || l.Refuse(other, "nobody") != NotListed {

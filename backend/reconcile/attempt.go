@@ -146,9 +146,6 @@ func (a *attempt) read(ctx context.Context) error {
 		if len(sales) != 1 {
 			return ErrUnknown
 		}
-		if sales[0].ArchivedAt != nil {
-			return ErrArchived
-		}
 		a.load.Definition = sales[0].Definition()
 		if err := a.readIntents(ctx, tx); err != nil {
 			return err

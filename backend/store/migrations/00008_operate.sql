@@ -12,8 +12,9 @@ CREATE TABLE uid_lists (
   generation BIGINT      NOT NULL, -- counts replacements: only members of the present one count
   version    BIGINT      NOT NULL, -- counts changes
   size       BIGINT      NOT NULL, -- members that are listed
-  active     BOOLEAN     NOT NULL,
+  active     BOOLEAN     NOT NULL, -- it counts; not of an archived sale
   changed_at DATETIME(3) NOT NULL,
+  KEY uid_lists_active (active),
   CONSTRAINT uid_lists_size CHECK (size >= 0)
 );
 

@@ -107,7 +107,7 @@ func newDay(t *testing.T, r tree, bin, judge, kind string) *day {
 		queue = fmt.Sprintf(`queue: {driver: rabbitmq, url: "%s"}`, d.makeVhost())
 	}
 	if kind == confirm {
-		queue += "\naccept: {after: confirm}"
+		queue += "\naccept: {after: confirm, confirm_within: 500ms}"
 	}
 	d.ports, err = stack.FreeSystemPorts()
 	must(t, err)

@@ -1,7 +1,7 @@
 # Floodgate. `make help` lists the targets; CONTRIBUTING.md says more.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo run up down test check build soak
+.PHONY: help demo run up down test check lint build soak
 
 MODULES := gateway backend shared lua embedded e2e tools
 
@@ -48,7 +48,10 @@ build: ## the binaries, into build/
 	$(need_go)
 	$(build_to) ./gateway/cmd/gateway ./backend/cmd/backend ./embedded/cmd/floodgate-embedded ./e2e/cmd/stack
 
-check: ## the fast part of the tests: format, vet, lint, unit tests; no servers
+check: lint ## the fast part of the tests: format, vet, lint, unit tests; no servers
+	go test work
+
+lint:
 	$(need_go)
 	@bad=$$(gofmt -l $(MODULES)); [ -z "$$bad" ] || { echo "gofmt: not formatted (gofmt -w them):" $$bad >&2; exit 1; }
 	go vet work
@@ -56,18 +59,17 @@ check: ## the fast part of the tests: format, vet, lint, unit tests; no servers
 	@GOWORK=off go -C tools build -o ../build/tools/ honnef.co/go/tools/cmd/staticcheck
 	build/tools/staticcheck -tags servers work
 	@for m in $(MODULES); do echo "GOWORK=off go -C $$m build ./..."; GOWORK=off go -C $$m build ./... || exit 1; done
-	go test work
 
-test: check build ## everything CI runs, on private real servers; installs them, gcc and chromium where missing, with apt
+test: lint build ## everything CI runs, on private real servers; installs them, gcc and chromium where missing, with apt
 	build/stack install servers race browser
-	@echo 'build/stack exec: first what empties the shared Redis of its scripts, then the rest two packages at a time, then e2e by itself'
+	@echo 'build/stack exec: first what empties the shared Redis of its scripts, then the rest, then e2e, two packages at a time'
 	@CGO_ENABLED=1 build/stack exec -dir build/test-servers -- sh -ec ' \
-		go test -race -tags servers -timeout 10m -count=1 -p 1 $(FLUSHING:%=./%); \
-		go test -race -tags servers -timeout 10m -count=1 -p 2 $$(go list $(TEST_MODULES:%=./%/...) | grep -vxF $(FLUSHING:%=-e floodgate.internal/%)); \
-		go test -race -tags servers -timeout 12m -count=1 -p 1 ./e2e/...'
+		go test -race -tags servers -timeout 15m -count=1 -p 1 $(FLUSHING:%=./%); \
+		go test -race -tags servers -timeout 15m -count=1 -p 2 $$(go list $(TEST_MODULES:%=./%/...) | grep -vxF $(FLUSHING:%=-e floodgate.internal/%)); \
+		go test -race -tags servers -timeout 25m -count=1 -p 2 ./e2e/...'
 
 MINUTES ?= 30
 
-soak: build ## kill random parts of the real system under load for MINUTES=30, then every failpoint; ends with the table build/faults.md
+soak: build ## kill random parts of the real system under load for MINUTES=30, then every other fault; ends with the table build/faults.md
 	build/stack install servers
 	FLOODGATE_SOAK=$(MINUTES)m go test -tags servers -count=1 -timeout $$(($(MINUTES) + 30))m -v ./e2e/faults

@@ -24,6 +24,7 @@ type grammar struct {
 	Serve   serveCommand    `cmd:"" default:"withargs" help:"Serve the roles of -roles (the default command)."`
 	Migrate operate.Migrate `cmd:"" help:"Bring MySQL's schema up to date."`
 	Sale    operate.Sale    `cmd:"" help:"Create, list and manage sales, through the admin API."`
+	Coupon  operate.Coupon  `cmd:"" help:"Create, list and publish coupon campaigns, through the admin API."`
 	Audit   operate.Audit   `cmd:"" help:"Prove that every unit is accounted for."`
 	Rebuild operate.Rebuild `cmd:"" help:"Write a sale into Redis anew, from MySQL and the outbox."`
 	Queue   operate.Queue   `cmd:"" help:"Show what is queued, and who holds it."`

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"net"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -15,11 +16,14 @@ import (
 	"github.com/rabbitmq/amqp091-go"
 
 	"floodgate.internal/backend/broker"
+	"floodgate.internal/backend/line"
 	"floodgate.internal/backend/operate"
+	"floodgate.internal/backend/payment"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/shared/cli"
 	"floodgate.internal/shared/conf"
 	"floodgate.internal/shared/signing"
+	"floodgate.internal/shared/wire"
 )
 
 // Config is the backend's configuration file; configs/backend.yaml explains each value.
@@ -117,14 +121,37 @@ type Carts struct {
 
 // API bounds the internal listener.
 type API struct {
-	MaxInFlight    int `yaml:"max_in_flight"`
-	MaxWaiting     int `yaml:"max_waiting"`
-	MaxConnections int `yaml:"max_connections"`
+	MaxInFlight    int           `yaml:"max_in_flight"`
+	MaxWaiting     int           `yaml:"max_waiting"`
+	MaxConnections int           `yaml:"max_connections"`
+	MaxDeciding    int           `yaml:"max_deciding"` // 0: decidingPerCPU for each processor, at most half of MaxInFlight
+	MaxLine        int           `yaml:"max_line"`
+	LinePerUnit    int           `yaml:"line_per_unit"`
+	LineWait       time.Duration `yaml:"line_wait"`
+}
+
+// decidingPerCPU is how many orders are decided at once for each processor, unless api.max_deciding says how many: fewer, and
+// Redis syncs its file for less of them at a time.
+const decidingPerCPU = 256
+
+func (a API) line() line.Limits {
+	l := line.Limits{Slots: a.MaxDeciding, Waiting: a.MaxLine, PerUnit: a.LinePerUnit, Wait: a.LineWait}
+	if l.Slots == 0 {
+		l.Slots = max(1, min(decidingPerCPU*runtime.GOMAXPROCS(0), a.MaxInFlight/2))
+	}
+	return l
 }
 
 // Payments says who takes payments.
 type Payments struct {
-	TestProvider *bool `yaml:"test_provider"` // nil: as development
+	TestProvider *bool             `yaml:"test_provider"` // nil: as development
+	Providers    []PaymentProvider `yaml:"providers"`
+}
+
+// PaymentProvider is one that may send webhooks.
+type PaymentProvider struct {
+	Name    string        `yaml:"name"`
+	Secrets []conf.Secret `yaml:"secrets"`
 }
 
 // Log says what is logged.
@@ -144,7 +171,7 @@ func DefaultConfig() Config {
 			MaxLag: 20 * time.Second, MaxOutage: 10 * time.Second},
 		Outbox: Outbox{ClaimIdle: 10 * time.Second},
 		Carts:  Carts{PayWithin: 15 * time.Minute, AbandonedAfter: 30 * time.Second, MaxInFlight: 64},
-		API:    API{MaxInFlight: 1024, MaxWaiting: 65536, MaxConnections: 65536},
+		API:    API{MaxInFlight: 1024, MaxWaiting: 65536, MaxConnections: 65536, MaxLine: 256, LinePerUnit: 4, LineWait: time.Second},
 		Drain:  20 * time.Second,
 		Log:    Log{Level: "info"},
 	}
@@ -170,6 +197,18 @@ func (c Config) TestPayments() bool {
 		return *c.Payments.TestProvider
 	}
 	return c.Development
+}
+
+// providers are the payment providers that may send webhooks.
+func (p Payments) providers() []payment.Provider {
+	list := make([]payment.Provider, len(p.Providers))
+	for i, c := range p.Providers {
+		list[i].Name = c.Name
+		for _, s := range c.Secrets {
+			list[i].Secrets = append(list[i].Secrets, s.Reveal())
+		}
+	}
+	return list
 }
 
 // operate is what the operator's commands need.
@@ -266,6 +305,7 @@ func (c Config) Validate() error {
 	c.validateMySQL(wrong)
 	c.validateQueue(wrong)
 	c.validateAccept(wrong)
+	c.Payments.validate(wrong)
 	between("mysql.max_open", int64(c.MySQL.MaxOpen), 1, 1000)
 	between("queue.partitions", int64(c.Queue.Partitions), 1, 256)
 	between("orders.batch", int64(c.Orders.Batch), 1, 1000)
@@ -276,12 +316,24 @@ func (c Config) Validate() error {
 	span("orders.max_outage", c.Orders.MaxOutage, 5*time.Second, time.Hour)                    // a look at MySQL that fails may take 3.5 s
 	span("accept.confirm_within", c.Accept.ConfirmWithin, 100*time.Millisecond, 4*time.Second) // a request has 5 s in all
 	span("outbox.claim_idle", c.Outbox.ClaimIdle, time.Second, time.Hour)
+	if least := 2 * c.Accept.ConfirmWithin; c.Accept.After == AfterConfirm && c.Outbox.ClaimIdle < least {
+		// Else relays take over from each other, again and again, what one of them is about to publish.
+		wrong("outbox.claim_idle: %v must be at least twice accept.confirm_within, %v, with accept.after: confirm", c.Outbox.ClaimIdle, least)
+	}
 	span("carts.pay_within", c.Carts.PayWithin, time.Second, 30*24*time.Hour)
 	span("carts.abandoned_after", c.Carts.AbandonedAfter, time.Second, time.Hour)
 	between("carts.max_in_flight", int64(c.Carts.MaxInFlight), 1, 100_000)
 	between("api.max_in_flight", int64(c.API.MaxInFlight), 1, 1_000_000)
 	between("api.max_waiting", int64(c.API.MaxWaiting), 1, 1_000_000)
 	between("api.max_connections", int64(c.API.MaxConnections), 1, 1_000_000)
+	between("api.max_deciding", int64(c.API.MaxDeciding), 0, 1_000_000)
+	between("api.max_line", int64(c.API.MaxLine), 0, 1_000_000)
+	if n := c.API.line().Slots; n+c.API.MaxLine >= c.API.MaxInFlight {
+		wrong("api.max_line: %d in line and %d being decided (api.max_deciding) must be less than api.max_in_flight: %d, so that orders leave room for other requests",
+			c.API.MaxLine, n, c.API.MaxInFlight)
+	}
+	between("api.line_per_unit", int64(c.API.LinePerUnit), 1, 1_000_000)
+	span("api.line_wait", c.API.LineWait, time.Millisecond, 4*time.Second) // a request has 5 s in all
 	span("drain", c.Drain, time.Second, 10*time.Minute)
 	if _, err := c.Log.level(); err != nil {
 		errs = append(errs, err)
@@ -329,6 +381,37 @@ func (c Config) validateAccept(wrong func(string, ...any)) {
 	}
 }
 
+// maxProviders bounds the payment providers.
+const maxProviders = 32
+
+func (p Payments) validate(wrong func(string, ...any)) {
+	if n := len(p.Providers); n > maxProviders {
+		wrong("payments.providers: %d of them, there must be at most %d", n, maxProviders)
+	}
+	names, owners := map[string]bool{}, map[conf.Secret]string{}
+	for i, c := range p.Providers {
+		field := fmt.Sprintf("payments.providers[%d]", i)
+		if !wire.ValidProvider(c.Name) {
+			wrong("%s.name: %q must be 1 to %d of [a-z0-9-]: it stands in the webhook's path", field, c.Name, wire.MaxProvider)
+		} else if names[c.Name] {
+			wrong("%s.name: %q is there twice", field, c.Name)
+		}
+		names[c.Name] = true
+		if n := len(c.Secrets); n < 1 || n > payment.MaxSecrets {
+			wrong("%s.secrets: %d of them, there must be 1 to %d", field, n, payment.MaxSecrets)
+		}
+		for j, s := range c.Secrets {
+			name := fmt.Sprintf("%s.secrets[%d]", field, j)
+			if n := len(s.Reveal()); n < signing.MinSecret {
+				wrong("%s: %d bytes must be at least %d", name, n, signing.MinSecret)
+			} else if other, ok := owners[s]; ok && other != c.Name {
+				wrong("%s: it is a secret of %s, too: who signs with it could speak for both", name, other)
+			}
+			owners[s] = c.Name
+		}
+	}
+}
+
 // validateDevelopment keeps development secrets, and what else is only for development, off the network.
 func (c Config) validateDevelopment(wrong func(string, ...any)) {
 	if !c.Development {
@@ -354,6 +437,13 @@ func (c Config) developmentSecrets() (fields []string) {
 	for i, k := range c.SigningKeys {
 		if k.Secret.Development() {
 			fields = append(fields, fmt.Sprintf("signing_keys[%d].secret", i))
+		}
+	}
+	for i, p := range c.Payments.Providers {
+		for j, s := range p.Secrets {
+			if s.Development() {
+				fields = append(fields, fmt.Sprintf("payments.providers[%d].secrets[%d]", i, j))
+			}
 		}
 	}
 	return fields

@@ -3,6 +3,7 @@ package backend
 import (
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -48,43 +49,69 @@ func valid() Config {
 	return c
 }
 
+// provider has secrets that begin like these.
+func provider(name string, secrets ...string) PaymentProvider {
+	p := PaymentProvider{Name: name}
+	for _, s := range secrets {
+		p.Secrets = append(p.Secrets, conf.Secret(s+strings.Repeat("-", 32)))
+	}
+	return p
+}
+
 func TestValidateNamesFieldValueAndBound(t *testing.T) {
 	yes := true
 	for want, change := range map[string]func(*Config){
-		"orders.batch: 0 must be between 1 and 1000":                           func(c *Config) { c.Orders.Batch = 0 },
-		"orders.batch: 1001 must be between 1 and 1000":                        func(c *Config) { c.Orders.Batch = 1001 },
-		"orders.batch_wait: -1ns must be between 0s and 1s":                    func(c *Config) { c.Orders.BatchWait = -1 },
-		"orders.queued_bound: 0s must be between 1s and 1h":                    func(c *Config) { c.Orders.QueuedBound = 0 },
-		"orders.max_queued: 0 must be":                                         func(c *Config) { c.Orders.MaxQueued = 0 },
-		"orders.max_lag: 500ms must be between 1s and 1h":                      func(c *Config) { c.Orders.MaxLag = 500 * time.Millisecond },
-		"orders.max_outage: 1s must be between 5s and 1h":                      func(c *Config) { c.Orders.MaxOutage = time.Second },
-		`accept.after: "publish" must be fsync or confirm`:                     func(c *Config) { c.Accept.After = "publish" },
-		"accept.after: confirm takes a broker that confirms":                   func(c *Config) { c.Accept.After, c.Queue.Driver = AfterConfirm, RedisStream },
-		"accept.confirm_within: 5s must be between 100ms and 4s":               func(c *Config) { c.Accept.ConfirmWithin = 5 * time.Second },
-		"outbox.claim_idle: 0s must be":                                        func(c *Config) { c.Outbox.ClaimIdle = 0 },
-		"mysql.max_open: 0 must be":                                            func(c *Config) { c.MySQL.MaxOpen = 0 },
-		"queue.partitions: 0 must be":                                          func(c *Config) { c.Queue.Partitions = 0 },
-		`queue.driver: "kafka" must be rabbitmq or redis-stream`:               func(c *Config) { c.Queue.Driver = "kafka" },
-		"queue.url: it must be like amqp://":                                   func(c *Config) { c.Queue.URL = "" },
-		"queue.management_url: it must be like http://":                        func(c *Config) { c.Queue.Management = "127.0.0.1:15672" },
-		"mysql.dsn: it is empty":                                               func(c *Config) { c.MySQL.DSN = "" },
-		"mysql.dsn: it names no database":                                      func(c *Config) { c.MySQL.DSN = "fg:hunter2@tcp(127.0.0.1:3306)/" },
-		"mysql.dsn: it cannot be read":                                         func(c *Config) { c.MySQL.DSN = "fg:hunter2@nowhere" },
-		"redis.addrs: it is empty":                                             func(c *Config) { c.Redis.Addrs = nil },
-		`redis.addrs[0]: "localhost" must be host:port`:                        func(c *Config) { c.Redis.Addrs = []string{"localhost"} },
-		`redis.prefix: "{x}" must hold no braces`:                              func(c *Config) { c.Redis.Prefix = "{x}" },
-		"admin_token: it is empty":                                             func(c *Config) { c.AdminToken = "" },
-		"admin_token: 5 bytes must be at least 16":                             func(c *Config) { c.AdminToken = "short" },
-		"signing_keys: there is none":                                          func(c *Config) { c.SigningKeys = nil },
-		"signing_keys[0].secret: 5 bytes must be at least 32":                  func(c *Config) { c.SigningKeys[0].Secret = "short" },
-		`signing_keys[1].id: "gw-1" is there twice`:                            func(c *Config) { c.SigningKeys = append(c.SigningKeys, c.SigningKeys[0]) },
-		`listen.internal: "9080" must be host:port`:                            func(c *Config) { c.Listen.Internal = "9080" },
-		"listen.admin: \"127.0.0.1:9080\" must differ":                         func(c *Config) { c.Listen.Admin = c.Listen.Internal },
-		"api.max_in_flight: 0 must be":                                         func(c *Config) { c.API.MaxInFlight = 0 },
-		"api.max_waiting: 0 must be":                                           func(c *Config) { c.API.MaxWaiting = 0 },
-		"api.max_connections: 0 must be":                                       func(c *Config) { c.API.MaxConnections = 0 },
-		"drain: -1ns must be":                                                  func(c *Config) { c.Drain = -1 },
-		`log.level: "loud" must be debug, info, warn, error`:                   func(c *Config) { c.Log.Level = "loud" },
+		"orders.batch: 0 must be between 1 and 1000":                             func(c *Config) { c.Orders.Batch = 0 },
+		"orders.batch: 1001 must be between 1 and 1000":                          func(c *Config) { c.Orders.Batch = 1001 },
+		"orders.batch_wait: -1ns must be between 0s and 1s":                      func(c *Config) { c.Orders.BatchWait = -1 },
+		"orders.queued_bound: 0s must be between 1s and 1h":                      func(c *Config) { c.Orders.QueuedBound = 0 },
+		"orders.max_queued: 0 must be":                                           func(c *Config) { c.Orders.MaxQueued = 0 },
+		"orders.max_lag: 500ms must be between 1s and 1h":                        func(c *Config) { c.Orders.MaxLag = 500 * time.Millisecond },
+		"orders.max_outage: 1s must be between 5s and 1h":                        func(c *Config) { c.Orders.MaxOutage = time.Second },
+		`accept.after: "publish" must be fsync or confirm`:                       func(c *Config) { c.Accept.After = "publish" },
+		"accept.after: confirm takes a broker that confirms":                     func(c *Config) { c.Accept.After, c.Queue.Driver = AfterConfirm, RedisStream },
+		"accept.confirm_within: 5s must be between 100ms and 4s":                 func(c *Config) { c.Accept.ConfirmWithin = 5 * time.Second },
+		"outbox.claim_idle: 0s must be":                                          func(c *Config) { c.Outbox.ClaimIdle = 0 },
+		"outbox.claim_idle: 3s must be at least twice accept.confirm_within, 4s": func(c *Config) { c.Accept.After, c.Outbox.ClaimIdle = AfterConfirm, 3*time.Second },
+		"mysql.max_open: 0 must be":                                              func(c *Config) { c.MySQL.MaxOpen = 0 },
+		"queue.partitions: 0 must be":                                            func(c *Config) { c.Queue.Partitions = 0 },
+		`queue.driver: "kafka" must be rabbitmq or redis-stream`:                 func(c *Config) { c.Queue.Driver = "kafka" },
+		"queue.url: it must be like amqp://":                                     func(c *Config) { c.Queue.URL = "" },
+		"queue.management_url: it must be like http://":                          func(c *Config) { c.Queue.Management = "127.0.0.1:15672" },
+		"mysql.dsn: it is empty":                                                 func(c *Config) { c.MySQL.DSN = "" },
+		"mysql.dsn: it names no database":                                        func(c *Config) { c.MySQL.DSN = "fg:hunter2@tcp(127.0.0.1:3306)/" },
+		"mysql.dsn: it cannot be read":                                           func(c *Config) { c.MySQL.DSN = "fg:hunter2@nowhere" },
+		"redis.addrs: it is empty":                                               func(c *Config) { c.Redis.Addrs = nil },
+		`redis.addrs[0]: "localhost" must be host:port`:                          func(c *Config) { c.Redis.Addrs = []string{"localhost"} },
+		`redis.prefix: "{x}" must hold no braces`:                                func(c *Config) { c.Redis.Prefix = "{x}" },
+		"admin_token: it is empty":                                               func(c *Config) { c.AdminToken = "" },
+		"admin_token: 5 bytes must be at least 16":                               func(c *Config) { c.AdminToken = "short" },
+		"signing_keys: there is none":                                            func(c *Config) { c.SigningKeys = nil },
+		"signing_keys[0].secret: 5 bytes must be at least 32":                    func(c *Config) { c.SigningKeys[0].Secret = "short" },
+		`signing_keys[1].id: "gw-1" is there twice`:                              func(c *Config) { c.SigningKeys = append(c.SigningKeys, c.SigningKeys[0]) },
+		`listen.internal: "9080" must be host:port`:                              func(c *Config) { c.Listen.Internal = "9080" },
+		"listen.admin: \"127.0.0.1:9080\" must differ":                           func(c *Config) { c.Listen.Admin = c.Listen.Internal },
+		"api.max_in_flight: 0 must be":                                           func(c *Config) { c.API.MaxInFlight = 0 },
+		"api.max_waiting: 0 must be":                                             func(c *Config) { c.API.MaxWaiting = 0 },
+		"api.max_connections: 0 must be":                                         func(c *Config) { c.API.MaxConnections = 0 },
+		"api.max_deciding: -1 must be between 0 and":                             func(c *Config) { c.API.MaxDeciding = -1 },
+		"api.max_line: -1 must be":                                               func(c *Config) { c.API.MaxLine = -1 },
+		"api.max_line: 24 in line and 1000 being decided":                        func(c *Config) { c.API.MaxLine, c.API.MaxDeciding = 24, 1000 },
+		"must be less than api.max_in_flight: 100, so":                           func(c *Config) { c.API.MaxInFlight = 100 },
+		"api.line_per_unit: 0 must be":                                           func(c *Config) { c.API.LinePerUnit = 0 },
+		"api.line_wait: 0s must be between 1ms and 4s":                           func(c *Config) { c.API.LineWait = 0 },
+		"drain: -1ns must be":                                                    func(c *Config) { c.Drain = -1 },
+		`log.level: "loud" must be debug, info, warn, error`:                     func(c *Config) { c.Log.Level = "loud" },
+		"payments.providers[0].name: \"A\" must be 1 to 32 of [a-z0-9-]":         func(c *Config) { c.Payments.Providers = []PaymentProvider{provider("A", "x")} },
+		"payments.providers[1].name: \"a\" is there twice":                       func(c *Config) { c.Payments.Providers = []PaymentProvider{provider("a", "x"), provider("a", "y")} },
+		"payments.providers[0].secrets: 0 of them, there must be 1 to 8":         func(c *Config) { c.Payments.Providers = []PaymentProvider{{Name: "a"}} },
+		"payments.providers[0].secrets[1]: 5 bytes must be at least 32": func(c *Config) {
+			c.Payments.Providers = []PaymentProvider{provider("a", "x")}
+			c.Payments.Providers[0].Secrets = append(c.Payments.Providers[0].Secrets, "short")
+		},
+		"payments.providers[1].secrets[0]: it is a secret of a, too":           func(c *Config) { c.Payments.Providers = []PaymentProvider{provider("a", "x"), provider("b", "x")} },
+		"payments.providers[0].secrets[0]: it is a development secret":         func(c *Config) { c.Payments.Providers = []PaymentProvider{provider("a", "dev-x")} },
+		"payments.providers: 33 of them, there must be at most 32":             func(c *Config) { c.Payments.Providers = make([]PaymentProvider, 33) },
 		"payments.test_provider: true must be false":                           func(c *Config) { c.Payments.TestProvider = &yes },
 		"admin_token: it is a development secret":                              func(c *Config) { c.AdminToken = "dev-admin" },
 		"signing_keys[0].secret: it is a development secret":                   func(c *Config) { c.SigningKeys[0].Secret = "dev-signing-key-of-at-least-32-bytes" },
@@ -112,7 +139,12 @@ func TestValidateAccepts(t *testing.T) {
 		"development secrets on loopback": func(c *Config) {
 			c.Development, c.AdminToken, c.SigningKeys[0].Secret = true, "dev-admin", "dev-signing-key-of-at-least-32-bytes"
 		},
-		"any ports": func(c *Config) { c.Listen = Listen{"127.0.0.1:0", "127.0.0.1:0"} },
+		"two payment providers, one that rotates": func(c *Config) {
+			c.Payments.Providers = []PaymentProvider{provider("acme", "a"), provider("acme-2", "b", "c")}
+		},
+		"a short line": func(c *Config) { c.API.MaxInFlight, c.API.MaxLine = 100, 49 },
+		"no line":      func(c *Config) { c.API.MaxInFlight, c.API.MaxDeciding, c.API.MaxLine = 2, 1, 0 },
+		"any ports":    func(c *Config) { c.Listen = Listen{"127.0.0.1:0", "127.0.0.1:0"} },
 	} {
 		c := valid()
 		change(&c)
@@ -128,6 +160,18 @@ func TestValidateAccepts(t *testing.T) {
 	no := false
 	if development.Payments.TestProvider = &no; development.TestPayments() {
 		t.Error("test payments are on though they are turned off")
+	}
+}
+
+// Row D12: as many orders are decided at once as suits the machine, unless the file says how many.
+func TestTheLineIsSizedToTheMachine(t *testing.T) {
+	for _, c := range []struct{ deciding, inFlight, want int }{
+		{7, 1024, 7}, {0, 1 << 20, 256 * runtime.GOMAXPROCS(0)}, {0, 100, 50}, {0, 1, 1},
+	} {
+		a := API{MaxDeciding: c.deciding, MaxInFlight: c.inFlight}
+		if got := a.line().Slots; got != c.want {
+			t.Errorf("%+v: got %d slots, want %d", a, got, c.want)
+		}
 	}
 }
 

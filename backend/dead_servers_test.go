@@ -17,6 +17,7 @@ import (
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/broker"
 	"floodgate.internal/backend/deadletter"
+	"floodgate.internal/backend/outbox"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/shared/wire"
 )
@@ -32,14 +33,15 @@ type morgue struct {
 	sale  int64
 }
 
-// newMorgue has a sale of 10 open, and nobody who settles orders.
-func newMorgue(t *testing.T, driver string) *morgue {
+// newMorgue has a sale of 10 open, and nobody who settles orders. More is added to the configuration.
+func newMorgue(t *testing.T, driver string, more ...string) *morgue {
 	t.Helper()
 	m := &morgue{t: t, redis: backendtest.Redis(t), dsn: backendtest.MySQLDSN(t), queue: fmt.Sprintf("{driver: %s}", driver)}
 	if driver == RabbitMQ {
 		m.amqp = backendtest.AMQP(t)
 		m.queue = fmt.Sprintf("{driver: %s, url: %q, partitions: 1}", driver, m.amqp)
 	}
+	m.queue = strings.Join(append([]string{m.queue}, more...), "\n")
 	m.running = m.another()
 	if err := m.run(t.Context(), "migrate"); err != nil {
 		t.Fatal(err)
@@ -370,37 +372,68 @@ func TestAReplayedOrderIsSettledOnce(t *testing.T) {
 	}
 }
 
-// Messages that the broker loses are published again from the outbox, and every order is settled.
-func TestPurgedMessagesAreHealed(t *testing.T) {
-	m := newMorgue(t, RabbitMQ)
+// What the broker loses is published again from the outbox: every order is settled, and to the auditor, who asks all the
+// while, nothing was ever amiss: what is in flight is no finding.
+func TestAMessagePurgedFromTheBrokerHealsByItself(t *testing.T) {
+	m := newMorgue(t, RabbitMQ, "orders: {queued_bound: 10m}")
+	look := func() (a struct {
+		audited
+		Broker audit.Broker
+	}) {
+		t.Helper()
+		m.get(fmt.Sprintf("/admin/v1/sales/%d/audit", m.sale), &a)
+		if !a.Balanced || a.Available+a.Queued+a.Locked+a.Sold != 10 {
+			t.Fatalf("got %+v, want it balanced all the while", a)
+		}
+		return a
+	}
 	var all []wire.Accepted
 	for i := range 5 {
 		all = append(all, m.press(fmt.Sprint("u", i)))
+		look()
 	}
-	ch := m.channel()
-	eventually(t, "the purge", func() error {
-		n, err := ch.QueuePurge(broker.QueueName(0), false)
-		if err != nil || n == 0 {
-			return fmt.Errorf("%d messages purged, %v", n, err)
+	eventually(t, "the broker has confirmed them all", func() error {
+		var q struct {
+			Outboxes []struct {
+				Consumers []struct {
+					Name    string
+					Pending int
+				}
+			}
+		}
+		m.get("/admin/v1/queue", &q)
+		for _, o := range q.Outboxes {
+			for _, c := range o.Consumers {
+				if c.Name == outbox.Published && c.Pending == len(all) {
+					return nil
+				}
+			}
+		}
+		return fmt.Errorf("got %+v", q)
+	})
+	if n, err := m.channel().QueuePurge(broker.QueueName(0), false); n < len(all) || err != nil {
+		t.Fatalf("%d messages were purged, %v; want %d", n, err, len(all))
+	}
+	if a := look(); a.Queued != int64(len(all)) {
+		t.Errorf("got %+v, want all queued", a)
+	}
+	m.another().start("-roles", "consumer,timer")
+	eventually(t, "every order awaits payment", func() error {
+		if a := look(); a.Locked != int64(len(all)) {
+			return fmt.Errorf("got %+v", a)
 		}
 		return nil
 	})
-	m.another().start("-roles", "consumer,timer")
 	for i, a := range all {
 		var o wire.Order
-		m.call(fmt.Sprint("u", i), "GET", a.StatusURL+"?wait_ms=20000", "", "", &o)
+		m.call(fmt.Sprint("u", i), "GET", a.StatusURL, "", "", &o)
 		if o.Status != wire.PendingPayment {
 			t.Errorf("got %+v, want it to await payment", o)
 		}
 	}
-	m.settled(5, 5)
-	var a struct {
-		Broker *audit.Broker `json:"broker"`
-	}
 	eventually(t, "an idle broker", func() error {
-		if m.get(fmt.Sprintf("/admin/v1/sales/%d/audit", m.sale), &a); a.Broker == nil || a.Broker.Error != "" || a.Broker.Queue != broker.QueueName(0) ||
-			a.Broker.Ready+a.Broker.Unrouted+a.Broker.Dead+a.Broker.DeadLetters != 0 || a.Broker.Consumers != 1 || a.Broker.Unexplained {
-			return fmt.Errorf("got %+v", a.Broker)
+		if b := look().Broker; b.Error != "" || b.Ready+b.Unrouted+b.Dead+b.DeadLetters != 0 || b.Consumers != 1 || b.Unexplained {
+			return fmt.Errorf("got %+v", b)
 		}
 		return nil
 	})

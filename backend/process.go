@@ -20,9 +20,11 @@ import (
 	"floodgate.internal/backend/broker"
 	"floodgate.internal/backend/cart"
 	"floodgate.internal/backend/catalog"
+	"floodgate.internal/backend/coupon"
 	"floodgate.internal/backend/deadletter"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/outbox"
+	"floodgate.internal/backend/payment"
 	"floodgate.internal/backend/reconcile"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/stock"
@@ -49,7 +51,9 @@ type process struct {
 	broker     *broker.Broker // nil with redis-stream
 	catalog    *catalog.Catalog
 	book       *order.Book
+	claims     *coupon.Claims
 	letters    *deadletter.Box
+	payments   *payment.Desk
 	reconciler *reconcile.Reconciler
 	shelf      *stock.Shelf
 }
@@ -62,9 +66,9 @@ func newProcess(c Config, roles Roles, log *slog.Logger) *process {
 	p.front = newFront(p.status, reg, log)
 	if roles.API {
 		p.api = api.New(api.Config{
-			Keys: c.Keys(), TestPayments: c.TestPayments(), Clock: p.clk, Log: log, Register: reg,
+			Keys: c.Keys(), Clock: p.clk, Log: log, Register: reg,
 			Limits: api.Limits{InFlight: c.API.MaxInFlight, Waiting: c.API.MaxWaiting, Connections: c.API.MaxConnections, Queued: c.Orders.MaxQueued,
-				Lag: c.Orders.MaxLag},
+				Lag: c.Orders.MaxLag, Line: c.API.line()},
 		})
 	}
 	return p
@@ -191,7 +195,9 @@ func (p *process) begin(base, work *tier) error {
 	p.book = order.NewBook(p.db, p.redis, p.clk, p.log, p.reg)
 	p.book.Bound(c.Orders.QueuedBound)
 	p.watchQueued()
+	p.claims = coupon.New(p.db, p.clk, p.reg)
 	p.letters = deadletter.NewBox(p.db, p.book, p.clk, p.log, p.reg)
+	p.payments = payment.New(c.Payments.providers(), p.db, p.book, p.clk, p.log, p.reg)
 	var fence reconcile.Fence // a nil interface without a broker
 	if p.broker != nil {
 		fence = p.broker
@@ -210,8 +216,11 @@ func (p *process) begin(base, work *tier) error {
 	if p.roles.API {
 		orders := order.NewReader(p.db, p.redis, p.clk, p.log, p.reg)
 		base.start("order reader", orders.Run)
-		parts := api.Parts{Catalog: p.catalog, Redis: p.redis, Book: p.book, Orders: orders, Reconciler: p.reconciler, Outage: p.outage,
-			Carts: carts, Shelf: p.shelf}
+		parts := api.Parts{Catalog: p.catalog, Redis: p.redis, Book: p.book, Orders: orders, Claims: p.claims, Reconciler: p.reconciler, Outage: p.outage,
+			Webhooks: p.payments, Carts: carts, Shelf: p.shelf}
+		if c.TestPayments() {
+			parts.Payer = p.book
+		}
 		if c.Accept.After == AfterConfirm {
 			parts.Confirmer = outbox.NewConfirmer(p.redis, p.broker, c.Accept.ConfirmWithin, p.reg)
 		}
@@ -237,11 +246,16 @@ func (p *process) begin(base, work *tier) error {
 		Log: p.log, Gatherer: p.reg, Register: p.reg,
 	})
 	if p.roles.Timer {
-		work.start("expiry", p.repeat("expiry", p.book.Expire))
-		work.start("intents", p.repeat("intents", p.book.RunIntents))
-		work.start("intents of SKUs", p.repeat("intents of SKUs", stock.Intents{DB: p.db, Redis: p.redis, Clock: p.clk}.Run))
-		work.start("carts", p.repeat("carts", carts.Sweep))
-		work.start("unsold units", p.repeat("unsold units", operator.ReturnUnsold))
+		work.start("expiry", p.repeat("expiry", timerEvery, p.book.Expire))
+		work.start("coupons", p.repeat("the expiry of coupons", timerEvery, p.claims.Expire))
+		work.start("intents", p.repeat("intents", timerEvery, p.book.RunIntents))
+		work.start("unsold units", p.repeat("unsold units", timerEvery, operator.ReturnUnsold))
+		work.start("payments", p.repeat("payments", pruneEvery, p.payments.Tend))
+		work.start("done intents", p.repeat("done intents", pruneEvery, p.book.PruneIntents))
+		work.start("old Idempotency-Keys", p.repeat("old Idempotency-Keys", pruneEvery, operator.PruneKeys))
+		work.start("intents of SKUs", p.repeat("intents of SKUs", timerEvery, stock.Intents{DB: p.db, Redis: p.redis, Clock: p.clk}.Run))
+		work.start("carts", p.repeat("carts", timerEvery, carts.Sweep))
+		work.start("done intents of SKUs", p.repeat("done intents of SKUs", pruneEvery, stock.Intents{DB: p.db, Redis: p.redis, Clock: p.clk}.Prune))
 	}
 	p.front.become(operator)
 	p.status.set("")
@@ -264,15 +278,18 @@ func (p *process) queues() func(context.Context) ([]broker.QueueState, error) {
 	return p.broker.Queues
 }
 
-// timerEvery is how long the timer rests when there is nothing to do.
-const timerEvery = time.Second
+// How long the timer rests when there is nothing to do: for orders and units, and where it only tidies up.
+const (
+	timerEvery = time.Second
+	pruneEvery = 10 * time.Second
+)
 
-// repeat makes one pass after the other while there is something to do, and else one each timerEvery. A failure is logged
-// once, and tried again with growing pauses.
-func (p *process) repeat(what string, pass func(context.Context) (int, error)) func(context.Context) error {
+// repeat makes one pass after the other while there is something to do, and else rests. A failure is logged once, and tried
+// again with growing pauses.
+func (p *process) repeat(what string, every time.Duration, pass func(context.Context) (int, error)) func(context.Context) error {
 	return func(ctx context.Context) error {
 		const most = 10 * time.Second
-		rest, failing := timerEvery, false
+		rest, failing := every, false
 		for {
 			try, cancel := context.WithTimeout(ctx, 30*time.Second)
 			n, err := pass(try)
@@ -289,7 +306,7 @@ func (p *process) repeat(what string, pass func(context.Context) (int, error)) f
 				if failing {
 					p.log.Info("timer: " + what + " works again")
 				}
-				rest, failing = timerEvery, false
+				rest, failing = every, false
 				if n > 0 {
 					continue
 				}

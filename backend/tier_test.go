@@ -79,7 +79,7 @@ func TestTimerRestsOnlyWhenThereIsNothingToDo(t *testing.T) {
 		p := newProcess(valid(), Roles{Timer: true}, valid().logger(&strings.Builder{}))
 		done := make(chan error, 1)
 		go func() {
-			done <- p.repeat("test", func(context.Context) (int, error) {
+			done <- p.repeat("test", timerEvery, func(context.Context) (int, error) {
 				at = append(at, time.Since(began))
 				if left > 0 {
 					left--

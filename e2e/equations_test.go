@@ -143,16 +143,6 @@ func (w *world) settle(sale, stock int64, j *journal) oracle.View {
 // watch checks the equations that always hold, again and again until stop is called.
 func (w *world) watch(sale, stock int64) (stop func()) {
 	w.t.Helper()
-	return w.watching(sale, stock, func(err error) { w.t.Errorf("during the run: %v", err) })
-}
-
-// watchThrough is watch while a store may be away.
-func (w *world) watchThrough(sale, stock int64) (stop func()) {
-	w.t.Helper()
-	return w.watching(sale, stock, func(error) {})
-}
-
-func (w *world) watching(sale, stock int64, failed func(error)) (stop func()) {
 	ctx, cancel := context.WithCancel(w.ctx)
 	done := make(chan struct{})
 	looks := 0
@@ -167,7 +157,7 @@ func (w *world) watching(sale, stock int64, failed func(error)) (stop func()) {
 					w.t.Errorf("during the run: %s", bad)
 				}
 			} else if ctx.Err() == nil {
-				failed(err)
+				w.t.Errorf("during the run: %v", err)
 			}
 			select {
 			case <-ctx.Done():

@@ -168,8 +168,10 @@ signing_keys: [{id: %s, secret: %s}]
 redis: {addrs: ["%s"], prefix: "%s"}
 mysql: {dsn: "%s"}
 queue: {driver: rabbitmq, url: "%s"}
+payments: {providers: [{name: %s, secrets: [%s]}]}
 %slog: {level: info}
-`, internal, admin, development.AdminToken, development.SigningKeyID, development.SigningSecret, w.servers.RedisAddr(), w.prefix, dsn, amqp, bound))
+`, internal, admin, development.AdminToken, development.SigningKeyID, development.SigningSecret, w.servers.RedisAddr(), w.prefix, dsn, amqp,
+			development.Provider, development.PaymentSecret, bound))
 	}
 	limit := "{rate: 0.2, burst: 1, max_keys: 1000000}"
 	if o.orders != "" {

@@ -31,12 +31,14 @@ func TestContractWalk(t *testing.T) {
 	k.pages(open)
 	k.reads(open)
 	k.orders(open, soon, over)
+	k.payments()
 	k.ops()
 	k.feed()
 	k.adminSKUs()
 	k.carts()
 	k.adminSales()
 	k.paused()
+	k.coupons()
 	for _, r := range w.contract.routes {
 		if id := r.kin.Operation.OperationID; !k.good[id] {
 			t.Errorf("%s %s (%s) never answered well", r.kin.Method, r.kin.Path, id)
@@ -225,6 +227,50 @@ func (k *walk) orders(open, soon, over int64) {
 	k.public("POST", path(open), "", "", 409, "SOLD_OUT")
 }
 
+// payments delivers webhooks through the gateway. What becomes of orders by them is another test's.
+func (k *walk) payments() {
+	k.w.t.Helper()
+	sale := k.w.newSale("Paid for by webhook", 1, time.Now().Add(-time.Minute), 600)
+	k.w.state(sale, wire.Open)
+	token := k.tokens[10]
+	id := k.public("POST", fmt.Sprintf("/v1/sales/%d/orders", sale), token, "", 202, "").orderID
+	k.w.order(id, token, wire.PendingPayment)
+	deliver := func(e event, status int, code string) answer {
+		k.w.t.Helper()
+		return k.try(k.w.webhook(e), status, code)
+	}
+	e := event{ID: "walk-1", Type: "payment.succeeded", PaymentID: "walk", OrderID: id, Amount: 4900, Currency: "EUR"}
+	deliver(e.with(func(e *event) { e.Amount, e.ID, e.PaymentID = 1, "walk-0", "walk-0" }), 422, "PAYMENT_MISMATCH")
+	deliver(e, 200, "")
+	deliver(e, 200, "")
+	deliver(e.with(func(e *event) { e.Type = "payment.refunded" }), 422, "IDEMPOTENCY_KEY_REUSED")
+	deliver(e.with(func(e *event) { e.OrderID = "nonsense" }), 404, "ORDER_NOT_FOUND")
+	deliver(e.with(func(e *event) { e.Currency = "euro" }), 400, "BAD_REQUEST")
+	bad := k.w.webhook(e)
+	bad.url = strings.Replace(bad.url, "/test", "/nobody", 1)
+	k.try(bad, 404, "NOT_FOUND")
+	bad = k.w.webhook(e)
+	bad.header[wire.PaymentSignature] = "t=1,v1=00"
+	k.try(bad, 401, "UNAUTHENTICATED")
+	bad.header["Content-Type"] = "text/plain"
+	k.try(bad, 415, "UNSUPPORTED_MEDIA_TYPE")
+	bad = k.w.webhook(e)
+	bad.body += strings.Repeat(" ", wire.MaxWebhook)
+	k.try(bad, 413, "PAYLOAD_TOO_LARGE")
+	k.public("GET", wire.WebhookPath+development.Provider, "", "", 405, "METHOD_NOT_ALLOWED")
+
+	k.admin("GET", "/payments", "", 200, "")
+	k.admin("GET", "/payments?limit=1", "", 200, "")
+	due := k.admin("GET", "/payments?status=refund_due&order_id="+id, "", 200, "")
+	if !strings.Contains(string(due.body), `"walk-0"`) || strings.Contains(string(due.body), `"walk"`) {
+		k.w.t.Errorf("refunds that are due: got %s", due)
+	}
+	for _, q := range []string{"?status=x", "?order_id=x", "?cursor=x", "?limit=0", "?x=1"} {
+		k.admin("GET", "/payments"+q, "", 400, "BAD_REQUEST")
+	}
+	k.admin("POST", "/payments", "", 405, "METHOD_NOT_ALLOWED")
+}
+
 // signed is a call to the internal listener as a gateway makes it.
 func (k *walk) signed(s *signing.Signer, method, target, uid, key, body string) call {
 	var req fasthttp.Request
@@ -379,8 +425,19 @@ func (k *walk) adminSales() {
 		k.admin("POST", at+what, `{"x":1}`, 400, "BAD_REQUEST")
 		k.admin("GET", at+what, "", 405, "METHOD_NOT_ALLOWED")
 	}
-	k.admin("POST", "/coupons", fmt.Sprintf(`{"title":"Ten off","category":"shoes","published":true,"valid_from":%q,"valid_until":%q,"per_user_limit":1,"total":3,"guard":"version"}`, now, later), 201, "")
+	campaign := k.admin("POST", "/coupons", fmt.Sprintf(`{"title":"Ten off","category":"shoes","published":true,"valid_from":%q,"valid_until":%q,"per_user_limit":1,"total":3,"guard":"version"}`, now, later), 201, "")
 	k.admin("POST", "/coupons", `{"title":"Ten off"}`, 400, "BAD_REQUEST")
+	of := strings.TrimPrefix(campaign.header.Get("Location"), "/admin/v1")
+	k.admin("GET", "/coupons", "", 200, "")
+	k.admin("GET", "/coupons?limit=0", "", 400, "BAD_REQUEST")
+	k.admin("GET", of, "", 200, "")
+	k.admin("GET", strings.Replace(at, "/sales", "/coupons", 1), "", 404, "SALE_NOT_FOUND")
+	k.admin("PATCH", of, `{"per_user_limit":4}`, 400, "BAD_REQUEST")
+	k.admin("PATCH", of, `{"title":"Twenty off","published":false,"per_user_limit":2}`, 200, "")
+	k.try(call{method: "PATCH", url: k.w.ports.AdminURL() + "/admin/v1" + of, token: development.AdminToken, body: `{"guard":"conditional"}`, header: map[string]string{"If-Match": `"1"`}}, 412, "PRECONDITION_FAILED")
+	k.admin("PATCH", "/coupons/999999", `{"published":true}`, 404, "SALE_NOT_FOUND")
+	k.admin("POST", strings.Replace(of, "/coupons", "/sales", 1)+"/close", "", 200, "")
+	k.admin("PATCH", of, `{"published":true}`, 403, "SALE_ENDED")
 	k.admin("GET", "/queue", "", 200, "")
 	k.w.management("POST", "/api/exchanges/"+k.w.vhost+"/fg.orders/publish",
 		`{"properties":{"type":"order"},"routing_key":"0","payload":"no order","payload_encoding":"string"}`, nil)
@@ -397,7 +454,7 @@ func (k *walk) adminSales() {
 	k.admin("POST", "/dead-letters/999999/replay", "", 404, "NOT_FOUND")
 	log := k.admin("GET", "/audit-log", "", 200, "")
 	for _, action := range []string{"sale.create", "sale.pause", "sale.resume", "sale.restock", "sale.update", "sale.close", "sale.rebuild", "sku.create", "sku.update",
-		"sku.restock", "coupon.create"} {
+		"sku.restock", "coupon.create", "coupon.update"} {
 		if !strings.Contains(string(log.body), `"`+action+`"`) {
 			k.w.t.Errorf("the audit log has no %s", action)
 		}
@@ -417,4 +474,42 @@ func (k *walk) paused() {
 	k.admin("POST", fmt.Sprintf("/sales/%d/resume", sale), "", 200, "")
 	k.w.state(sale, wire.Open)
 	k.public("POST", fmt.Sprintf("/v1/sales/%d/orders", sale), k.tokens[9], "", 202, "")
+}
+
+// coupons walks the public side of coupons; TestCouponStory tells what they are for.
+func (k *walk) coupons() {
+	k.w.t.Helper()
+	now := time.Now().UTC()
+	a := k.admin("POST", "/coupons", fmt.Sprintf(`{"title":"Five off","valid_from":%q,"valid_until":%q,"total":3}`,
+		now.Add(-time.Minute).Format(wire.TimeFormat), now.Add(time.Hour).Format(wire.TimeFormat)), 201, "")
+	var campaign struct {
+		ID int64 `json:"id"`
+	}
+	a.decode(k.w, &campaign)
+	k.w.state(campaign.ID, wire.Open)
+	mine, other := k.tokens[10], k.tokens[11]
+	order := k.public("POST", fmt.Sprintf("/v1/sales/%d/orders", campaign.ID), mine, "", 202, "")
+	k.w.order(order.orderID, mine, wire.Issued)
+	var list wire.ClaimList
+	k.public("GET", wire.CouponsPath, mine, "", 200, "").decode(k.w, &list)
+	if len(list.Coupons) != 1 || list.Next != "" {
+		k.w.t.Fatalf("got the coupons %+v", list)
+	}
+	use := wire.UsePath(list.Coupons[0].ClaimID)
+	k.public("GET", wire.CouponsPath+"?cursor="+list.Coupons[0].ClaimID, mine, "", 200, "")
+	for _, q := range []string{"?cursor=x", "?cursor=a%26b", "?cursor=a&cursor=b"} {
+		k.public("GET", wire.CouponsPath+q, mine, "", 400, "BAD_REQUEST")
+	}
+	k.public("GET", wire.CouponsPath, "", "", 401, "UNAUTHENTICATED")
+	k.public("POST", wire.CouponsPath, mine, "", 405, "METHOD_NOT_ALLOWED")
+	k.public("POST", use, "", "", 401, "UNAUTHENTICATED")
+	k.public("POST", use, other, "", 404, "NOT_FOUND")
+	k.public("POST", wire.UsePath("nonsense"), mine, "", 404, "NOT_FOUND")
+	k.public("GET", use, mine, "", 405, "METHOD_NOT_ALLOWED")
+	k.public("POST", use, mine, `{"x":1}`, 400, "BAD_REQUEST")
+	k.try(call{method: "POST", url: k.w.ports.PublicURL() + use, token: mine, body: "x", header: map[string]string{"Content-Type": "text/plain"}}, 415, "UNSUPPORTED_MEDIA_TYPE")
+	k.public("POST", use, mine, "", 200, "")
+	if again := k.public("POST", use, mine, "{}", 409, "ORDER_STATE_CONFLICT"); again.orderID != order.orderID {
+		k.w.t.Errorf("used twice: got order %s, want %s", again.orderID, order.orderID)
+	}
 }

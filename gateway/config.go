@@ -55,6 +55,8 @@ type LimitsConfig struct {
 	Order    LimitConfig `yaml:"order"`
 	Read     LimitConfig `yaml:"read"`
 	IP       LimitConfig `yaml:"ip"`
+	Webhook  LimitConfig `yaml:"webhook"`
+	Global   GlobalLimit `yaml:"global"`
 	IPExempt []string    `yaml:"ip_exempt"`
 }
 
@@ -63,6 +65,14 @@ type LimitConfig struct {
 	Rate    float64 `yaml:"rate"`
 	Burst   int     `yaml:"burst"`
 	MaxKeys int     `yaml:"max_keys"`
+}
+
+// GlobalLimit is the bucket that all orders draw on.
+type GlobalLimit struct {
+	Rate       float64       `yaml:"rate"`
+	Burst      int           `yaml:"burst"`
+	MaxWait    time.Duration `yaml:"max_wait"`
+	MaxWaiting int           `yaml:"max_waiting"`
 }
 
 // ServerConfig bounds the public listener.
@@ -109,6 +119,8 @@ func DefaultConfig() Config {
 		Identity: IdentityConfig{Leeway: 30 * time.Second},
 		Limits: LimitsConfig{
 			Order: LimitConfig{0.2, 1, 1_000_000}, Read: LimitConfig{10, 20, 1_000_000}, IP: LimitConfig{50, 100, 1_000_000},
+			Webhook: LimitConfig{200, 1000, 10_000},
+			Global:  GlobalLimit{Rate: 10_000, Burst: 20_000, MaxWait: 200 * time.Millisecond, MaxWaiting: 1000},
 		},
 		Server: ServerConfig{
 			ReadTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: 30 * time.Second,
@@ -207,7 +219,8 @@ func (c *Config) Validate() error {
 	for _, l := range []struct {
 		field string
 		LimitConfig
-	}{{"limits.order", c.Limits.Order}, {"limits.read", c.Limits.Read}, {"limits.ip", c.Limits.IP}} {
+	}{{"limits.order", c.Limits.Order}, {"limits.read", c.Limits.Read}, {"limits.ip", c.Limits.IP}, {"limits.webhook", c.Limits.Webhook},
+		{"limits.global", LimitConfig{c.Limits.Global.Rate, c.Limits.Global.Burst, 1}}} {
 		if !(l.Rate > 0) {
 			bad(l.field+".rate", "%v must be positive", l.Rate)
 		} else if l.Rate > 1e6 || l.Rate < 1e-4 {
@@ -219,6 +232,8 @@ func (c *Config) Validate() error {
 		}
 		number(l.field+".max_keys", int64(l.MaxKeys), 1, 100_000_000)
 	}
+	duration("limits.global.max_wait", c.Limits.Global.MaxWait, 0, 10*time.Second)
+	number("limits.global.max_waiting", int64(c.Limits.Global.MaxWaiting), 0, 1<<20)
 	for i, n := range c.Limits.IPExempt {
 		if _, err := netip.ParsePrefix(n); err != nil {
 			bad(fmt.Sprintf("limits.ip_exempt[%d]", i), "%q must be a network like 10.0.0.0/8", n)

@@ -316,6 +316,9 @@ func TestStatusesAndChanges(t *testing.T) {
 		{"GET", "/v1/orders?cursor=abc-1&sale_id=1&user=8", "GET /v1/orders?sale_id=1&cursor=abc-1 7"},
 		{"POST", "/v1/orders/" + orderID + "/payment", "POST /v1/orders/" + orderID + "/payment 7"},
 		{"POST", "/v1/orders/" + orderID + "/cancellation", "POST /v1/orders/" + orderID + "/cancellation 7"},
+		{"GET", "/v1/coupons", "GET /v1/coupons 7"},
+		{"GET", "/v1/coupons?cursor=" + orderID + ".1&uid=8", "GET /v1/coupons?cursor=" + orderID + ".1 7"},
+		{"POST", "/v1/coupons/" + orderID + ".1/use", "POST /v1/coupons/" + orderID + ".1/use 7"},
 	} {
 		if a := g.do(c.method, c.path, me); a.code != 200 || a.body != c.want {
 			t.Errorf("%s %s: got %v, want %s", c.method, c.path, a, c.want)
@@ -331,6 +334,13 @@ func TestStatusesAndChanges(t *testing.T) {
 		{"POST", "/v1/orders/" + orderID, "METHOD_NOT_ALLOWED"},
 		{"GET", "/v1/orders/" + orderID + "/payment", "METHOD_NOT_ALLOWED"},
 		{"GET", "/v1/orders/" + orderID + "/other", "NOT_FOUND"},
+		{"GET", "/v1/coupons?cursor=a%26b", "BAD_REQUEST"},
+		{"GET", "/v1/coupons?cursor=a&cursor=b", "BAD_REQUEST"},
+		{"GET", "/v1/coupons/" + orderID + ".1/use", "METHOD_NOT_ALLOWED"},
+		{"POST", "/v1/coupons", "METHOD_NOT_ALLOWED"},
+		{"POST", "/v1/coupons/" + orderID + "/use", "NOT_FOUND"},
+		{"POST", "/v1/coupons/" + orderID + ".1", "NOT_FOUND"},
+		{"POST", "/v1/coupons/" + orderID + ".1/give", "NOT_FOUND"},
 		{"GET", "/v1/nothing", "NOT_FOUND"},
 		{"OPTIONS", "/v1/sales", "METHOD_NOT_ALLOWED"},
 	} {

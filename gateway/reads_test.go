@@ -153,6 +153,40 @@ func TestOverTheLimitGetsThePageThereIs(t *testing.T) {
 	}
 }
 
+// What a user asks about their own orders is asked of the backend each time, and kept by nobody.
+func TestWhatIsOnesOwnIsNeverKept(t *testing.T) {
+	p := newPeer(t)
+	p.set(1, nil)
+	p.on(echo)
+	g := run(t, []string{p.addr}, with("cache: {ttl: 1s", "cache: {ttl: 1m"))
+	users := map[string]string{"7": g.as("7"), "8": g.as("8")}
+	for _, path := range []string{"/v1/orders", "/v1/orders?sale_id=1", "/v1/orders/" + orderID, "/v1/orders/" + orderID + "?wait_ms=1000"} {
+		for range 2 {
+			for _, uid := range []string{"7", "8"} {
+				a := g.do("GET", path, users[uid])
+				if want := "GET " + path + " " + uid; a.code != 200 || a.body != want {
+					t.Errorf("uid %s: got %v, want %s", uid, a, want)
+				}
+				if a.header.Get("Cache-Control") != "no-store" || a.header.Get("X-Cache") != "" {
+					t.Errorf("uid %s, %s: it may be kept: %v", uid, path, a.header)
+				}
+			}
+		}
+	}
+	if a := g.do("GET", "/v1/orders"); a.code != 401 {
+		t.Errorf("nobody: got %v, want 401", a)
+	}
+	for _, uid := range []string{"7", "8"} {
+		a := g.do("GET", "/v1/session", users[uid])
+		if !strings.Contains(a.body, `"uid":"`+uid+`"`) || a.header.Get("Cache-Control") != "no-store" {
+			t.Errorf("uid %s: got %v %v", uid, a, a.header)
+		}
+	}
+	if n := len(p.got("/v1/orders")); n != 16 {
+		t.Errorf("the backend was asked %d times, want 16", n)
+	}
+}
+
 func TestLimits(t *testing.T) {
 	p := newPeer(t)
 	p.set(1, nil)

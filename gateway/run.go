@@ -103,6 +103,10 @@ func (r *running) build(old *Config, c Config) (edge.Settings, error) {
 	s.Order = law("order", s.Order, old.Limits.Order, c.Limits.Order)
 	s.Read = law("read", s.Read, old.Limits.Read, c.Limits.Read)
 	s.IP = law("ip", s.IP, old.Limits.IP, c.Limits.IP)
+	s.Webhook = law("webhook", s.Webhook, old.Limits.Webhook, c.Limits.Webhook)
+	global := func(g GlobalLimit) LimitConfig { return LimitConfig{Rate: g.Rate, Burst: g.Burst} }
+	s.Global = law("global", s.Global, global(old.Limits.Global), global(c.Limits.Global))
+	s.Patience = limit.Patience{Wait: c.Limits.Global.MaxWait, Places: c.Limits.Global.MaxWaiting}
 	if s.Verifier == nil || !sameIdentity(old.Identity, c.Identity) {
 		v, err := identity.NewVerifier(c.Identity.Keys, c.Identity.Leeway, r.clk.Now)
 		if err != nil {

@@ -3,7 +3,7 @@
 -- KEYS  1 state   2 orders   3 buyers   4 idem   (as in reserve)   5 applied  set: ids of admin intents that stock includes
 -- ARGV  1 token that closed the gate   2 step, then what the step takes:
 --   begin                                     forgets what the four hold
---   orders   order uid quantity slots entry at key, ...   adds reservations
+--   orders   order uid quantity slots entry at key, ...   adds reservations, each once after a begin
 --   keys     uid:key "order quantity", ...    adds accepted Idempotency-Keys
 --   applied  id, ...                          adds intents
 --   finish   epoch stock total starts ends limit paused closed later version

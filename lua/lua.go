@@ -1,6 +1,6 @@
 // Package lua holds every script that runs inside Redis. Each file's head is its contract: keys, arguments, answers, and
-// what makes it idempotent. All keys of one call share the hash tag {sale:ID}, or {sku:ID}, so each script runs on a Redis
-// Cluster.
+// what makes it idempotent. All keys of one call share a hash tag, {sale:ID}, {sku:ID} or {lock:NAME}, so each script runs
+// on a Redis Cluster.
 package lua
 
 import (
@@ -13,6 +13,8 @@ import (
 type Script struct {
 	Source string
 	SHA    string // lower-case hex
+	// Life: it is loaded by a reconciler alone, and never sent whole: see ReserveIn.
+	Life bool
 }
 
 func script(source string) Script {
@@ -23,11 +25,20 @@ func script(source string) Script {
 //go:embed reserve.lua
 var reserve string
 
-// Reserve decides one order.
-//
-// A Redis that does not know it (NOSCRIPT) was started anew: it must be loaded by nobody but the reconciler, after every
-// live sale is reconciled.
+// Reserve decides one order. It is called as the ReserveIn of a life of Redis.
 var Reserve = script(reserve)
+
+// ReserveIn is Reserve under the name of a life of Redis. It must be loaded by nobody but a reconciler, after every live sale
+// is reconciled. A Redis that does not know it (NOSCRIPT) was not reconciled in that life: it was started anew; or it has
+// taken over from another, with data that may be older. Redis does not replicate scripts, and keeps them when a primary
+// becomes a replica; so a node that was the primary once may know the script of an earlier life, and not this one.
+func ReserveIn(life string) Script { return inLife(reserve, life) }
+
+func inLife(source, life string) Script {
+	s := script(source + "-- life " + life + "\n")
+	s.Life = true
+	return s
+}
 
 //go:embed release.lua
 var release string
@@ -83,19 +94,39 @@ var define string
 // Define applies a newer definition of a sale.
 var Define = script(define)
 
-//go:embed reduce.lua
-var reduce string
+//go:embed lock.lua
+var lock string
 
-// Reduce locks units of a SKU for an order of a cart.
-//
-// A Redis that does not know it (NOSCRIPT) was started anew: it must be loaded only after every SKU was forgotten there.
-var Reduce = script(reduce)
+// Lock takes a lock or another hold of it.
+var Lock = script(lock)
+
+//go:embed renew.lua
+var renew string
+
+// Renew makes the lease of a lock begin anew.
+var Renew = script(renew)
 
 //go:embed unlock.lua
 var unlock string
 
-// Unlock ends the lock of an order of a cart: its units are sold, or available again.
+// Unlock gives a hold of a lock back.
 var Unlock = script(unlock)
+
+//go:embed reduce.lua
+var reduce string
+
+// Reduce locks units of a SKU for an order of a cart. It is called as the ReduceIn of a life of Redis.
+var Reduce = script(reduce)
+
+// ReduceIn is Reduce under the name of a life of Redis, as ReserveIn is Reserve. It must be loaded only after every SKU was
+// forgotten in that life.
+func ReduceIn(life string) Script { return inLife(reduce, life) }
+
+//go:embed sku_unlock.lua
+var skuUnlock string
+
+// UnlockSKU ends the lock of an order of a cart: its units are sold, or available again.
+var UnlockSKU = script(skuUnlock)
 
 //go:embed sku_adjust.lua
 var skuAdjust string
@@ -139,6 +170,12 @@ const (
 	AlreadyApplied = "already_applied"
 	Unlocked       = "unlocked"
 	Claimed        = "claimed"
+	Granted        = "granted"
+	Held           = "held"
+	Renewed        = "renewed"
+	NotOwner       = "not_owner"
+	Freed          = "freed"
+	Kept           = "kept"
 )
 
 // A gate, as the state hash has it.
@@ -155,7 +192,7 @@ const (
 	StepDrop   = "drop"
 )
 
-// What Unlock makes of units.
+// What UnlockSKU makes of units.
 const (
 	ToSold = "sold"
 	ToBack = "back"

@@ -15,7 +15,8 @@ import (
 var scripts = map[string]lua.Script{
 	"reserve.lua": lua.Reserve, "release.lua": lua.Release, "close.lua": lua.Close, "load.lua": lua.Load, "open.lua": lua.Open,
 	"adopt.lua": lua.Adopt, "retire.lua": lua.Retire, "adjust.lua": lua.Adjust, "define.lua": lua.Define, "sweep.lua": lua.Sweep,
-	"reduce.lua": lua.Reduce, "unlock.lua": lua.Unlock, "sku_adjust.lua": lua.AdjustSKU, "sku_load.lua": lua.LoadSKU,
+	"reduce.lua": lua.Reduce, "sku_unlock.lua": lua.UnlockSKU, "sku_adjust.lua": lua.AdjustSKU, "sku_load.lua": lua.LoadSKU,
+	"lock.lua": lua.Lock, "renew.lua": lua.Renew, "unlock.lua": lua.Unlock,
 }
 
 func TestEveryFileIsAScriptWithItsContract(t *testing.T) {
@@ -67,7 +68,8 @@ func TestEveryAnswerHasItsNameInGo(t *testing.T) {
 	}
 	for _, name := range []string{lua.Reserved, lua.Repeated, lua.KeyReused, lua.AlreadyOrdered, lua.SoldOut, lua.NotEnough, lua.NotStarted, lua.Ended,
 		lua.Paused, lua.GateClosed, lua.StaleEpoch, lua.NotLoaded, lua.Released, lua.Done, lua.Closed, lua.Lost, lua.OK, lua.Opened, lua.Adopted,
-		lua.Present, lua.Limit, lua.Applied, lua.Defined, lua.Older, lua.Reduced, lua.AlreadyApplied, lua.Unlocked, lua.Claimed} {
+		lua.Present, lua.Limit, lua.Applied, lua.Defined, lua.Older, lua.Granted, lua.Held, lua.Renewed,
+		lua.NotOwner, lua.Freed, lua.Kept, lua.Reduced, lua.AlreadyApplied, lua.Unlocked, lua.Claimed} {
 		if !answered[name] {
 			t.Errorf("no script answers %q", name)
 		}

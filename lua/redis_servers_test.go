@@ -22,7 +22,7 @@ import (
 // sale is one sale of a test, on the real Redis under a prefix of its own.
 type sale struct {
 	t                                            *testing.T
-	c                                            rueidis.Client
+	c                                            rueidis.CoreClient
 	state, orders, buyers, idem, outbox, applied string
 }
 

@@ -13,7 +13,7 @@
 --   key_reused, order      this buyer's Idempotency-Key was accepted before, with another quantity
 --   already_ordered, order the buyer's limit leaves no room; order is the newest they hold
 --   sold_out               nothing is available now
---   not_enough, available  less is available than was asked for
+--   not_enough, available  less is available than was asked for; or the limit, where that is less and the buyer holds nothing
 --   not_started, starts    by this Redis's clock; in milliseconds
 --   ended                  by the clock, or closed for good
 --   paused                 by an operator

@@ -121,6 +121,37 @@ func TestKeysAreScopedToTheirBuyer(t *testing.T) {
 	want(t, s.reserve(press{uid: "ann", order: "o4", key: "k"}), lua.Repeated, "o1")
 }
 
+// TestNothingOfASaleExpires: what Redis forgets by itself would be sold, or promised, twice.
+func TestNothingOfASaleExpires(t *testing.T) {
+	s := openSale(t, options{stock: 10, limit: 3})
+	never := func(after string) {
+		t.Helper()
+		for name, key := range map[string]string{"state": s.state, "orders": s.orders, "buyers": s.buyers, "idem": s.idem, "outbox": s.outbox, "applied": s.applied} {
+			if ms, err := s.c.Do(t.Context(), s.c.B().Pttl().Key(key).Build()).AsInt64(); err != nil || ms != -1 {
+				t.Errorf("after %s: %s expires in %d ms, %v; want -1: never", after, name, ms, err)
+			}
+		}
+	}
+	s.reserve(press{uid: "ann", order: "o1", key: "k"})
+	s.reserve(press{uid: "bob", order: "o2", key: "k"})
+	want(t, s.call(lua.Adjust, keys(s.state, s.applied), "1", "1"), lua.Applied, "9", "11")
+	never("reserve and adjust")
+	s.reserve(press{uid: "ann", order: "o3", key: "k"})
+	s.reserve(press{uid: "cid", order: "o4", key: "k"})
+	want(t, s.release("o1"), lua.Released, "9")
+	never("a repeat and a release")
+	want(t, s.call(lua.Close, keys(s.state), "2"), lua.Closed, "1")
+	want(t, s.step(2, lua.StepBegin), lua.OK)
+	want(t, s.step(2, lua.StepOrders, "o2", "bob", "1", "1", "-", "1000", "k"), lua.OK)
+	want(t, s.step(2, lua.StepKeys, "bob:k", "o2 1"), lua.OK)
+	want(t, s.step(2, lua.StepIntent, "1"), lua.OK)
+	want(t, s.step(2, lua.StepFinish, "2", "10", "11", "0", "9999999999999", "3", "0", "0", "", "1"), lua.OK)
+	if got := s.adopt(2, press{uid: "dan", order: "o5", key: "k"}, "1"); got[0] != lua.Adopted {
+		t.Errorf("got %q, want adopted", got)
+	}
+	never("a load and an adoption")
+}
+
 func TestTheNewestOrderIsNamedAtTheLimit(t *testing.T) {
 	s := openSale(t, options{limit: 3})
 	for _, o := range []string{"b", "c", "a"} {
@@ -139,21 +170,24 @@ func (s *sale) untilAnswer(old string, p press) []string {
 	}
 }
 
+// define is a newer definition of an open sale of limit 1.
+func (s *sale) define(version, starts, ends int64, later string) {
+	s.t.Helper()
+	want(s.t, s.call(lua.Define, keys(s.state), n(version), n(starts), n(ends), "1", "0", "0", later), lua.Defined)
+}
+
+const never = 1 << 52 // milliseconds
+
 func TestTheWindowIsJudgedByRedisTime(t *testing.T) {
-	s := newSale(t)
-	want(t, s.call(lua.Close, keys(s.state), "1"), lua.Closed, "0")
+	s := openSale(t, options{stock: 1000000, starts: never})
 	starts := s.now() + 150
-	ends := starts + 150
-	s.load(1, 1, options{starts: starts, ends: ends, limit: 1, stock: 1000000})
-	want(t, s.call(lua.Open, keys(s.state), "1"), lua.Opened)
+	s.define(2, starts, never, "")
 	want(t, s.untilAnswer(lua.NotStarted, press{uid: "first", order: "first"}), lua.Reserved, "first", "999999", "1")
 	if now := s.now(); now < starts {
 		t.Errorf("reserved at %d, before %d", now, starts)
 	}
-	at, err := strconv.ParseInt(s.entries()[0].FieldValues["at"], 10, 64)
-	if err != nil || at < starts || at >= ends {
-		t.Errorf("the press is at %d, want in [%d, %d)", at, starts, ends)
-	}
+	ends := s.now() + 150
+	s.define(3, starts, ends, "")
 	for i := 0; ; i++ {
 		if words := s.reserve(press{uid: fmt.Sprint("u", i), order: fmt.Sprint("o", i)}); words[0] != lua.Reserved {
 			want(t, words, lua.Ended)
@@ -164,18 +198,15 @@ func TestTheWindowIsJudgedByRedisTime(t *testing.T) {
 		t.Errorf("ended at %d, before %d", now, ends)
 	}
 	for _, x := range s.entries() {
-		if at, err := strconv.ParseInt(x.FieldValues["at"], 10, 64); err != nil || at >= ends {
-			t.Errorf("a press at %d, the end was %d", at, ends)
+		if at, err := strconv.ParseInt(x.FieldValues["at"], 10, 64); err != nil || at < starts || at >= ends {
+			t.Errorf("a press at %d, %v, the window was [%d, %d)", at, err, starts, ends)
 		}
 	}
 }
 
 func TestTranchesAreReleasedByRedisTime(t *testing.T) {
-	s := newSale(t)
-	want(t, s.call(lua.Close, keys(s.state), "1"), lua.Closed, "0")
-	first, second := s.now()+150, s.now()+300
-	s.load(1, 1, options{stock: 10, later: n(first) + ":4 " + n(second) + ":5"})
-	want(t, s.call(lua.Open, keys(s.state), "1"), lua.Opened)
+	later := func(first, second int64) string { return n(first) + ":4 " + n(second) + ":5" }
+	s := openSale(t, options{stock: 10, later: later(never, never)})
 	sold := 0
 	take := func(most int, from int64) {
 		t.Helper()
@@ -189,7 +220,11 @@ func TestTranchesAreReleasedByRedisTime(t *testing.T) {
 		}
 	}
 	take(1, 0)
+	first := s.now() + 150
+	s.define(2, 0, never, later(first, never))
 	take(4, first)
+	second := s.now() + 150
+	s.define(3, 0, never, later(first, second))
 	take(5, second)
 	want(t, s.reserve(press{uid: "late", order: "late"}), lua.SoldOut)
 	s.adds(1)

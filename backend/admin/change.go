@@ -129,6 +129,15 @@ func (a *Admin) repeat(ctx context.Context, r *request, key string) (*answer, er
 	return &answer{status: status, raw: []byte(body)}, nil
 }
 
+// keysKept is how long an Idempotency-Key is remembered; after that the same request is a new one.
+const keysKept = 30 * 24 * time.Hour
+
+// PruneKeys forgets Idempotency-Keys that are older than that, a bounded number, and says how many: call again at once while
+// that is more than none.
+func (a *Admin) PruneKeys(ctx context.Context) (int, error) {
+	return store.Prune(ctx, a.DB, `DELETE FROM admin_requests WHERE created_at < ? ORDER BY created_at`, a.now().Add(-keysKept))
+}
+
 func (r *request) idempotencyKey() (string, error) {
 	values := r.Header.Values("Idempotency-Key")
 	switch {

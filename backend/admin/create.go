@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"floodgate.internal/backend/catalog"
+	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/stock"
 	"floodgate.internal/shared/failpoint"
 	"floodgate.internal/shared/problem"
@@ -27,7 +28,7 @@ type newSale struct {
 	starts, ends     time.Time
 	limit, payWithin int64
 	tranches         []tranche
-	paused           bool
+	hidden           bool
 	category, guard  string
 	action           string
 }
@@ -74,43 +75,8 @@ func (a *Admin) createSale(r *request) (*answer, error) {
 		}
 	}
 	if n.kind == string(wire.Coupon) {
-		n.guard = guardPlain
+		n.guard = order.GuardConditional
 	}
-	return a.create(r, n)
-}
-
-// createCoupon makes a coupon campaign: a sale of kind coupon with a SKU of its own, for nothing. One that is not
-// published is a paused sale; resume publishes it.
-func (a *Admin) createCoupon(r *request) (*answer, error) {
-	var in struct {
-		Title        *string `json:"title"`
-		Category     *string `json:"category"`
-		Published    *bool   `json:"published"`
-		ValidFrom    *string `json:"valid_from"`
-		ValidUntil   *string `json:"valid_until"`
-		PerUserLimit *int64  `json:"per_user_limit"`
-		Total        *int64  `json:"total"`
-		Guard        *string `json:"guard"`
-	}
-	if err := r.decode(&in); err != nil {
-		return nil, err
-	}
-	n := newSale{kind: string(wire.Coupon), hasPrice: true, currency: noCurrency, limit: 1, payWithin: payWithin, guard: guardPlain, action: "coupon.create"}
-	if err := first(
-		needed("title", in.Title), text("title", in.Title, 1, maxTitle, &n.title),
-		text("category", in.Category, 0, maxCategory, &n.category),
-		needed("valid_from", in.ValidFrom), moment("valid_from", in.ValidFrom, &n.starts),
-		needed("valid_until", in.ValidUntil), moment("valid_until", in.ValidUntil, &n.ends),
-		between("per_user_limit", in.PerUserLimit, 1, maxLimit, &n.limit),
-		needed("total", in.Total), between("total", in.Total, 1, maxUnits, &n.stock),
-		oneOf("guard", in.Guard, &n.guard, guardPlain, guardVersion),
-	); err != nil {
-		return nil, err
-	}
-	if err := after("valid_until", in.ValidUntil, n.ends, "valid_from", n.starts); err != nil {
-		return nil, err
-	}
-	n.paused = in.Published != nil && !*in.Published
 	return a.create(r, n)
 }
 
@@ -145,8 +111,8 @@ func (a *Admin) create(r *request, asked newSale) (*answer, error) {
 			return change{}, err
 		}
 		result, err := tx.ExecContext(ctx, `INSERT INTO sales (sku_id, kind, title, price, currency, starts_at, ends_at, per_user_limit, pay_within_s,
-			paused, category, stock_guard, created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
-			n.sku, n.kind, n.title, n.price, n.currency, n.starts, n.ends, n.limit, n.payWithin, n.paused, n.category, n.guard, a.now())
+			published, category, stock_guard, created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+			n.sku, n.kind, n.title, n.price, n.currency, n.starts, n.ends, n.limit, n.payWithin, !n.hidden, n.category, n.guard, a.now())
 		if err != nil {
 			return change{}, fmt.Errorf("insert sale: %w", err)
 		}

@@ -8,6 +8,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"floodgate.internal/backend/order"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
 )
@@ -23,8 +24,6 @@ const (
 	maxCategory  = 64                     // characters
 	maxTranches  = 100                    // of a sale
 	noCurrency   = "XXX"                  // ISO 4217: no currency is involved
-	guardPlain   = "conditional"          // a coupon's decrement: where enough is left
-	guardVersion = "version"              // a coupon's decrement: where the version is the one read
 	freeze       = 2 * time.Second        // before the start: what buyers were shown stays
 	timeExample  = "2026-07-01T10:00:00Z" // of RFC 3339
 )
@@ -49,7 +48,7 @@ var wanted = map[string]string{
 	"tranches":       fmt.Sprintf(`a list of 1 to %d like {"at":"%s","quantity":50}, or leave it out to release all at starts_at`, maxTranches, timeExample),
 	"category":       fmt.Sprintf("0 to %d characters", maxCategory),
 	"published":      "true or false",
-	"guard":          fmt.Sprintf("%q or %q", guardPlain, guardVersion),
+	"guard":          fmt.Sprintf("%q or %q", order.GuardConditional, order.GuardVersion),
 }
 
 // misfit refuses a value of a member.

@@ -269,7 +269,7 @@ func (a *Admin) restockSale(r *request) (*answer, error) {
 
 // moveUnits changes a sale's total and available units, in the stock row and in the ledger, and intends it for Redis.
 func (a *Admin) moveUnits(ctx context.Context, tx *sql.Tx, sale int64, kind string, units int64) (intent, error) {
-	if _, err := tx.ExecContext(ctx, `UPDATE sale_stock SET total = total + ?, available = available + ? WHERE sale_id = ?`, units, units, sale); err != nil {
+	if _, err := tx.ExecContext(ctx, `UPDATE sale_stock SET total = total + ?, available = available + ?, version = version + 1 WHERE sale_id = ?`, units, units, sale); err != nil {
 		return intent{}, fmt.Errorf("%s sale %d by %d: %w", kind, sale, units, err)
 	}
 	var available, locked int64

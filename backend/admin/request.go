@@ -77,7 +77,7 @@ func (a *Admin) serve(w http.ResponseWriter, r *request, m methods) (status int)
 	if err := json.Unmarshal(body, &about); err == nil && about.Version > 0 {
 		w.Header().Set("ETag", etag(about.Version))
 		if ans.status == http.StatusCreated {
-			w.Header().Set("Location", location(r.URL.Path, about.ID))
+			w.Header().Set("Location", r.URL.Path+"/"+strconv.FormatInt(about.ID, 10))
 		}
 	}
 	if ans.status == http.StatusServiceUnavailable {
@@ -90,10 +90,6 @@ func (a *Admin) serve(w http.ResponseWriter, r *request, m methods) (status int)
 		_, _ = w.Write(append(body, '\n')) // a client that left needs no answer
 	}
 	return ans.status
-}
-
-func location(path string, id int64) string {
-	return strings.Replace(path, "/coupons", "/sales", 1) + "/" + strconv.FormatInt(id, 10)
 }
 
 func etag(version int64) string { return `"` + strconv.FormatInt(version, 10) + `"` }

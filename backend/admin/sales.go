@@ -27,9 +27,9 @@ type saleJSON struct {
 	EndsAt       wire.Time        `json:"ends_at"`
 	PerUserLimit int              `json:"per_user_limit"`
 	PayWithin    int64            `json:"pay_within_s"`
-	Tranches     []plannedTranche `json:"tranches"`           // none: all at starts_at
-	Category     *string          `json:"category,omitzero"`  // these five of coupons only
-	Published    *bool            `json:"published,omitzero"` // not paused
+	Tranches     []plannedTranche `json:"tranches"`          // none: all at starts_at
+	Category     *string          `json:"category,omitzero"` // these five of coupons only
+	Published    *bool            `json:"published,omitzero"`
 	Guard        *string          `json:"guard,omitzero"`
 	ValidFrom    *wire.Time       `json:"valid_from,omitzero"`  // the same as starts_at
 	ValidUntil   *wire.Time       `json:"valid_until,omitzero"` // the same as ends_at
@@ -120,7 +120,7 @@ func (a *Admin) readSales(ctx context.Context, q queryer, ids []int64) ([]saleRo
 		}
 		r.CreatedAt, r.Stock, r.Total, r.Available, r.Locked, r.Sold = wire.At(created), total, total, available, locked, sold
 		if r.Kind == wire.Coupon {
-			published := !r.Paused
+			published := !r.sale.Hidden
 			r.Category, r.Published, r.Guard, r.ValidFrom, r.ValidUntil = &category, &published, &guard, &r.StartsAt, &r.EndsAt
 		}
 		r.State = state(r.sale, available, now)
@@ -159,7 +159,7 @@ func state(s catalog.Sale, available int64, now time.Time) wire.SaleState {
 	switch {
 	case s.ClosedAt != nil || !now.Before(s.EndsAt):
 		return wire.Ended
-	case s.Paused:
+	case s.Paused || s.Hidden:
 		return wire.Paused
 	case now.Before(s.StartsAt):
 		return wire.Upcoming
@@ -173,31 +173,39 @@ func state(s catalog.Sale, available int64, now time.Time) wire.SaleState {
 func saleName(id int64) string { return "sale " + strconv.FormatInt(id, 10) }
 
 func (a *Admin) listSales(r *request) (*answer, error) {
-	below, limit, err := r.page(maxPage)
+	list, next, err := a.pageOfSales(r, `SELECT id FROM sales WHERE id < ? ORDER BY id DESC LIMIT ?`)
 	if err != nil {
 		return nil, err
 	}
-	ids, err := newest(r.Context(), a.DB, `SELECT id FROM sales WHERE id < ? ORDER BY id DESC LIMIT ?`, below, limit+1)
+	return &answer{status: http.StatusOK, value: struct {
+		Sales []saleJSON `json:"sales"`
+		Next  string     `json:"next"`
+	}{list, next}}, nil
+}
+
+// pageOfSales reads the sales whose ids query selects, newest first: those below a cursor, at most so many.
+func (a *Admin) pageOfSales(r *request, query string) (list []saleJSON, next string, err error) {
+	below, limit, err := r.page(maxPage)
 	if err != nil {
-		return nil, fmt.Errorf("sales: %w", err)
+		return nil, "", err
 	}
-	var next string
+	ids, err := newest(r.Context(), a.DB, query, below, limit+1)
+	if err != nil {
+		return nil, "", fmt.Errorf("sales: %w", err)
+	}
 	if int64(len(ids)) > limit {
 		ids = ids[:limit]
 		next = strconv.FormatInt(ids[limit-1], 10)
 	}
 	rows, err := a.readSales(r.Context(), a.DB, ids)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
-	list := make([]saleJSON, 0, len(rows))
+	list = make([]saleJSON, 0, len(rows))
 	for i := len(rows) - 1; i >= 0; i-- {
 		list = append(list, rows[i].saleJSON)
 	}
-	return &answer{status: http.StatusOK, value: struct {
-		Sales []saleJSON `json:"sales"`
-		Next  string     `json:"next"`
-	}{list, next}}, nil
+	return list, next, nil
 }
 
 func newest(ctx context.Context, q catalog.Queryer, query string, args ...any) ([]int64, error) {

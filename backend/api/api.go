@@ -20,12 +20,16 @@ import (
 
 	"floodgate.internal/backend/cart"
 	"floodgate.internal/backend/catalog"
+	"floodgate.internal/backend/coupon"
+	"floodgate.internal/backend/line"
 	"floodgate.internal/backend/order"
+	"floodgate.internal/backend/payment"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/stock"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/signing"
+	"floodgate.internal/shared/wire"
 )
 
 // Limits bound what one listener does at once.
@@ -35,6 +39,7 @@ type Limits struct {
 	Connections int           // one more is closed
 	Queued      int64         // orders in a sale's outbox; a new order past it is OVERLOADED
 	Lag         time.Duration // catalog.Lag; the same
+	Line        line.Limits   // of the orders that wait to be decided
 }
 
 // The bounds of one request.
@@ -51,25 +56,32 @@ const (
 
 // Config is what a Server listens with.
 type Config struct {
-	Keys         []signing.Key
-	TestPayments bool // POST .../payment takes any order as paid
-	Limits       Limits
-	Clock        *clock.Clock
-	Log          *slog.Logger
-	Register     prometheus.Registerer
+	Keys     []signing.Key
+	Limits   Limits
+	Clock    *clock.Clock
+	Log      *slog.Logger
+	Register prometheus.Registerer
 }
 
-// Parts are what a Server answers from; but for the last two, all are needed.
+// Parts are what a Server answers from; but for the last three, all are needed.
 type Parts struct {
 	Catalog    *catalog.Catalog
 	Redis      *reserve.Store
 	Book       *order.Book
 	Orders     *order.Reader
+	Claims     *coupon.Claims
 	Carts      *cart.Carts
 	Shelf      *stock.Shelf
 	Reconciler Reconciler
+	Webhooks   *payment.Desk
+	Payer      Payer         // nil: orders are paid by webhook alone
 	Confirmer  Confirmer     // nil: an order is accepted as soon as Redis has it
 	Outage     func() string // names what has been away for too long to take orders, "" for nothing; nil: nothing ever is
+}
+
+// Payer takes the payment of an order at its owner's word, as order.Book.Pay does: the Book is the built-in test provider.
+type Payer interface {
+	Pay(ctx context.Context, uid, orderID string) (wire.Order, error)
 }
 
 // Confirmer is outbox.Confirmer, as the API needs it.
@@ -82,8 +94,9 @@ type Confirmer interface {
 
 // Reconciler is what the API needs of reconcile.Reconciler.
 type Reconciler interface {
-	// Sale loads a sale into Redis.
-	Sale(ctx context.Context, sale int64) error
+	// Load brings a sale that is not in Redis there, or waits for who does; reserve.ErrGateClosed: nobody does, and its gate
+	// is closed for another reason.
+	Load(ctx context.Context, sale int64) error
 	// Wake says that Redis was started anew.
 	Wake()
 }
@@ -96,11 +109,12 @@ type Server struct {
 	verifier *signing.Verifier
 	metrics  *metrics
 	sparse   sparse
+	line     *line.Line
 	http     *fasthttp.Server
 	inFlight atomic.Int64
 	waiting  atomic.Int64
 	loads    loads
-	loading  sync.WaitGroup  // the loads under way
+	running  sync.WaitGroup  // the loads under way, and who follows the sales' states
 	stopping context.Context // ends when Shutdown begins: nobody waits any longer
 	stop     context.CancelFunc
 }
@@ -110,6 +124,7 @@ func New(c Config) *Server {
 	s := &Server{Config: c, verifier: signing.NewVerifier(c.Keys...), sparse: sparse{log: c.Log}}
 	s.stopping, s.stop = context.WithCancel(context.Background())
 	s.metrics = newMetrics(c.Register, &s.inFlight, &s.waiting)
+	s.line = line.New(c.Limits.Line, c.Register)
 	s.http = &fasthttp.Server{
 		Handler:                      s.serve,
 		ErrorHandler:                 s.malformed,
@@ -133,7 +148,23 @@ func New(c Config) *Server {
 // Begin makes the server answer from p. It must be called once at most.
 func (s *Server) Begin(p Parts) {
 	s.Parts = p
+	s.running.Go(s.followStates)
 	s.ready.Store(true)
+}
+
+// followStates tells those in line for a sale when another process has sold the last of it.
+func (s *Server) followStates() {
+	var instance string
+	var since uint64
+	for s.stopping.Err() == nil {
+		news := s.Catalog.Feed(s.stopping, instance, since, wire.MaxWait)
+		instance, since = news.Instance, news.Version
+		for _, sale := range news.Sales {
+			if sale.State == wire.SoldOut {
+				s.line.SoldOut(sale.ID)
+			}
+		}
+	}
 }
 
 // quiet drops the library's own messages but for their existence: they may hold a raw request.
@@ -153,7 +184,8 @@ func (s *Server) Serve(ln net.Listener) error {
 // ends.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.stop()
-	defer s.loading.Wait() // they end with stopping
+	s.line.Close()
+	defer s.running.Wait() // they end with stopping
 	if err := s.http.ShutdownWithContext(ctx); err != nil && !errors.Is(err, net.ErrClosed) {
 		return fmt.Errorf("drain the internal listener, %d requests in flight: %w", s.inFlight.Load(), err)
 	}

@@ -20,7 +20,9 @@ import (
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/cart"
 	"floodgate.internal/backend/catalog"
+	"floodgate.internal/backend/coupon"
 	"floodgate.internal/backend/order"
+	"floodgate.internal/backend/payment"
 	"floodgate.internal/backend/reconcile"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/stock"
@@ -32,22 +34,29 @@ import (
 type working struct {
 	*Server
 	*caller
-	t     *testing.T
+	t     testing.TB
 	db    *sql.DB
 	redis *reserve.Store // the stores themselves, whatever the server's way to them is like
 }
 
 // work starts a server; it reaches Redis at addr.
-func work(t *testing.T, limits Limits, addr string) *working {
+func work(t testing.TB, limits Limits, addr string) *working {
+	return workOn(t, limits, addr, backendtest.Redis(t), backendtest.MySQL(t))
+}
+
+// workOn starts a server on stores that may have others.
+func workOn(t testing.TB, limits Limits, addr string, direct *reserve.Store, db *sql.DB) *working {
 	s, c := start(t, limits)
 	s.Log, s.sparse.log = backendtest.Log(t), backendtest.Log(t)
-	direct := backendtest.Redis(t)
 	redis, err := reserve.Open(reserve.Config{Addrs: []string{addr}, Prefix: direct.Prefix()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(redis.Close)
-	db, log, reg := backendtest.MySQL(t), backendtest.Log(t), prometheus.NewRegistry()
+	if err := redis.Arm(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	log, reg := backendtest.Log(t), prometheus.NewRegistry()
 	known := catalog.New(db, redis, s.Clock, log, reg)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -58,10 +67,11 @@ func work(t *testing.T, limits Limits, addr string) *working {
 			t.Error(err)
 		}
 	})
+	book := order.NewBook(db, redis, s.Clock, log, reg)
 	shelf := stock.NewShelf(db, redis, log, reg)
-	s.Begin(Parts{Catalog: known, Redis: redis, Book: order.NewBook(db, redis, s.Clock, log, reg), Shelf: shelf,
-		Carts:  cart.New(cart.Config{PayWithin: time.Minute, MaxInFlight: 2}, db, shelf, s.Clock, log, reg),
-		Orders: order.NewReader(db, redis, s.Clock, log, reg), Reconciler: reconcile.New(db, redis, nil, log, reg)})
+	carts := cart.New(cart.Config{PayWithin: time.Minute, MaxInFlight: 2}, db, shelf, s.Clock, log, reg)
+	s.Begin(Parts{Catalog: known, Redis: redis, Book: book, Webhooks: payment.New([]payment.Provider{testProvider}, db, book, s.Clock, log, reg), Payer: book,
+		Orders: order.NewReader(db, redis, s.Clock, log, reg), Claims: coupon.New(db, s.Clock, reg), Carts: carts, Shelf: shelf, Reconciler: reconcile.New(db, redis, nil, log, reg)})
 	w := &working{s, c, t, db, direct}
 	return w
 }
@@ -75,7 +85,7 @@ func (w *working) press(uid string, sale int64, key, body string) *fasthttp.Resp
 	return w.signed(req, uid)
 }
 
-func accepted(t *testing.T, res *fasthttp.Response) string {
+func accepted(t testing.TB, res *fasthttp.Response) string {
 	t.Helper()
 	var a wire.Accepted
 	if err := json.Unmarshal(res.Body(), &a); res.StatusCode() != 202 || err != nil || a.Status != wire.Queued {
@@ -86,7 +96,7 @@ func accepted(t *testing.T, res *fasthttp.Response) string {
 
 // A sale that is in MySQL alone is loaded by the first press, once for all that press at the same time.
 func TestAColdSaleIsLoadedOnce(t *testing.T) {
-	w := work(t, Limits{InFlight: 100, Waiting: 1, Connections: 100, Queued: 100, Lag: time.Hour}, os.Getenv("REDIS_ADDR"))
+	w := work(t, Limits{InFlight: 100, Waiting: 1, Connections: 100, Queued: 100, Lag: time.Hour, Line: longLine}, os.Getenv("REDIS_ADDR"))
 	sale := backendtest.Sale(t, w.db, backendtest.SaleOptions{Stock: 30})
 	var wg sync.WaitGroup
 	for i := range 30 {
@@ -108,8 +118,58 @@ func TestAColdSaleIsLoadedOnce(t *testing.T) {
 	}
 }
 
+// Row E2: hundreds come to a cold sale at once, by four processes: all are served from one load, or from as many as it
+// takes where a process is held up for longer than its lock. (TestASaleIsLoadedByOneProcess has the former alone.)
+func TestHundredsComeToAColdSale(t *testing.T) {
+	const processes, each, presses = 4, 75, 25
+	redis, db := backendtest.Redis(t), backendtest.MySQL(t)
+	sale := backendtest.Sale(t, db, backendtest.SaleOptions{Stock: processes * presses})
+	var wg sync.WaitGroup
+	begin := make(chan struct{})
+	for p := range processes {
+		w := workOn(t, Limits{InFlight: each, Waiting: 1, Connections: each, Queued: 1000, Lag: time.Hour, Line: longLine}, os.Getenv("REDIS_ADDR"), redis, db)
+		until(t, "the sales are read", func() bool { return w.Catalog.Ready() == nil })
+		for i := range each {
+			wg.Go(func() {
+				<-begin
+				if i < presses {
+					w.insist(fmt.Sprint("u", p, "-", i), sale)
+				} else if res := w.signed(w.request("GET", fmt.Sprintf("/v1/sales/%d", sale), ""), ""); res.StatusCode() != 200 {
+					t.Errorf("got %d %s, want the sale", res.StatusCode(), res.Body())
+				}
+			})
+		}
+	}
+	close(begin)
+	wg.Wait()
+	var epoch, token int64
+	if err := db.QueryRow(`SELECT epoch, token FROM sale_stock WHERE sale_id = ?`, sale).Scan(&epoch, &token); err != nil || epoch < 1 {
+		t.Errorf("got epoch %d, %v", epoch, err)
+	}
+	t.Logf("loaded %d times by %d reconcilers", epoch, token)
+	snap, err := redis.Snapshot(t.Context(), sale)
+	if err != nil || len(snap.Orders) != processes*presses || snap.State.Stock != 0 {
+		t.Errorf("got %d reservations, stock %d, %v; want %d and 0", len(snap.Orders), snap.State.Stock, err, processes*presses)
+	}
+}
+
+// insist presses with one Idempotency-Key until there is an order: where it is told to ask again, it does.
+func (w *working) insist(uid string, sale int64) {
+	for end := time.Now().Add(time.Minute); ; {
+		res := w.press(uid, sale, "key", "")
+		if res.StatusCode() == 202 {
+			return
+		}
+		if res.StatusCode() != 503 || time.Now().After(end) {
+			w.t.Errorf("uid %s: got %d %s, want 202", uid, res.StatusCode(), res.Body())
+			return
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
 func TestAnswersOfARealSale(t *testing.T) {
-	w := work(t, Limits{InFlight: 100, Waiting: 1, Connections: 100, Queued: 3, Lag: time.Hour}, os.Getenv("REDIS_ADDR"))
+	w := work(t, Limits{InFlight: 100, Waiting: 1, Connections: 100, Queued: 3, Lag: time.Hour, Line: longLine}, os.Getenv("REDIS_ADDR"))
 	now := time.Now().UTC().Truncate(time.Millisecond)
 	sale := backendtest.Sale(t, w.db, backendtest.SaleOptions{Stock: 5, Limit: 3})
 	first := accepted(t, w.press("alice", sale, "key", `{"quantity":2}`))
@@ -123,7 +183,7 @@ func TestAnswersOfARealSale(t *testing.T) {
 	wantProblem(t, w.press("alice", 999, "", ""), problem.SaleNotFound, "")
 
 	// Another process reconciles the sale: its next epoch is learned on the way.
-	if err := w.Reconciler.Sale(t.Context(), sale); err != nil {
+	if err := w.Reconciler.(*reconcile.Reconciler).Sale(t.Context(), sale); err != nil {
 		t.Fatal(err)
 	}
 	accepted(t, w.press("bob", sale, "", ""))
@@ -186,6 +246,22 @@ func TestReadsCarryATag(t *testing.T) {
 		if res := w.signed(req, ""); res.StatusCode() != 200 || string(res.Header.Peek("ETag")) == tag {
 			t.Errorf("%s: got %s, want the changed sale", target, res)
 		}
+	}
+}
+
+// A sale that MySQL has is never said not to be there, also before the sales were first read.
+func TestASaleIsThereBeforeTheSalesAreRead(t *testing.T) {
+	s, c := start(t, roomy)
+	db := backendtest.MySQL(t)
+	sale := backendtest.Sale(t, db, backendtest.SaleOptions{})
+	s.Begin(Parts{Catalog: catalog.New(db, backendtest.Redis(t), s.Clock, s.Log, prometheus.NewRegistry())}) // which does not run
+	wantProblem(t, c.signed(c.request("GET", fmt.Sprintf("/v1/sales/%d", sale), ""), ""), problem.Overloaded, "being read")
+	wantProblem(t, c.signed(c.request("GET", fmt.Sprintf("/v1/sales/%d", sale+1), ""), ""), problem.SaleNotFound, "")
+	if err := s.Catalog.Refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if res := c.signed(c.request("GET", fmt.Sprintf("/v1/sales/%d", sale), ""), ""); res.StatusCode() != 200 {
+		t.Errorf("got %d %s", res.StatusCode(), res.Body())
 	}
 }
 

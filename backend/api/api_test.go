@@ -20,6 +20,7 @@ import (
 	"github.com/valyala/fasthttp/fasthttputil"
 
 	"floodgate.internal/backend/catalog"
+	"floodgate.internal/backend/line"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/problem"
@@ -31,13 +32,13 @@ var testKey = signing.Key{ID: "gw", Secret: strings.Repeat("s", signing.MinSecre
 
 // caller signs requests to a server, as a gateway does.
 type caller struct {
-	t      *testing.T
+	t      testing.TB
 	client *fasthttp.HostClient
 	signer *signing.Signer
 	clock  *clock.Clock
 }
 
-func start(t *testing.T, limits Limits) (*Server, *caller) {
+func start(t testing.TB, limits Limits) (*Server, *caller) {
 	clk := &clock.Clock{}
 	clk.Set(time.Now(), time.Now())
 	s := New(Config{Keys: []signing.Key{testKey}, Limits: limits, Clock: clk, Log: slog.New(slog.DiscardHandler), Register: prometheus.NewRegistry()})
@@ -54,7 +55,10 @@ func start(t *testing.T, limits Limits) (*Server, *caller) {
 	return s, c
 }
 
-var roomy = Limits{InFlight: 10, Waiting: 10, Connections: 100, Queued: 100, Lag: time.Hour}
+// longLine keeps nobody waiting whom the other limits let in.
+var longLine = line.Limits{Slots: 1000, Waiting: 1000, PerUnit: 1000, Wait: time.Minute}
+
+var roomy = Limits{InFlight: 10, Waiting: 10, Connections: 100, Queued: 100, Lag: time.Hour, Line: longLine}
 
 // begin gives the server a catalog that has not been read: enough for what is refused before any sale is looked up.
 func (s *Server) begin() {
@@ -89,7 +93,7 @@ func (c *caller) signed(req *fasthttp.Request, uid string) *fasthttp.Response {
 	return c.do(req)
 }
 
-func wantProblem(t *testing.T, res *fasthttp.Response, code problem.Code, says string) {
+func wantProblem(t testing.TB, res *fasthttp.Response, code problem.Code, says string) {
 	t.Helper()
 	var p problem.Problem
 	if err := json.Unmarshal(res.Body(), &p); err != nil {
@@ -293,8 +297,8 @@ func TestTimeIsTheServersAndNeverCached(t *testing.T) {
 
 func TestAPanicIsA500AndTheServerGoesOn(t *testing.T) {
 	s, c := start(t, roomy)
-	s.Begin(Parts{}) // a nil catalog
-	wantProblem(t, c.signed(c.request("GET", "/v1/sales", ""), ""), problem.Internal, "")
+	s.begin() // without a reader of orders
+	wantProblem(t, c.signed(c.request("GET", "/v1/orders", ""), "alice"), problem.Internal, "")
 	if res := c.signed(c.request("GET", "/v1/time", ""), ""); res.StatusCode() != 200 {
 		t.Errorf("after a panic: got %d", res.StatusCode())
 	}
@@ -307,7 +311,7 @@ func TestAPanicIsA500AndTheServerGoesOn(t *testing.T) {
 }
 
 func TestInFlightIsBounded(t *testing.T) {
-	s, c := start(t, Limits{InFlight: 1, Waiting: 1, Connections: 10, Queued: 1, Lag: time.Hour})
+	s, c := start(t, Limits{InFlight: 1, Waiting: 1, Connections: 10, Queued: 1, Lag: time.Hour, Line: longLine})
 	s.begin()
 	if p := s.enter(); p != nil {
 		t.Fatal(p)

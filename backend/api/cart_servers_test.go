@@ -30,7 +30,6 @@ func (w *working) cart(uid, key, body string) *fasthttp.Response {
 // Rows E3, E7, B6: what a cart is answered, and what is no cart.
 func TestCarts(t *testing.T) {
 	w := work(t, Limits{InFlight: 100, Waiting: 1, Connections: 100, Queued: 100, Lag: time.Hour}, os.Getenv("REDIS_ADDR"))
-	w.TestPayments = true
 	sku := backendtest.SKU(t, w.db, 5, 100, "EUR")
 	body := fmt.Sprintf(`{"items":[{"sku_id":%d,"quantity":3},{"sku_id":999}]}`, sku)
 

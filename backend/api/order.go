@@ -15,6 +15,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"floodgate.internal/backend/catalog"
+	"floodgate.internal/backend/line"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/failpoint"
@@ -84,7 +85,6 @@ func (s *Server) postOrder(r *request) string {
 	}
 	switch verdict.Answer {
 	case lua.Reserved:
-		s.Catalog.Observe(id, verdict.Available)
 		if p := s.confirmed(ctx, r, req.Entry(verdict)); p != nil {
 			return r.refuse(p)
 		}
@@ -99,8 +99,6 @@ func (s *Server) postOrder(r *request) string {
 		if p := s.confirmedBefore(ctx, r, id, verdict.OrderID); p != nil {
 			return r.refuse(p)
 		}
-	case lua.SoldOut:
-		s.Catalog.Observe(id, 0)
 	}
 	return r.refuse(s.refusal(verdict))
 }
@@ -126,9 +124,7 @@ func (s *Server) reserve(ctx context.Context, req *reserve.Request) (reserve.Ver
 	for {
 		req.Epoch = s.Catalog.Epoch(req.Sale)
 		finished := s.loads.finished.Load()
-		began := time.Now()
-		verdict, err := s.Redis.Reserve(ctx, *req)
-		s.metrics.reserve.Observe(time.Since(began).Seconds())
+		verdict, err := s.decide(ctx, req)
 		switch {
 		case err == nil && verdict.Answer == lua.StaleEpoch && !corrected:
 			corrected = true
@@ -136,19 +132,9 @@ func (s *Server) reserve(ctx context.Context, req *reserve.Request) (reserve.Ver
 			if s.Catalog.Epoch(req.Sale) != verdict.Epoch {
 				return verdict, nil // the sale has just left the catalog
 			}
-		case errors.Is(err, reserve.ErrNotLoaded) && !loaded:
+		case (errors.Is(err, reserve.ErrNotLoaded) || errors.Is(err, reserve.ErrGateClosed)) && !loaded:
+			// Behind a closed gate the sale may be being loaded, here or by another process: that is waited for.
 			if l := s.load(req.Sale, finished); l != nil {
-				loaded = true
-				if err := s.await(ctx, l); err != nil {
-					return verdict, err
-				}
-			}
-		case errors.Is(err, reserve.ErrGateClosed) && !loaded:
-			l, ended := s.loads.running(req.Sale, finished)
-			if l == nil && !ended {
-				return verdict, err // another process is at it
-			}
-			if l != nil {
 				loaded = true
 				if err := s.await(ctx, l); err != nil {
 					return verdict, err
@@ -160,6 +146,26 @@ func (s *Server) reserve(ctx context.Context, req *reserve.Request) (reserve.Ver
 	}
 }
 
+// decide asks Redis once, when it is the order's turn. Those in line behind the last unit are told that it is gone before
+// anybody else's turn comes. An error may be the line's.
+func (s *Server) decide(ctx context.Context, req *reserve.Request) (reserve.Verdict, error) {
+	if err := s.line.Enter(req.Sale, func() (int64, bool) { return s.Catalog.Left(req.Sale) }); err != nil {
+		return reserve.Verdict{}, err
+	}
+	defer s.line.Leave()
+	if ctx.Err() != nil { // in line, or while the sale was loaded
+		return reserve.Verdict{}, line.ErrLate
+	}
+	began := time.Now()
+	verdict, err := s.Redis.Reserve(ctx, *req)
+	s.metrics.reserve.Observe(time.Since(began).Seconds())
+	if err == nil && (verdict.Answer == lua.SoldOut || verdict.Answer == lua.Reserved && verdict.Available <= 0) {
+		s.Catalog.Observe(req.Sale, 0)
+		s.line.SoldOut(req.Sale)
+	}
+	return verdict, err
+}
+
 // errLoad: the sale could not be brought into Redis, so nothing was reserved.
 var errLoad = errors.New("the sale could not be loaded")
 
@@ -168,10 +174,10 @@ var errLoad = errors.New("the sale could not be loaded")
 func (s *Server) load(id int64, finished uint64) *load {
 	l, mine := s.loads.begin(id, finished)
 	if mine {
-		s.loading.Go(func() {
+		s.running.Go(func() {
 			ctx, cancel := context.WithTimeout(s.stopping, loadAtMost)
 			defer cancel()
-			s.loads.end(id, l, s.Reconciler.Sale(ctx, id))
+			s.loads.end(id, l, s.Reconciler.Load(ctx, id))
 		})
 	}
 	return l
@@ -233,16 +239,13 @@ func (l *loads) end(id int64, ended *load, err error) {
 	close(ended.done)
 }
 
-// running returns the load of a sale, nil if none runs, and whether one has ended since finished was read.
-func (l *loads) running(id int64, finished uint64) (_ *load, ended bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.bySale[id], l.finished.Load() != finished
-}
-
 // undecided is what is told when the script gave no verdict.
 func (s *Server) undecided(err error, requestID string, sale int64) *problem.Problem {
 	switch {
+	case errors.Is(err, line.ErrSoldOut):
+		return s.refusal(reserve.Verdict{Answer: lua.SoldOut})
+	case errors.Is(err, line.ErrFull), errors.Is(err, line.ErrLong), errors.Is(err, line.ErrLate), errors.Is(err, line.ErrClosed):
+		return overloaded(err.Error())
 	case errors.Is(err, reserve.ErrGateClosed):
 		return overloaded("the sale's stock is being checked")
 	case errors.Is(err, reserve.ErrNotLoaded):

@@ -17,7 +17,7 @@ import (
 	"floodgate.internal/shared/wire"
 )
 
-// pageSize is how many orders one answer lists.
+// pageSize is how many orders or coupons one answer lists.
 const pageSize = 50
 
 // json makes v the body.
@@ -97,6 +97,9 @@ func (s *Server) getSale(r *request) string {
 		return r.refuse(p)
 	}
 	sale, ok := s.Catalog.Public(id)
+	if !ok && s.Catalog.Ready() != nil { // it was looked up, and nothing else of it is known yet
+		return r.refuse(overloaded("the sales are being read"))
+	}
 	if !ok { // it has just left the catalog
 		return r.refuse(noSuchSale())
 	}
@@ -217,10 +220,10 @@ func (s *Server) readFailed(err error, requestID string) *problem.Problem {
 }
 
 func (s *Server) postPayment(r *request) string {
-	if !s.TestPayments {
+	if s.Payer == nil {
 		return r.refuse(problem.New(problem.Forbidden, "this system has no test payments: orders are paid through its payment provider"))
 	}
-	return s.change(r, s.Book.Pay)
+	return s.change(r, s.Payer.Pay)
 }
 
 func (s *Server) postCancellation(r *request) string { return s.change(r, s.Book.Cancel) }

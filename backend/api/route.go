@@ -30,13 +30,16 @@ var (
 	listRoute    = route{"orders", "GET", []string{"sale_id", "cursor"}, (*Server).getOrders}
 	paymentRoute = route{"payment", "POST", nil, (*Server).postPayment}
 	cancelRoute  = route{"cancellation", "POST", nil, (*Server).postCancellation}
+	webhookRoute = route{"webhook", "POST", nil, (*Server).postWebhook}
+	couponsRoute = route{"coupons", "GET", []string{"cursor"}, (*Server).getCoupons}
+	useRoute     = route{"coupon_use", "POST", nil, (*Server).postUse}
 	cartRoute    = route{"cart", "POST", nil, (*Server).postCart}
 	skusRoute    = route{"skus", "GET", nil, (*Server).getSKUs}
 )
 
 // routes lists them all, for the metrics.
 var routes = []*route{&unrouted, &feedRoute, &timeRoute, &salesRoute, &saleRoute, &orderRoute, &statusRoute, &listRoute,
-	&paymentRoute, &cancelRoute, &cartRoute, &skusRoute}
+	&paymentRoute, &cancelRoute, &webhookRoute, &couponsRoute, &useRoute, &cartRoute, &skusRoute}
 
 // match finds the route of a path as it stands in the request line: nothing is decoded, so what would need decoding is no
 // path of ours. nil: there is none.
@@ -50,6 +53,8 @@ func match(path string) (rt *route, arg string) {
 		return &salesRoute, ""
 	case "/v1/orders":
 		return &listRoute, ""
+	case wire.CouponsPath:
+		return &couponsRoute, ""
 	case wire.CartPath:
 		return &cartRoute, ""
 	case wire.SKUsPath:
@@ -75,6 +80,14 @@ func match(path string) (rt *route, arg string) {
 			return &paymentRoute, arg
 		case rest == "cancellation":
 			return &cancelRoute, arg
+		}
+	}
+	if arg, ok := strings.CutPrefix(path, wire.WebhookPath); ok && wire.ValidProvider(arg) {
+		return &webhookRoute, arg
+	}
+	if rest, ok := strings.CutPrefix(path, wire.CouponsPath+"/"); ok {
+		if arg, rest, _ := strings.Cut(rest, "/"); arg != "" && rest == "use" {
+			return &useRoute, arg
 		}
 	}
 	return nil, ""

@@ -112,16 +112,8 @@ func (a *Auditor) Answers(ctx context.Context, log []Answer) (Answered, error) {
 	}
 	r := Answered{Lines: len(log), Rejected: map[string]int{}, Findings: []Finding{}}
 	for _, sale := range slices.Sorted(maps.Keys(bySale)) {
-		now, err := a.redis.Now(ctx)
+		now, snap, b, err := a.still(ctx, sale)
 		if err != nil {
-			return r, fmt.Errorf("answers of sale %d: %w", sale, err)
-		}
-		snap, err := a.redis.Snapshot(ctx, sale) // before MySQL: an order moves from the one to the other
-		if err != nil {
-			return r, fmt.Errorf("answers of sale %d: %w", sale, err)
-		}
-		b, err := read(ctx, a.db, sale)
-		if err != nil && !errors.Is(err, ErrUnknownSale) {
 			return r, fmt.Errorf("answers of sale %d: %w", sale, err)
 		}
 		h := holding{r: &r, sale: sale, now: now, bound: a.bound, outbox: entries(snap.Outbox), orders: b.orders}
@@ -133,6 +125,32 @@ func (a *Auditor) Answers(ctx context.Context, log []Answer) (Answered, error) {
 	}
 	r.Balanced = len(r.Findings) == 0
 	return r, nil
+}
+
+// still reads a sale, Redis before MySQL: an order moves from the one to the other. While a reconciler has the gate closed an
+// order may be in the broker alone, until a consumer has adopted it: it is given time to finish. Of a sale that MySQL does not
+// have the books are empty.
+func (a *Auditor) still(ctx context.Context, sale int64) (now time.Time, snap reserve.Snapshot, b books, err error) {
+	for round := 1; ; round++ {
+		if now, err = a.redis.Now(ctx); err != nil {
+			return now, snap, b, err
+		}
+		if snap, err = a.redis.Snapshot(ctx, sale); err != nil {
+			return now, snap, b, err
+		}
+		b, err = read(ctx, a.db, sale)
+		if errors.Is(err, ErrUnknownSale) {
+			return now, snap, books{}, nil
+		}
+		if err != nil || b.archived || open(snap.State) || round >= closedRounds {
+			return now, snap, b, err
+		}
+		select {
+		case <-ctx.Done():
+			return now, snap, b, ctx.Err()
+		case <-time.After(pause):
+		}
+	}
 }
 
 // holding is one sale's part of a log.

@@ -6,6 +6,7 @@
 //	S + |R| = T                                 in Redis
 //	available + locked + sold = T               in MySQL, and the ledger's sum is the stock
 //	|L| <= T, and no buyer holds more than the limit
+//	each unit of an issued order is one claim, of its buyer's
 //	R = L ∪ (O \ M)                             but for releases under way
 //	O is empty, and the broker holds nothing     but for what is younger than the bound
 //
@@ -72,6 +73,7 @@ type MySQL struct {
 	Epoch      int64 `json:"epoch"`
 	Orders     int   `json:"orders"`
 	LiveOrders int   `json:"live_orders"`
+	Claims     int   `json:"claims"` // units that were issued
 	LedgerRows int   `json:"ledger_rows"`
 	Releasing  int64 `json:"releasing"` // units of ended orders that Redis is still to get back
 	Intents    int   `json:"intents"`   // that are not done yet

@@ -3,6 +3,7 @@
 package audit_test
 
 import (
+	"context"
 	"database/sql"
 	"errors"
 	"fmt"
@@ -134,10 +135,58 @@ func TestALifeBalancesAtEveryStep(t *testing.T) {
 }
 
 func TestCouponsBalance(t *testing.T) {
-	s := newShop(t, backendtest.SaleOptions{Kind: wire.Coupon, Stock: 5}, time.Minute)
-	s.press("ann", 1)
+	s := newShop(t, backendtest.SaleOptions{Kind: wire.Coupon, Stock: 5, Limit: 2}, time.Minute)
+	s.press("ann", 2)
+	s.balanced(3, 2, 0, 0, 5)
 	s.settle()
-	s.balanced(4, 0, 0, 1, 5)
+	s.balanced(3, 0, 0, 2, 5)
+	s.exec(`UPDATE coupon_claims SET state = 'used', ended_at = ? LIMIT 1`, time.Now().UTC())
+	s.exec(`UPDATE sales SET published = FALSE, paused = FALSE`)
+	s.command("HSET", s.key("state"), "paused", "1") // which is how Redis is told of it
+	s.balanced(3, 0, 0, 2, 5)
+}
+
+// Row C1, row C2: the claims are held against the orders that were issued, one for each unit, and the finding names the order.
+func TestEachFaultOfAClaimIsFound(t *testing.T) {
+	for name, spoil := range map[string]func(s *shop, order string){
+		"a claim is missing":            func(s *shop, order string) { s.exec(`DELETE FROM coupon_claims WHERE id = ?`, order+".2") },
+		"all claims are missing":        func(s *shop, order string) { s.exec(`DELETE FROM coupon_claims`) },
+		"a claim too many":              func(s *shop, order string) { s.addClaim(order, "ann") },
+		"a claim of an order of nobody": func(s *shop, order string) { s.addClaim("nobody", "ann") },
+		"somebody else's claim":         func(s *shop, order string) { s.exec(`UPDATE coupon_claims SET uid = 'bob' WHERE id = ?`, order+".1") },
+		"a state that there is not": func(s *shop, order string) {
+			s.exec(`UPDATE coupon_claims SET state = 'lost' WHERE id = ?`, order+".1")
+		},
+		"used, nobody knows when": func(s *shop, order string) {
+			s.exec(`UPDATE coupon_claims SET state = 'used' WHERE id = ?`, order+".1")
+		},
+		"new again": func(s *shop, order string) {
+			s.exec(`UPDATE coupon_claims SET ended_at = valid_until WHERE id = ?`, order+".1")
+		},
+		"a claim of a rejected order": func(s *shop, order string) { s.exec(`UPDATE orders SET status = 'rejected' WHERE id = ?`, order) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newShop(t, backendtest.SaleOptions{Kind: wire.Coupon, Stock: 5, Limit: 3}, time.Minute)
+			order := s.press("ann", 2)
+			s.settle()
+			s.balanced(3, 0, 0, 2, 5)
+			spoil(s, order)
+			r := s.audit()
+			if r.Balanced || !slices.ContainsFunc(r.Findings, func(f audit.Finding) bool {
+				return strings.HasPrefix(f.Equation, "claims =") && (f.OrderID == order || f.OrderID == "nobody")
+			}) {
+				t.Errorf("balanced %v, findings %v; want one that names order %s", r.Balanced, r.Findings, order)
+			}
+		})
+	}
+}
+
+// addClaim adds a claim by hand.
+func (s *shop) addClaim(order, uid string) {
+	s.t.Helper()
+	now := time.Now().UTC()
+	s.exec(`INSERT INTO coupon_claims (id, order_id, sale_id, uid, state, claimed_at, valid_until) VALUES (?, ?, ?, ?, 'new', ?, ?)`, order+".9", order, s.sale, uid, now, now)
 }
 
 // A release that waits for its intent is under way: its units are counted as available.
@@ -286,5 +335,58 @@ func TestUnknownSale(t *testing.T) {
 	}
 	if ids, err := s.auditor.Sales(t.Context()); err != nil || !slices.Equal(ids, []int64{s.sale}) {
 		t.Errorf("got %v, %v", ids, err)
+	}
+}
+
+// An order that a reconciler has not got back from the broker yet is not lost.
+func TestAnswersWaitForAReconciler(t *testing.T) {
+	s := newShop(t, backendtest.SaleOptions{}, time.Minute)
+	id := s.press("ann", 1)
+	snap, err := s.redis.Snapshot(t.Context(), s.sale)
+	if err != nil {
+		t.Fatal(err)
+	}
+	answers := func() (audit.Answered, error) {
+		return s.auditor.Answers(t.Context(), []audit.Answer{{UID: "ann", Sale: s.sale, Status: 202, OrderID: id, Line: 1}})
+	}
+	if err := s.redis.Forget(t.Context(), s.sale); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := answers(); err != nil || r.Balanced || r.Lost != 1 {
+		t.Errorf("got %+v, %v; want it lost: no reconciler comes", r, err)
+	}
+	lock, err := s.db.Conn(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Close()
+	if _, err := lock.ExecContext(t.Context(), `LOCK TABLES orders WRITE`); err != nil {
+		t.Fatal(err)
+	}
+	type result struct {
+		audit.Answered
+		err error
+	}
+	done := make(chan result, 1)
+	go func() {
+		r, err := answers()
+		done <- result{r, err}
+	}()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for waiting := 0; waiting == 0; { // it has seen Redis without the order
+		if err := s.db.QueryRowContext(ctx, `SELECT COUNT(*) FROM information_schema.processlist WHERE db = DATABASE() AND state LIKE 'Waiting for table%'`).Scan(&waiting); err != nil {
+			t.Fatal(err)
+		}
+	}
+	backendtest.Load(t, s.db, s.redis, s.sale)
+	if answer, err := s.redis.Adopt(t.Context(), snap.Outbox[0], 1); answer != lua.Adopted || err != nil {
+		t.Fatal(answer, err)
+	}
+	if _, err := lock.ExecContext(t.Context(), `UNLOCK TABLES`); err != nil {
+		t.Fatal(err)
+	}
+	if r := <-done; r.err != nil || !r.Balanced || r.Queued != 1 {
+		t.Errorf("got %+v, want it queued", r)
 	}
 }

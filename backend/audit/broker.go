@@ -2,8 +2,13 @@ package audit
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
 	"fmt"
+	"hash"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -18,12 +23,12 @@ type Queues interface {
 	Partition(sale int64) int
 }
 
-// Broker is what the broker says of the queues that a sale's orders go through. Its numbers may be some seconds old, and
-// what it holds in flight is no finding: what it holds for longer than the bound is, though no outbox accounts for it.
+// Broker is what the broker says of the queues that a sale's orders go through. What it holds in flight is no finding: what
+// it holds for longer than the bound is, though all that time no outbox had an entry that it could be.
 type Broker struct {
 	Queue     string `json:"queue"` // of the sale's partition
 	Ready     int64  `json:"ready"`
-	Unacked   int64  `json:"unacked"` // -1: it does not say
+	Unacked   int64  `json:"unacked"` // as of at most broker.StatisticsAge ago; -1: it does not say
 	Consumers int64  `json:"consumers"`
 	Unrouted  int64  `json:"unrouted"` // that found no queue
 	Dead      int64  `json:"dead"`     // dead messages that nobody has taken yet
@@ -36,17 +41,24 @@ type Broker struct {
 
 // WithBroker makes an Auditor that asks the broker too. Without one the outbox is the queue.
 func (a *Auditor) WithBroker(q Queues) *Auditor {
-	return &Auditor{db: a.db, redis: a.redis, bound: a.bound, abandoned: a.abandoned, queues: q, odd: &oddities{since: map[string]time.Time{}}}
+	return &Auditor{db: a.db, redis: a.redis, bound: a.bound, abandoned: a.abandoned, queues: q, odd: &oddities{since: map[string]sighting{}}}
 }
 
 // oddities are since when what should pass has been seen at every look.
 type oddities struct {
 	mu    sync.Mutex // guards since
-	since map[string]time.Time
+	since map[string]sighting
 }
 
-// age notes whether something odd is there, and says for how long it has been.
-func (o *oddities) age(what string, there bool) time.Duration {
+// sighting is when something odd was seen first, and what stood still since.
+type sighting struct {
+	at    time.Time
+	still string
+}
+
+// age notes whether something odd is there, and says for how long it has been. Looks may be far apart, and what passes may
+// be there at each of them: it is the same thing only if still, which moves with it, is the same.
+func (o *oddities) age(what string, there bool, still string) time.Duration {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if !there {
@@ -54,11 +66,11 @@ func (o *oddities) age(what string, there bool) time.Duration {
 		return 0
 	}
 	first, ok := o.since[what]
-	if !ok {
-		first = time.Now()
+	if !ok || first.still != still {
+		first = sighting{time.Now(), still}
 		o.since[what] = first
 	}
-	return time.Since(first)
+	return time.Since(first.at)
 }
 
 // asked is what the broker and the outboxes of a partition say.
@@ -85,63 +97,90 @@ func (a *Auditor) ask(ctx context.Context, sale int64) (asked, error) {
 		return asked{}, ctx.Err()
 	}
 	r := asked{broker: b}
-	odd := func(key string, there bool, fix, detail string) {
-		if age := a.odd.age(key, there); age > a.bound {
-			r.findings = append(r.findings, Finding{Equation: eqBroker, Key: key, Fix: fix, Detail: fmt.Sprintf("%s, for %s; the bound is %s", detail, age.Round(time.Second), a.bound)})
+	odd := func(key string, there bool, still string, bound time.Duration, fix, detail string) {
+		if age := a.odd.age(key, there, still); age > bound {
+			r.findings = append(r.findings, Finding{Equation: eqBroker, Key: key, Fix: fix, Detail: fmt.Sprintf("%s, for %s; the bound is %s", detail, age.Round(time.Second), bound)})
 		}
 	}
 	if err != nil {
 		b.Error = err.Error()
 	}
-	odd("the broker", err != nil, "orders are accepted and wait in the outbox: bring RabbitMQ back", "it does not say how its queues are: "+b.Error)
+	odd("the broker", err != nil, "", a.bound, "orders are accepted and wait in the outbox: bring RabbitMQ back", "it does not say how its queues are: "+b.Error)
 	if err != nil {
 		return r, nil
 	}
+	var unrouted, dead int64 // that nobody has taken
 	for _, s := range states {
 		switch s.Name {
 		case b.Queue:
 			b.Ready, b.Unacked, b.Consumers = s.Ready, s.Unacked, s.Consumers
 		case broker.Unrouted:
-			b.Unrouted = s.Ready + max(s.Unacked, 0)
+			b.Unrouted, unrouted = s.Ready+max(s.Unacked, 0), s.Ready
 		case broker.Dead:
-			b.Dead = s.Ready + max(s.Unacked, 0)
+			b.Dead, dead = s.Ready+max(s.Unacked, 0), s.Ready
 		}
 	}
-	inPartition, inAll, err := a.inOutboxes(ctx, sale)
+	own, all, err := a.outboxes(ctx, sale)
 	if err != nil {
 		return asked{}, err
 	}
-	stuck := b.Ready+max(b.Unacked, 0) > 0 && inPartition == 0
-	lost := b.Unrouted > 0 && inAll == 0
-	b.Unexplained = stuck || lost || b.Dead > 0
-	odd("queue "+b.Queue, stuck, seeQueue, fmt.Sprintf("%d messages are ready and %d unacknowledged, though every order of its sales is settled and retired", b.Ready, max(b.Unacked, 0)))
-	odd("queue "+broker.Unrouted, lost, seeQueue, fmt.Sprintf("%d messages that found no queue wait, though every order is settled and retired", b.Unrouted))
-	odd("queue "+broker.Dead, b.Dead > 0, seeQueue, fmt.Sprintf("%d dead messages wait to be taken", b.Dead))
+	var died int64 // how often something did
+	if err := a.db.QueryRowContext(ctx, `SELECT COALESCE(SUM(times), 0) FROM dead_letters`).Scan(&died); err != nil {
+		return asked{}, fmt.Errorf("dead letters: %w", err)
+	}
+	ready, held, lost := b.Ready > 0 && own.entries == 0, b.Unacked > 0 && own.entries == 0, unrouted > 0 && all.entries == 0
+	b.Unexplained = ready || held || lost || dead > 0
+	const settled = "though every order is settled and retired"
+	odd("queue "+b.Queue, ready, own.still(), a.bound, seeQueue, fmt.Sprintf("%d messages are ready, %s", b.Ready, settled))
+	odd("consumer of queue "+b.Queue, held, own.still(), a.bound+broker.StatisticsAge, seeQueue, fmt.Sprintf("%d messages are unacknowledged, %s", b.Unacked, settled))
+	odd("queue "+broker.Unrouted, lost, all.still(), a.bound, seeQueue, fmt.Sprintf("%d messages that found no queue wait, %s", unrouted, settled))
+	odd("queue "+broker.Dead, dead > 0, fmt.Sprint(died), a.bound, seeQueue, fmt.Sprintf("%d dead messages wait to be taken, and none is", dead))
 	return r, nil
 }
 
-// inOutboxes counts the entries of the outboxes whose orders go through the sale's partition, and of all.
-func (a *Auditor) inOutboxes(ctx context.Context, sale int64) (partition, all int64, err error) {
+// outboxes are what some outboxes hold, and the last entry that each ever got.
+type outboxes struct {
+	entries int64
+	last    hash.Hash
+}
+
+// still is the same as long as none of the outboxes gets an entry.
+func (o outboxes) still() string { return hex.EncodeToString(o.last.Sum(nil)) }
+
+// outboxes looks at those whose orders go through the sale's partition, and at all.
+func (a *Auditor) outboxes(ctx context.Context, sale int64) (own, all outboxes, err error) {
 	ids, err := a.Sales(ctx)
 	if err != nil {
-		return 0, 0, err
+		return own, all, err
 	}
+	own.last, all.last = sha256.New(), sha256.New()
 	c := a.redis.Client()
 	for part := range slices.Chunk(ids, 200) {
 		cmds := make(rueidis.Commands, len(part))
 		for i, id := range part {
-			cmds[i] = c.B().Xlen().Key(a.redis.OutboxKey(id)).Build()
+			cmds[i] = c.B().XinfoStream().Key(a.redis.OutboxKey(id)).Build()
 		}
 		for i, answer := range c.DoMulti(ctx, cmds...) {
-			n, err := answer.AsInt64()
-			if err != nil {
-				return 0, 0, fmt.Errorf("outbox of sale %d: %w", part[i], err)
+			info, err := answer.AsMap()
+			if e, ok := rueidis.IsRedisErr(err); ok && strings.Contains(e.Error(), "no such key") {
+				continue
 			}
-			all += n
+			if err != nil {
+				return own, all, fmt.Errorf("outbox of sale %d: %w", part[i], err)
+			}
+			n, last := info["length"], info["last-generated-id"]
+			length, err1 := n.AsInt64()
+			id, err2 := last.ToString()
+			if err := errors.Join(err1, err2); err != nil {
+				return own, all, fmt.Errorf("outbox of sale %d: %w", part[i], err)
+			}
+			all.entries += length
+			fmt.Fprintln(all.last, part[i], id)
 			if a.queues.Partition(part[i]) == a.queues.Partition(sale) {
-				partition += n
+				own.entries += length
+				fmt.Fprintln(own.last, part[i], id)
 			}
 		}
 	}
-	return partition, all, nil
+	return own, all, nil
 }

@@ -3,6 +3,8 @@
 package audit_test
 
 import (
+	"context"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -14,7 +16,9 @@ import (
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/broker"
+	"floodgate.internal/backend/deadletter"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/wire"
 )
 
@@ -108,5 +112,50 @@ func TestWhatTheBrokerKeepsIsFound(t *testing.T) {
 	}
 	if r, err := quiet.Sale(t.Context(), s.sale); err != nil || r.Broker != nil || !r.Balanced {
 		t.Errorf("without a broker: got %+v, %v", r, err)
+	}
+}
+
+// steady is a broker whose queues always stand like this.
+type steady []broker.QueueState
+
+func (q steady) Partition(int64) int { return 0 }
+
+func (q steady) Queues(context.Context) ([]broker.QueueState, error) { return q, nil }
+
+// What comes and goes is no finding, though every look, of looks far apart, finds the like of it in the broker: orders that
+// have left the outbox by the time that is asked, and dead messages. What stands still is one.
+func TestWhatPassesAtEveryLookIsNoFinding(t *testing.T) {
+	const bound = 50 * time.Millisecond
+	for name, c := range map[string]struct {
+		queues steady
+		passes func(s *shop, box *deadletter.Box, i int)
+		key    string
+	}{
+		"orders": {steady{{Name: broker.QueueName(0), Ready: 1}, {Name: broker.Unrouted, Ready: 1}}, func(s *shop, _ *deadletter.Box, i int) {
+			s.press(fmt.Sprint("u", i), 1)
+			s.settle()
+		}, "queue " + broker.QueueName(0)},
+		"dead messages": {steady{{Name: broker.Dead, Ready: 1}}, func(s *shop, box *deadletter.Box, i int) {
+			if err := box.Take(s.t.Context(), deadletter.Message{Queue: "q", Payload: fmt.Append(nil, "garbage ", i%2)}); err != nil {
+				s.t.Fatal(err)
+			}
+		}, "queue " + broker.Dead},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newShop(t, backendtest.SaleOptions{Stock: 1000}, bound)
+			s.auditor = s.auditor.WithBroker(c.queues)
+			box := deadletter.NewBox(s.db, s.book, new(clock.Clock), backendtest.Log(t), prometheus.NewRegistry())
+			began := time.Now()
+			for i := 0; i < 5 || time.Since(began) < 4*bound; i++ {
+				c.passes(s, box, i)
+				if r := s.audit(); !r.Balanced || !r.Broker.Unexplained {
+					t.Fatalf("look %d: got %+v, %v; want it seen, and no finding", i, r.Broker, r.Findings)
+				}
+			}
+			r := s.until("a finding", func(r audit.Result) bool { return !r.Balanced })
+			if r.Findings[0].Key != c.key {
+				t.Errorf("got %v, want %s", r.Findings, c.key)
+			}
+		})
 	}
 }

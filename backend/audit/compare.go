@@ -24,6 +24,7 @@ const (
 	eqLive       = "locked + sold = |L|, |L| <= T"
 	eqLedger     = "sum of the ledger = change of the stock"
 	eqSlots      = "slots = units of L"
+	eqClaims     = "claims = units of issued orders"
 	eqLimit      = "a buyer has at most the limit in L"
 	eqOnce       = "an order ends once"
 	eqSKU        = "allotted = units of the SKU's sales"
@@ -45,6 +46,7 @@ func compare(before, after reserve.Snapshot, b books, now time.Time, bound time.
 	c.r = Result{SaleID: b.sale, CheckedAt: wire.At(now), Total: b.total, Findings: []Finding{}}
 	c.stockRow()
 	c.live()
+	c.claims()
 	c.ledger()
 	c.sku()
 	if b.archived {
@@ -67,6 +69,7 @@ type comparison struct {
 	now           time.Time
 	bound         time.Duration
 	r             Result
+	traces        map[string]bool // of orders, in MySQL's slots and ledger; nil until somebody asks
 }
 
 func (c *comparison) find(equation, orderID, key, fix, detail string, args ...any) {
@@ -140,6 +143,33 @@ func (c *comparison) live() {
 	for id, o := range c.b.orders {
 		if n := slots[id]; o.status.Live() && n != o.quantity {
 			c.find(eqSlots, id, "order_slots of uid "+o.uid, byHand, "the order is for %d units and takes %d slots: its buyer could exceed the limit", o.quantity, n)
+		}
+	}
+}
+
+// claims: each unit of an issued order is one claim of its buyer's, and nothing else is.
+func (c *comparison) claims() {
+	units := map[string]int64{}
+	for _, x := range c.b.claims {
+		c.r.MySQL.Claims++
+		at := "coupon_claims row " + x.id
+		o, ok := c.b.orders[x.order]
+		switch {
+		case !ok:
+			c.find(eqClaims, x.order, at, byHand, "the claim is of an order that has no row")
+		case o.status != wire.Issued:
+			c.find(eqClaims, x.order, at, byHand, "the claim is of an order that is %s", o.status)
+		case o.uid != x.uid:
+			c.find(eqClaims, x.order, at, byHand, "the claim is uid %s's, the order is uid %s's", x.uid, o.uid)
+		}
+		if over := x.state == wire.ClaimUsed || x.state == wire.ClaimExpired; over != x.ended || !over && x.state != wire.ClaimNew {
+			c.find(eqClaims, x.order, at, byHand, "the claim is %q, and has an ended_at: %v", x.state, x.ended)
+		}
+		units[x.order]++
+	}
+	for id, o := range c.b.orders {
+		if n := units[id]; o.status == wire.Issued && n != o.quantity {
+			c.find(eqClaims, id, c.row("coupon_claims"), byHand, "the order was issued %d units and has %d claims", o.quantity, n)
 		}
 	}
 }

@@ -106,8 +106,7 @@ func (c *comparison) orders() {
 		switch {
 		case !ok:
 			if _, queued := inOutbox[id]; !queued && readable {
-				c.find(eqOrders, id, c.key("orders"), "its message may be a dead letter (backend dead-letters list); "+c.rebuild()+", which gives its units back: tell uid "+h.UID+" that the order is gone",
-					"uid %s holds %d units in Redis, but the order is neither in the outbox nor in MySQL", h.UID, h.Quantity)
+				c.nowhere(h)
 			}
 		case o.status.Live():
 			if (o.uid != h.UID || o.quantity != int64(h.Quantity)) && readable {
@@ -175,6 +174,34 @@ func (c *comparison) orders() {
 		c.find(eqAll, "", c.row("orders"), "audit again; if it stays, "+c.rebuild(), "%d + %d + %d + %d is %d, not %d",
 			c.r.Available, c.r.Queued, c.r.Locked, c.r.Sold, sum, c.r.Total)
 	}
+}
+
+// nowhere finds a reservation whose order is neither in the outbox nor in MySQL.
+func (c *comparison) nowhere(h reserve.Held) {
+	if c.traced(h.ID) {
+		c.find(eqOrders, h.ID, c.row("orders"), "put the row back, from a backup or from what Redis and the ledger say of it; do not rebuild before: Redis would sell its units again, and MySQL, which counts them still, would refuse them",
+			"uid %s holds %d units in Redis, and slots or ledger rows in MySQL, where the order's own row is gone", h.UID, h.Quantity)
+		return
+	}
+	c.find(eqOrders, h.ID, c.key("outbox"), "if the broker has its message, it is settled by itself (backend queue); if that is a dead letter, replay it (backend dead-letters list); else "+c.rebuild()+
+		", which gives its units back: tell uid "+h.UID+" that the order is gone",
+		"uid %s holds %d units in Redis, but the order is neither in the outbox nor in MySQL", h.UID, h.Quantity)
+}
+
+// traced reports whether MySQL has slots or ledger rows of an order.
+func (c *comparison) traced(id string) bool {
+	if c.traces == nil {
+		c.traces = map[string]bool{}
+		for _, s := range c.b.slots {
+			c.traces[s.order] = true
+		}
+		for _, e := range c.b.ledger {
+			if rowKinds[e.kind] != 0 {
+				c.traces[e.ref] = true
+			}
+		}
+	}
+	return c.traces[id]
 }
 
 func byID(held []reserve.Held) map[string]reserve.Held {

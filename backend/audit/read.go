@@ -25,6 +25,7 @@ type books struct {
 	epoch       int64
 	orders      map[string]order
 	slots       []slot
+	claims      []claim
 	ledger      []entry
 	releasing   map[string]bool // orders whose release is not done yet
 	adjusts     []adjust
@@ -47,6 +48,13 @@ type slot struct {
 	uid   string
 	slot  int
 	order string
+}
+
+// claim is one coupon that was issued.
+type claim struct {
+	id, order, uid string
+	state          wire.ClaimState
+	ended          bool // it says when
 }
 
 // entry is a row of the ledger.
@@ -78,7 +86,7 @@ func read(ctx context.Context, db *sql.DB, sale int64) (books, error) {
 	defer tx.Rollback() //nolint:errcheck // it wrote nothing
 	b := books{sale: sale, orders: map[string]order{}, releasing: map[string]bool{}}
 	for _, step := range []func(context.Context, *sql.Tx) error{
-		b.readSale, b.readTranches, b.readOrders, b.readSlots, b.readLedger, b.readIntents, b.readSKU,
+		b.readSale, b.readTranches, b.readOrders, b.readSlots, b.readClaims, b.readLedger, b.readIntents, b.readSKU,
 	} {
 		if err := step(ctx, tx); err != nil {
 			return books{}, err
@@ -90,7 +98,7 @@ func read(ctx context.Context, db *sql.DB, sale int64) (books, error) {
 func (b *books) readSale(ctx context.Context, tx *sql.Tx) error {
 	var starts, ends time.Time
 	var closed, archived sql.NullTime
-	err := tx.QueryRowContext(ctx, `SELECT s.sku_id, s.kind, s.starts_at, s.ends_at, s.per_user_limit, s.paused, s.closed_at, s.archived_at,
+	err := tx.QueryRowContext(ctx, `SELECT s.sku_id, s.kind, s.starts_at, s.ends_at, s.per_user_limit, s.paused OR NOT s.published, s.closed_at, s.archived_at,
 		s.version, k.total, k.available, k.locked, k.sold, k.epoch
 		FROM sales s JOIN sale_stock k ON k.sale_id = s.id WHERE s.id = ?`, b.sale).
 		Scan(&b.sku, &b.kind, &starts, &ends, &b.limit, &b.definition.Paused, &closed, &archived,
@@ -136,6 +144,17 @@ func (b *books) readSlots(ctx context.Context, tx *sql.Tx) error {
 		var s slot
 		err := rows.Scan(&s.uid, &s.slot, &s.order)
 		b.slots = append(b.slots, s)
+		return err
+	})
+}
+
+func (b *books) readClaims(ctx context.Context, tx *sql.Tx) error {
+	return each(ctx, tx, "coupon_claims", `SELECT id, order_id, uid, state, ended_at FROM coupon_claims WHERE sale_id = ?`, b.sale, func(rows *sql.Rows) error {
+		var x claim
+		var ended sql.NullTime
+		err := rows.Scan(&x.id, &x.order, &x.uid, &x.state, &ended)
+		x.ended = ended.Valid
+		b.claims = append(b.claims, x)
 		return err
 	})
 }

@@ -17,6 +17,7 @@ type SaleOptions struct {
 	Kind      wire.SaleKind // goods
 	Stock     int64         // 10
 	Limit     int           // 1
+	Guard     string        // of the stock row: ""
 	Price     int64         // 100
 	PayWithin time.Duration // 15 minutes
 	StartsAt  time.Time     // an hour ago
@@ -51,9 +52,9 @@ func Sale(t testing.TB, db *sql.DB, o SaleOptions) int64 {
 	}
 	sku := insert(t, db, `INSERT INTO skus (title, price, currency, own, total, available, allotted, created_at) VALUES (?, ?, 'EUR', TRUE, ?, 0, ?, ?)`,
 		"test sku", o.Price, o.Stock, o.Stock, now)
-	sale := insert(t, db, `INSERT INTO sales (sku_id, kind, title, price, currency, starts_at, ends_at, per_user_limit, pay_within_s, created_at)
-		VALUES (?, ?, 'test sale', ?, 'EUR', ?, ?, ?, ?, ?)`,
-		sku, string(o.Kind), o.Price, o.StartsAt, o.EndsAt, o.Limit, int64(o.PayWithin/time.Second), now)
+	sale := insert(t, db, `INSERT INTO sales (sku_id, kind, title, price, currency, starts_at, ends_at, per_user_limit, pay_within_s, stock_guard, created_at)
+		VALUES (?, ?, 'test sale', ?, 'EUR', ?, ?, ?, ?, ?, ?)`,
+		sku, string(o.Kind), o.Price, o.StartsAt, o.EndsAt, o.Limit, int64(o.PayWithin/time.Second), o.Guard, now)
 	for _, tr := range o.Tranches {
 		insert(t, db, `INSERT INTO tranches (sale_id, at, quantity) VALUES (?, ?, ?)`, sale, tr.At, tr.Quantity)
 	}
@@ -101,7 +102,7 @@ func Load(t testing.TB, db *sql.DB, redis *reserve.Store, sale int64) {
 }
 
 // Balanced fails the test unless MySQL's equations hold for a sale: the stock row adds up, the ledger leads from nothing
-// to it in an unbroken chain, and orders and slots say the same.
+// to it in an unbroken chain, and orders, slots and claims say the same.
 func Balanced(t testing.TB, db *sql.DB, sale int64) {
 	t.Helper()
 	if err := Balance(t.Context(), db, sale); err != nil {
@@ -158,6 +159,17 @@ func Balance(ctx context.Context, db *sql.DB, sale int64) error {
 	}
 	if slots != pending+done || wrong != 0 {
 		return fmt.Errorf("%d slots are taken, %d of them by orders that ended; live orders hold %d units", slots, wrong, pending+done)
+	}
+	var issued, claims, strange int64
+	if err := db.QueryRowContext(ctx, `SELECT COALESCE(SUM(quantity), 0) FROM orders WHERE sale_id = ? AND status = 'issued'`, sale).Scan(&issued); err != nil {
+		return err
+	}
+	if err := db.QueryRowContext(ctx, `SELECT COUNT(*), COALESCE(SUM(CASE WHEN s.uid = c.uid THEN 0 ELSE 1 END), 0)
+		FROM coupon_claims c LEFT JOIN order_slots s ON s.order_id = c.order_id AND c.id = CONCAT(s.order_id, '.', s.slot) WHERE c.sale_id = ?`, sale).Scan(&claims, &strange); err != nil {
+		return err
+	}
+	if claims != issued || strange != 0 {
+		return fmt.Errorf("%d units are issued, there are %d claims, %d of them for no slot of their owner's", issued, claims, strange)
 	}
 	return nil
 }

@@ -18,27 +18,19 @@ import (
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/broker"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/shared/netfault"
 )
 
-// proxy is a TCP proxy in front of the real broker, which can cut connections, and drop or add frames on their way to us.
+// proxy is a link to the real broker that can also drop frames, or add some, on their way to us.
 type proxy struct {
-	t      *testing.T
-	target string
-	l      net.Listener
-	wg     sync.WaitGroup
+	*netfault.Link
+	t *testing.T
 
 	mu      sync.Mutex // guards what follows
 	drop    func(class, method uint16) bool
-	conns   map[*link]bool
-	refuse  bool          // new connections
+	clients []*frames
 	changed chan struct{} // closed, and made anew, when a frame was dropped
 	dropped int
-}
-
-// link is one proxied connection.
-type link struct {
-	client, server net.Conn
-	write          sync.Mutex // to client: a frame at a time
 }
 
 func newProxy(t *testing.T, target string) (w *proxy, through string) {
@@ -47,76 +39,44 @@ func newProxy(t *testing.T, target string) (w *proxy, through string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	w = &proxy{t: t, target: u.Host, l: l, conns: map[*link]bool{}, changed: make(chan struct{})}
-	w.wg.Go(w.serve)
-	t.Cleanup(func() {
-		_ = l.Close()
-		w.cut()
-		w.wg.Wait()
+	w = &proxy{Link: netfault.New(t, u.Host), t: t, changed: make(chan struct{})}
+	w.Wrap(func(client io.Writer) io.Writer {
+		f := &frames{proxy: w, client: client}
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.clients = append(w.clients, f)
+		return f
 	})
-	u.Host = l.Addr().String()
+	u.Host = w.Addr()
 	return w, u.String()
 }
 
-func (w *proxy) serve() {
-	for {
-		c, err := w.l.Accept()
-		if err != nil {
-			return
-		}
-		w.mu.Lock()
-		refuse := w.refuse
-		w.mu.Unlock()
-		if refuse {
-			_ = c.Close()
-			continue
-		}
-		s, err := net.Dial("tcp", w.target)
-		if err != nil {
-			_ = c.Close()
-			continue
-		}
-		l := &link{client: c, server: s}
-		w.mu.Lock()
-		w.conns[l] = true
-		w.mu.Unlock()
-		w.wg.Go(func() { _, _ = io.Copy(s, c); w.end(l) })
-		w.wg.Go(func() { w.toClient(l); w.end(l) })
-	}
+// frames passes on what the broker sends to one client, a whole frame at a time: type, channel, size, payload, end mark.
+type frames struct {
+	proxy  *proxy
+	mu     sync.Mutex // guards what follows
+	client io.Writer
+	rest   []byte // the begin of a frame
 }
 
-func (w *proxy) end(l *link) {
-	_, _ = l.client.Close(), l.server.Close()
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	delete(w.conns, l)
-}
-
-// toClient passes frames: type, channel, size, payload, end mark.
-func (w *proxy) toClient(l *link) {
-	for {
-		head := make([]byte, 7)
-		if _, err := io.ReadFull(l.server, head); err != nil {
-			return
+func (f *frames) Write(b []byte) (int, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for f.rest = append(f.rest, b...); len(f.rest) >= 7; {
+		size := 8 + int(binary.BigEndian.Uint32(f.rest[3:]))
+		if len(f.rest) < size {
+			break
 		}
-		frame := append(head, make([]byte, binary.BigEndian.Uint32(head[3:])+1)...)
-		if _, err := io.ReadFull(l.server, frame[7:]); err != nil {
-			return
-		}
-		if head[0] == 1 && w.drops(binary.BigEndian.Uint16(frame[7:]), binary.BigEndian.Uint16(frame[9:])) {
+		frame := f.rest[:size]
+		f.rest = f.rest[size:]
+		if frame[0] == 1 && f.proxy.drops(binary.BigEndian.Uint16(frame[7:]), binary.BigEndian.Uint16(frame[9:])) {
 			continue
 		}
-		l.write.Lock()
-		_, err := l.client.Write(frame)
-		l.write.Unlock()
-		if err != nil {
-			return
+		if _, err := f.client.Write(frame); err != nil {
+			return 0, err
 		}
 	}
+	return len(b), nil
 }
 
 func (w *proxy) drops(class, method uint16) bool {
@@ -156,32 +116,17 @@ func (w *proxy) untilDropped(n int) {
 	}
 }
 
-// cut closes every connection.
-func (w *proxy) cut() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for l := range w.conns {
-		_, _ = l.client.Close(), l.server.Close()
-	}
-}
-
-func (w *proxy) accept(yes bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.refuse = !yes
-}
-
 // inject sends a method frame without arguments, or with one short string, on channel 0 of every connection.
 func (w *proxy) inject(class, method uint16, args ...byte) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	payload := append(binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint16(nil, class), method), args...)
 	frame := append(binary.BigEndian.AppendUint32([]byte{1, 0, 0}, uint32(len(payload))), append(payload, 0xCE)...)
-	for l := range w.conns {
-		l.write.Lock()
-		_, err := l.client.Write(frame)
-		l.write.Unlock()
-		if err != nil {
+	for _, f := range w.clients {
+		f.mu.Lock()
+		_, err := f.client.Write(frame)
+		f.mu.Unlock()
+		if err != nil && !errors.Is(err, net.ErrClosed) {
 			w.t.Error(err)
 		}
 	}
@@ -200,7 +145,8 @@ func eventually(t *testing.T, what string, f func() bool) {
 
 func TestALostConfirmIsNotPublished(t *testing.T) {
 	w, url := newProxy(t, backendtest.AMQP(t))
-	b := openWith(t, broker.Config{URL: url, Partitions: 1, ConfirmTimeout: 200 * time.Millisecond})
+	b := openWith(t, broker.Config{URL: url, Partitions: 1, ConfirmTimeout: 3 * time.Second})
+	eventually(t, "healthy", func() bool { return b.Healthy() == nil })
 	publish(t, b, orders(1, 1))
 	w.confirms(false)
 	if err := b.Publish(t.Context(), orders(1, 5)); !errors.Is(err, broker.ErrUnconfirmed) || !errors.Is(err, context.DeadlineExceeded) {
@@ -242,8 +188,8 @@ func TestWithoutAConnectionPublishingFailsAtOnce(t *testing.T) {
 	waiting := make(chan error, 1)
 	go func() { waiting <- b.Publish(t.Context(), orders(1, 3)) }()
 	w.untilDropped(0)
-	w.accept(false)
-	w.cut()
+	w.Refuse()
+	w.Cut()
 	if err := <-waiting; !errors.Is(err, broker.ErrUnconfirmed) {
 		t.Errorf("one that waited for its confirm: got %v, want %v", err, broker.ErrUnconfirmed)
 	}
@@ -252,7 +198,7 @@ func TestWithoutAConnectionPublishingFailsAtOnce(t *testing.T) {
 		t.Errorf("one that came later: got %v, want %v", err, broker.ErrDown)
 	}
 	w.confirms(true)
-	w.accept(true)
+	w.Heal()
 	eventually(t, "healthy", func() bool { return b.Healthy() == nil })
 	publish(t, b, orders(1, 1))
 }
@@ -278,11 +224,11 @@ func TestALostConnectionLosesNoOrder(t *testing.T) {
 	<-blocked // a batch is in hand, more is prefetched
 	passed := make(chan error, 1)
 	go func() { passed <- b.Fence(t.Context(), 2) }() // over the connections that are cut
-	w.cut()
+	w.Cut()
 	close(proceed)
 	for range 5 {
 		publish(t, direct, orders(1, 200))
-		w.cut()
+		w.Cut()
 	}
 	if err := <-passed; err != nil {
 		t.Fatal(err)

@@ -12,7 +12,8 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 )
 
-// QueueState is how a queue stands. Without the management API Unacked is -1: unknown.
+// QueueState is how a queue stands. What is ready and who consumes is so at this moment. Unacked is what the management API
+// said last, which may be StatisticsAge old; without it Unacked is -1: unknown.
 type QueueState struct {
 	Name      string `json:"name"`
 	Depth     int64  `json:"depth"` // ready and, as far as it is known, unacknowledged
@@ -21,24 +22,37 @@ type QueueState struct {
 	Consumers int64  `json:"consumers"`
 }
 
-// Queues returns the state of each partition, of the unrouted messages and, last, of the dead letters. The broker's
-// numbers lag by up to some seconds.
+// StatisticsAge is how old the management API's numbers are, at most: queues count every 5 s, the API collects every 5 s, and
+// a busy machine may be late with both.
+const StatisticsAge = 30 * time.Second
+
+// Queues returns the state of each partition, of the unrouted messages and, last, of the dead letters.
 func (b *Broker) Queues(ctx context.Context) ([]QueueState, error) {
 	var names []string
 	for i := range b.cfg.Partitions {
 		names = append(names, QueueName(i))
 	}
 	names = append(names, Unrouted, Dead)
-	if b.cfg.ManagementURL != "" {
-		return b.managed(ctx, names)
+	if b.cfg.ManagementURL == "" {
+		return b.declared(ctx, names)
 	}
-	return b.declared(ctx, names)
+	unacked, err := b.unacknowledged(ctx) // first: it has a deadline, and a broker that does not answer it is not asked more
+	if err != nil {
+		return nil, err
+	}
+	states, err := b.declared(ctx, names)
+	for i := range states {
+		states[i].Unacked = unacked[states[i].Name]
+		states[i].Depth += states[i].Unacked
+	}
+	return states, err
 }
 
 var managementClient = &http.Client{Timeout: 10 * time.Second}
 
-func (b *Broker) managed(ctx context.Context, names []string) ([]QueueState, error) {
-	u := b.cfg.ManagementURL + "/api/queues/" + url.PathEscape(b.vhost) + "?disable_stats=false&columns=name,messages_ready,messages_unacknowledged,consumers"
+// unacknowledged asks the management API, by queue.
+func (b *Broker) unacknowledged(ctx context.Context) (map[string]int64, error) {
+	u := b.cfg.ManagementURL + "/api/queues/" + url.PathEscape(b.vhost) + "?disable_stats=false&columns=name,messages_unacknowledged"
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u, nil)
 	if err != nil {
 		return nil, fmt.Errorf("rabbitmq's queues: %w", err)
@@ -52,26 +66,20 @@ func (b *Broker) managed(ctx context.Context, names []string) ([]QueueState, err
 		return nil, fmt.Errorf("rabbitmq's queues: the management API answered %s", res.Status)
 	}
 	var all []struct {
-		Name      string `json:"name"`
-		Ready     int64  `json:"messages_ready"`
-		Unacked   int64  `json:"messages_unacknowledged"`
-		Consumers int64  `json:"consumers"`
+		Name    string `json:"name"`
+		Unacked int64  `json:"messages_unacknowledged"`
 	}
 	if err := json.UnmarshalRead(http.MaxBytesReader(nil, res.Body, 1<<20), &all); err != nil {
 		return nil, fmt.Errorf("rabbitmq's queues: %w", err)
 	}
-	states := make([]QueueState, len(names))
-	for i, name := range names {
-		states[i].Name = name
-		for _, q := range all {
-			if q.Name == name {
-				states[i] = QueueState{Name: name, Depth: q.Ready + q.Unacked, Ready: q.Ready, Unacked: q.Unacked, Consumers: q.Consumers}
-			}
-		}
+	unacked := make(map[string]int64, len(all))
+	for _, q := range all {
+		unacked[q.Name] = q.Unacked
 	}
-	return states, nil
+	return unacked, nil
 }
 
+// declared asks for what is ready and who consumes by a passive declaration of each queue, which leaves it as it is.
 func (b *Broker) declared(ctx context.Context, names []string) (states []QueueState, err error) {
 	p, err := b.publisher(ctx)
 	if err != nil {

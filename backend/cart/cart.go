@@ -391,7 +391,7 @@ func (c *Carts) write(ctx context.Context, tx *sql.Tx, r *request) error {
 				quantity += item.Quantity
 				amount += item.Quantity * row.Price
 				changes = append(changes, stock.Change{SKU: item.SKU, Kind: stock.Locked, Ref: r.order, Available: -item.Quantity, Locked: item.Quantity})
-				lines = append(lines, r.order, item.SKU, item.Quantity, row.Price, lock)
+				lines = append(lines, r.order, item.SKU, item.Quantity, row.Price, row.Currency, lock)
 			}
 		}
 		r.results[i] = wire.CartResult{SKU: item.SKU, OK: code == "", Code: code}
@@ -408,7 +408,7 @@ func (c *Carts) write(ctx context.Context, tx *sql.Tx, r *request) error {
 			r.order, r.uid, quantity, amount, string(wire.PendingPayment), now, now, now.Add(c.PayWithin)); err != nil {
 			return fmt.Errorf("write the order: %w", err)
 		}
-		if _, err := tx.ExecContext(ctx, `INSERT INTO cart_lines (order_id, sku_id, quantity, price, lock_id) VALUES `+tuples(len(changes), 5), lines...); err != nil {
+		if _, err := tx.ExecContext(ctx, `INSERT INTO cart_lines (order_id, sku_id, quantity, price, currency, lock_id) VALUES `+tuples(len(changes), 6), lines...); err != nil {
 			return fmt.Errorf("write the order's %d lines: %w", len(changes), err)
 		}
 		if err := rows.Move(ctx, tx, now, changes); err != nil {

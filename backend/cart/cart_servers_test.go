@@ -417,8 +417,8 @@ func TestAnUndecidedCartSaysSo(t *testing.T) {
 	sku := s.sku(10)
 	r := s.begun("ann", "k", lines(sku, 3))
 	ctx, cancel := context.WithCancel(t.Context())
-	cut.OnLoss(cancel)
-	cut.LoseAnswerTo("\x03COMMIT") // the statement itself: READ COMMITTED has the word, too
+	cut.BeforeAnswerTo("\x03COMMIT", cancel)
+	cut.LoseAnswerTo("\x03COMMIT")
 	err := s.decide(ctx, r)
 	if !errors.Is(err, ErrUndecided) {
 		t.Fatalf("got %v, want ErrUndecided", err)
@@ -435,7 +435,8 @@ func TestALostAnswerOfRedisIsAskedForAgain(t *testing.T) {
 	s.must(s.shelf.Load(t.Context(), sku))
 	redis, cut := slowRedis(t, s)
 	far := shopOn(t, s.db, redis, config())
-	cut.LoseAnswerTo(lua.Reduce.SHA)
+	script, _ := redis.Reduce()
+	cut.LoseAnswerTo(script.SHA)
 	if _, _, err := far.Place(t.Context(), "ann", "k", lines(sku, 3)); err == nil || errors.Is(err, ErrUndecided) {
 		t.Fatalf("got %v, want an error that says that nothing was decided", err)
 	}

@@ -24,6 +24,7 @@ import (
 	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/clock"
+	"floodgate.internal/shared/netfault"
 	"floodgate.internal/shared/wire"
 )
 
@@ -54,8 +55,8 @@ func shopOn(t *testing.T, db *sql.DB, redis *reserve.Store, c Config) *shop {
 		book: order.NewBook(db, redis, clk, log, reg), reader: order.NewReader(db, redis, clk, log, reg)}
 }
 
-// behind is a shop whose connections to MySQL go through a Cutter.
-func behind(t *testing.T) (*shop, *backendtest.Cutter) {
+// behind is a shop whose connections to MySQL go through a Link.
+func behind(t *testing.T) (*shop, *netfault.Link) {
 	t.Helper()
 	dsn := backendtest.MySQLDSN(t)
 	direct := backendtest.OpenMySQL(t, dsn, 4)
@@ -66,19 +67,20 @@ func behind(t *testing.T) (*shop, *backendtest.Cutter) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cut := backendtest.NewCutter(t, c.Addr)
-	c.Addr = cut.Addr
+	cut := netfault.New(t, c.Addr)
+	c.Addr = cut.Addr()
 	return shopOn(t, backendtest.OpenMySQL(t, c.FormatDSN(), 4), backendtest.Redis(t), config()), cut
 }
 
-// slowRedis is another connection to the same Redis, through a Cutter.
-func slowRedis(t *testing.T, s *shop) (*reserve.Store, *backendtest.Cutter) {
+// slowRedis is another connection to the same Redis, through a Link.
+func slowRedis(t *testing.T, s *shop) (*reserve.Store, *netfault.Link) {
 	t.Helper()
-	cut := backendtest.NewCutter(t, os.Getenv("REDIS_ADDR"))
-	redis, err := reserve.Open(reserve.Config{Addrs: []string{cut.Addr}, Prefix: s.redis.Prefix()})
+	cut := netfault.New(t, os.Getenv("REDIS_ADDR"))
+	redis, err := reserve.Open(reserve.Config{Addrs: []string{cut.Addr()}, Prefix: s.redis.Prefix()})
 	if err != nil {
 		t.Fatal(err)
 	}
+	s.must(redis.Arm(t.Context()))
 	t.Cleanup(redis.Close)
 	return redis, cut
 }

@@ -27,7 +27,7 @@ const (
 )
 
 var (
-	// ErrUnknown: there is no such sale, or it is archived.
+	// ErrUnknown: there is no such sale, or it is archived or hidden.
 	ErrUnknown = errors.New("no such sale")
 	// ErrEmpty: the catalog has not been read yet.
 	ErrEmpty = errors.New("the sales have not been read from mysql yet")
@@ -293,11 +293,12 @@ func (c *Catalog) readStates(ctx context.Context) error {
 	return nil
 }
 
-// Get returns a live sale. One that is not in memory is looked up in MySQL once; what is not there either, or archived,
-// is ErrUnknown, and remembered as that for some seconds. Any other error: MySQL could not be asked.
+// Get returns a live sale that the public may know of. One that is not in memory is looked up in MySQL once; what is not
+// there either, or archived, is ErrUnknown, and remembered as that for some seconds. Any other error: MySQL could not be
+// asked.
 func (c *Catalog) Get(ctx context.Context, id int64) (Sale, error) {
 	if s := c.live.Load().item(id); s != nil {
-		return s.Sale, nil
+		return s.shown()
 	}
 	if c.unknown.has(id) {
 		return Sale{}, ErrUnknown
@@ -312,7 +313,7 @@ func (c *Catalog) Get(ctx context.Context, id int64) (Sale, error) {
 	defer c.give()
 	v := c.live.Load()
 	if s := v.item(id); s != nil {
-		return s.Sale, nil
+		return s.shown()
 	}
 	if c.unknown.has(id) {
 		return Sale{}, ErrUnknown
@@ -329,7 +330,15 @@ func (c *Catalog) Get(ctx context.Context, id int64) (Sale, error) {
 	if v != nil && len(v.ids) < MaxLive {
 		c.install(v.with(found[0]))
 	}
-	return found[0], nil
+	return found[0].shown()
+}
+
+// shown is the sale, or ErrUnknown where it is hidden.
+func (s *Sale) shown() (Sale, error) {
+	if s.Hidden {
+		return Sale{}, ErrUnknown
+	}
+	return *s, nil
 }
 
 // with is the sales of v and one more, by ascending id.
@@ -362,6 +371,15 @@ func (c *Catalog) Ready() error {
 		return ErrEmpty
 	}
 	return nil
+}
+
+// Left is how many units of a sale can be had now, as Redis last said it; false where that is not known.
+func (c *Catalog) Left(id int64) (units int64, known bool) {
+	s := c.live.Load().item(id)
+	if s == nil || !s.stock.known.Load() {
+		return 0, false
+	}
+	return s.stock.left.Load() - s.unreleased(c.clk.Now()), true
 }
 
 // Epoch is the sale's epoch as Redis last said it; 0 when it is not known.

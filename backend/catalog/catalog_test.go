@@ -2,6 +2,7 @@ package catalog
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -86,6 +87,55 @@ func TestUnknownStockIsOpen(t *testing.T) {
 	c.install([]Sale{paused})
 	if got, _ := c.Public(1); got.State != wire.Ended {
 		t.Errorf("got %s, want ended", got.State)
+	}
+}
+
+// Row C1: the public is told nothing of a campaign that is not published: no list, no page, no feed; Redis takes no order.
+func TestAHiddenSaleIsNobodysBusiness(t *testing.T) {
+	c := unread()
+	now := time.Now()
+	open, hidden := testSale(1, now.Add(-time.Hour), now.Add(time.Hour)), testSale(2, now.Add(-time.Hour), now.Add(time.Hour))
+	hidden.Hidden = true
+	look := func(want ...int64) {
+		t.Helper()
+		var list []int64
+		for _, s := range c.List() {
+			list = append(list, s.ID)
+		}
+		_, public := c.Public(2)
+		_, err := c.Get(t.Context(), 2)
+		if shown := slices.Contains(want, 2); !slices.Equal(list, want) || public != shown || shown != (err == nil) || !shown && !errors.Is(err, ErrUnknown) {
+			t.Errorf("got the list %v, page %v, sale %v; want %v", list, public, err, want)
+		}
+		if !slices.Equal(c.Live(), []int64{1, 2}) {
+			t.Errorf("got %v live: its orders are to be settled all the same", c.Live())
+		}
+	}
+	c.install([]Sale{open, hidden})
+	c.publish()
+	look(1)
+	first := c.Feed(t.Context(), "", 0, 0)
+	if len(first.Sales) != 1 || first.Sales[0].ID != 1 || !hidden.Definition().Paused {
+		t.Errorf("got %+v", first)
+	}
+	hidden.Hidden = false
+	c.install([]Sale{open, hidden})
+	c.publish()
+	look(1, 2)
+	second := c.Feed(t.Context(), first.Instance, first.Version, 0)
+	if second.Full || len(second.Sales) != 1 || second.Sales[0].ID != 2 || hidden.Definition().Paused {
+		t.Errorf("published: got %+v", second)
+	}
+	hidden.Hidden = true
+	c.install([]Sale{open, hidden})
+	c.publish()
+	look(1)
+	third := c.Feed(t.Context(), first.Instance, second.Version, 0)
+	if third.Full || len(third.Sales) != 0 || !slices.Equal(third.Removed, []int64{2}) {
+		t.Errorf("hidden again: got %+v", third)
+	}
+	if again := c.Feed(t.Context(), first.Instance, third.Version, 0); len(again.Sales)+len(again.Removed) != 0 || again.Version != third.Version {
+		t.Errorf("nothing changed: got %+v", again)
 	}
 }
 

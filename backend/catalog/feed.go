@@ -35,10 +35,10 @@ func (s *item) public(now time.Time) wire.Sale {
 	return p
 }
 
-// Public is what the public is told of a live sale; false if it is not in memory.
+// Public is what the public is told of a live sale; false if it is not in memory, or hidden.
 func (c *Catalog) Public(id int64) (wire.Sale, bool) {
 	s := c.live.Load().item(id)
-	if s == nil {
+	if s == nil || s.Hidden {
 		return wire.Sale{}, false
 	}
 	now := c.clk.Now()
@@ -47,13 +47,17 @@ func (c *Catalog) Public(id int64) (wire.Sale, bool) {
 	return p, true
 }
 
-// List is what the public is told of every live sale, by ascending id.
+// List is what the public is told of every live sale that is not hidden, by ascending id.
 func (c *Catalog) List() []wire.Sale {
 	now := c.clk.Now()
 	list := []wire.Sale{}
 	if v := c.live.Load(); v != nil {
 		for _, id := range v.ids {
-			p := v.byID[id].public(now)
+			s := v.byID[id]
+			if s.Hidden {
+				continue
+			}
+			p := s.public(now)
 			p.Now = wire.At(now)
 			list = append(list, p)
 		}
@@ -103,9 +107,14 @@ func (c *Catalog) publish() (next time.Duration) {
 	}
 	now := c.clk.Now()
 	version := f.version + 1
+	shown := 0
 	news := f.version == 0 // also an empty list is news, once
 	for _, id := range v.ids {
 		s := v.byID[id]
+		if s.Hidden {
+			continue
+		}
+		shown++
 		p := s.public(now)
 		if before, ok := f.sales[id]; !ok || !samePublic(before.sale, p) {
 			f.sales[id] = published{p, version}
@@ -115,9 +124,9 @@ func (c *Catalog) publish() (next time.Duration) {
 			next = min(next, at.Sub(now))
 		}
 	}
-	if len(f.sales) > len(v.ids) {
+	if len(f.sales) > shown {
 		for id := range f.sales {
-			if v.byID[id] == nil {
+			if s := v.byID[id]; s == nil || s.Hidden {
 				delete(f.sales, id)
 				f.gone = append(f.gone, removal{id, version})
 				news = true

@@ -30,6 +30,7 @@ type Sale struct {
 	PerUserLimit int
 	PayWithin    time.Duration
 	Paused       bool
+	Hidden       bool // a campaign that is not published: the public knows nothing of it
 	ClosedAt     *time.Time
 	ArchivedAt   *time.Time
 	Version      int64 // counts changes
@@ -46,7 +47,7 @@ type Tranche struct {
 func (s Sale) Definition() reserve.Definition {
 	d := reserve.Definition{
 		Version: s.Version, Starts: s.StartsAt.UnixMilli(), Ends: s.EndsAt.UnixMilli(), Limit: s.PerUserLimit,
-		Paused: s.Paused, Closed: s.ClosedAt != nil,
+		Paused: s.Paused || s.Hidden, Closed: s.ClosedAt != nil,
 	}
 	for _, t := range s.Tranches {
 		if t.At.After(s.StartsAt) {
@@ -100,7 +101,7 @@ func (s *Sale) equal(o *Sale) bool {
 	same := slices.EqualFunc(a.Tranches, b.Tranches, func(x, y Tranche) bool { return x.At.Equal(y.At) && x.Quantity == y.Quantity }) &&
 		a.StartsAt.Equal(b.StartsAt) && a.EndsAt.Equal(b.EndsAt) && sameTime(a.ClosedAt, b.ClosedAt) && sameTime(a.ArchivedAt, b.ArchivedAt)
 	return same && a.ID == b.ID && a.SKU == b.SKU && a.Kind == b.Kind && a.Title == b.Title && a.Price == b.Price &&
-		a.Currency == b.Currency && a.PerUserLimit == b.PerUserLimit && a.PayWithin == b.PayWithin && a.Paused == b.Paused && a.Version == b.Version
+		a.Currency == b.Currency && a.PerUserLimit == b.PerUserLimit && a.PayWithin == b.PayWithin && a.Paused == b.Paused && a.Hidden == b.Hidden && a.Version == b.Version
 }
 
 func sameTime(a, b *time.Time) bool {
@@ -123,7 +124,7 @@ func Read(ctx context.Context, q Queryer, ids ...int64) ([]Sale, error) {
 		where, args = in("id", ids)
 	}
 	rows, err := q.QueryContext(ctx, `SELECT id, sku_id, kind, title, price, currency, starts_at, ends_at, per_user_limit, pay_within_s,
-		paused, closed_at, archived_at, version FROM sales WHERE `+where+fmt.Sprintf(` ORDER BY id LIMIT %d`, MaxLive), args...)
+		paused, published, closed_at, archived_at, version FROM sales WHERE `+where+fmt.Sprintf(` ORDER BY id LIMIT %d`, MaxLive), args...)
 	if err != nil {
 		return nil, fmt.Errorf("read sales: %w", err)
 	}
@@ -133,12 +134,13 @@ func Read(ctx context.Context, q Queryer, ids ...int64) ([]Sale, error) {
 	for rows.Next() {
 		var s Sale
 		var payWithin int64
+		var published bool
 		var closed, archived sql.NullTime
 		if err := rows.Scan(&s.ID, &s.SKU, &s.Kind, &s.Title, &s.Price, &s.Currency, &s.StartsAt, &s.EndsAt, &s.PerUserLimit,
-			&payWithin, &s.Paused, &closed, &archived, &s.Version); err != nil {
+			&payWithin, &s.Paused, &published, &closed, &archived, &s.Version); err != nil {
 			return nil, fmt.Errorf("read sales: %w", err)
 		}
-		s.PayWithin = time.Duration(payWithin) * time.Second
+		s.PayWithin, s.Hidden = time.Duration(payWithin)*time.Second, !published
 		s.ClosedAt, s.ArchivedAt = pointer(closed), pointer(archived)
 		index[s.ID] = len(sales)
 		sales = append(sales, s)

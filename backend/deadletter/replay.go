@@ -13,6 +13,7 @@ import (
 
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/shared/failpoint"
 	"floodgate.internal/shared/wire"
 )
 
@@ -146,11 +147,13 @@ func (b *Box) Replay(ctx context.Context, id int64) (Replayed, error) {
 		return Replayed{l, Refused, "MySQL takes no row for it: " + poison.Err.Error()}, nil
 	}
 	if err == nil {
+		failpoint.Hit("replay.before-retire")
 		err = b.retire(ctx, e)
 	}
 	if err != nil {
 		return Replayed{}, fmt.Errorf("replay dead letter %d: %w", id, err)
 	}
+	failpoint.Hit("replay.before-mark")
 	if l, err = b.Get(ctx, id); err != nil {
 		return Replayed{}, err
 	}

@@ -34,7 +34,7 @@ type Audit struct {
 func (Audit) Help() string {
 	return `Reads Redis, MySQL and the broker and checks that available + queued + locked + sold = total, order by order. It changes
 nothing and is safe on a live sale: what is in flight is no finding, what stays so past orders.queued_bound is. If the broker
-holds something that no order accounts for, the audit waits for up to that bound to see whether it goes away. Of a SKU,
+holds something that no order accounts for, the audit waits for that bound, at most half a minute longer, to see whether it goes away. Of a SKU,
 available + allotted + locked + sold = total, its ledger, and what Redis has of it for carts.
 
 --answers holds what shoppers were told against the stores. Each line of the file is the answer to one order, as JSON:
@@ -119,7 +119,7 @@ func (c *Audit) round(ctx context.Context, env *Env, auditor *audit.Auditor, bou
 	for {
 		var text bytes.Buffer
 		odd, err := c.once(ctx, &Env{Stdout: &text, Stderr: env.Stderr, Config: env.Config}, auditor, log)
-		if odd && err == nil && !c.Watch && time.Since(began) < bound+2*again {
+		if odd && err == nil && !c.Watch && time.Since(began) < bound+broker.StatisticsAge+2*again {
 			select {
 			case <-ctx.Done():
 				return ctx.Err()

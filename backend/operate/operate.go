@@ -1,7 +1,8 @@
-// Package operate is the operator's command line: sale, audit, rebuild, migrate, queue and dead-letters, as kong commands
+// Package operate is the operator's command line: sale, coupon, audit, rebuild, migrate, queue and dead-letters, as kong commands
 // that the binary embeds:
 //
 //	Sale    operate.Sale    `cmd:"" help:"Create, list and manage sales, through the admin API."`
+//	Coupon  operate.Coupon  `cmd:"" help:"Create, list and publish coupon campaigns, through the admin API."`
 //	Audit   operate.Audit   `cmd:"" help:"Prove that every unit is accounted for."`
 //	Rebuild operate.Rebuild `cmd:"" help:"Write a sale into Redis anew, from MySQL and the outbox."`
 //	Migrate operate.Migrate `cmd:"" help:"Bring MySQL's schema up to date."`
@@ -9,7 +10,7 @@
 //
 //	DeadLetters operate.DeadLetters `cmd:"" help:"Show what could not be processed, and process it anew."`
 //
-// Each is run with a context.Context and an *Env bound. The sale verbs, queue and dead-letters talk to the admin API; audit, rebuild and
+// Each is run with a context.Context and an *Env bound. The sale and coupon verbs, queue and dead-letters talk to the admin API; audit, rebuild and
 // migrate to the stores themselves, so that they also work while no backend runs.
 package operate
 
@@ -56,7 +57,10 @@ type Config struct {
 
 // stores opens MySQL and Redis; done closes them.
 func (c Config) stores(ctx context.Context) (db *sql.DB, redis *reserve.Store, done func(), err error) {
-	if db, err = c.mysql(ctx); err != nil {
+	if db, err = store.Open(c.MySQL, 1); err == nil {
+		err = answers(ctx, db)
+	}
+	if err != nil {
 		return nil, nil, nil, err
 	}
 	if redis, err = reserve.Open(c.Redis); err != nil {
@@ -69,18 +73,15 @@ func (c Config) stores(ctx context.Context) (db *sql.DB, redis *reserve.Store, d
 	}, nil
 }
 
-func (c Config) mysql(ctx context.Context) (*sql.DB, error) {
-	db, err := store.Open(c.MySQL, 1)
-	if err != nil {
-		return nil, err
-	}
-	ping, cancel := context.WithTimeout(ctx, 10*time.Second)
+// answers reports whether MySQL does; if not, db is closed.
+func answers(ctx context.Context, db *sql.DB) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	if err := db.PingContext(ping); err != nil {
+	if err := db.PingContext(ctx); err != nil {
 		_ = db.Close() // it never opened
-		return nil, fmt.Errorf("mysql does not answer (mysql.dsn of the configuration): %w", err)
+		return fmt.Errorf("mysql does not answer (mysql.dsn of the configuration): %w", err)
 	}
-	return db, nil
+	return nil
 }
 
 // Output is how a command answers.

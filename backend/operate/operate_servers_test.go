@@ -119,6 +119,44 @@ func TestASaleFromMakingToClosing(t *testing.T) {
 	}
 }
 
+// Row C1: a campaign on the command line.
+func TestACampaignOnTheCommandLine(t *testing.T) {
+	c := backend(t)
+	must(t, c, "migrate", "-config", "f")
+	words := strings.Fields("coupon create -config f --total 50 --valid-from=-1m --valid-until +720h --category shoes --per-user-limit 2 --guard version --unpublished --key k1 --json --title")
+	var x campaign
+	if err := json.Unmarshal([]byte(must(t, c, append(words, "10 off")...)), &x); err != nil {
+		t.Fatal(err)
+	}
+	if x.ID == 0 || x.Title != "10 off" || x.Category != "shoes" || x.Published || x.Guard != "version" || x.PerUserLimit != 2 || x.Total != 50 || x.ValidUntil.Sub(x.ValidFrom.Time) != 720*time.Hour+time.Minute {
+		t.Errorf("got %+v", x)
+	}
+	id := fmt.Sprint(x.ID)
+	for _, step := range []struct{ line, want string }{
+		{"coupon list -config f", "not published"},
+		{"coupon get -config f " + id, "= 50 available + 0 issued (as MySQL has it), guarded by version"},
+		{"coupon publish -config f " + id, "open"},
+		{"coupon list -config f --json", `"published": true`},
+		{"sale get -config f " + id, "coupon"},
+		{"coupon unpublish -config f " + id, "not published"},
+		{"audit -config f --sale " + id, "balanced"},
+	} {
+		if out := must(t, c, strings.Fields(step.line)...); !strings.Contains(out, step.want) {
+			t.Errorf("%s: got\n%s\nwant %q in it", step.line, out, step.want)
+		}
+	}
+	for line, exit := range map[string]int{
+		"coupon get -config f 99":                                                          1,
+		"coupon publish -config f 99":                                                      1,
+		"coupon create -config f --title x --total 1 --valid-until=-1h":                    2,
+		"coupon create -config f --title x --total 1 --valid-until +1h --per-user-limit 2": 2,
+	} {
+		if out, err := run(t.Context(), c, strings.Fields(line)...); cli.ExitCode(err) != exit {
+			t.Errorf("%s: got %v, exit code %d, want %d\n%s", line, err, cli.ExitCode(err), exit, out)
+		}
+	}
+}
+
 func TestAnUnbalancedAuditExitsWithOne(t *testing.T) {
 	c := backend(t)
 	must(t, c, "migrate", "-config", "f")
@@ -195,12 +233,15 @@ func TestDeadLettersOnTheCommandLine(t *testing.T) {
 func TestALogOfAnswersIsHeldAgainstTheStores(t *testing.T) {
 	c := backend(t)
 	must(t, c, "migrate", "-config", "f")
-	must(t, c, strings.Fields("sale create -config f --stock 10 --price 1 --currency EUR --ends-at +1h --starts-at=-1m --title x")...)
+	must(t, c, strings.Fields("sale create -config f --stock 10 --price 1 --currency EUR --ends-at +1h --starts-at=-1m --per-user-limit 2 --title x")...)
 	store, err := reserve.Open(c.Redis)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer store.Close()
+	if err := store.Arm(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	press := func(uid, key string) string {
 		id := wire.NewOrderID(uuid.Must(uuid.NewV7()).String(), 1)
 		if v, err := store.Reserve(t.Context(), reserve.Request{Sale: 1, UID: uid, Quantity: 1, OrderID: id, Key: key, Epoch: 1}); err != nil || v.Answer != lua.Reserved {
@@ -208,7 +249,7 @@ func TestALogOfAnswersIsHeldAgainstTheStores(t *testing.T) {
 		}
 		return id
 	}
-	ann, bob := press("ann", "k1"), press("bob", "k2")
+	ann, bob, again := press("ann", "k1"), press("bob", "k2"), press("ann", "k3")
 	log := filepath.Join(t.TempDir(), "answers.jsonl")
 	write := func(lines ...string) {
 		if err := os.WriteFile(log, []byte(strings.Join(lines, "\n")+"\n"), 0o600); err != nil {
@@ -236,6 +277,15 @@ func TestALogOfAnswersIsHeldAgainstTheStores(t *testing.T) {
 	out, err = run(t.Context(), c, "audit", "-config", "f", "--all", "--json", "--answers", log)
 	if e := json.Unmarshal([]byte(out), &both, json.MatchCaseInsensitiveNames(true)); e != nil || cli.ExitCode(err) != 1 || both.Balanced || len(both.Sales) != 1 || !both.Sales[0].Balanced || both.Answers.Lost != 1 || both.Answers.Findings[0].Line != 2 {
 		t.Errorf("got %v, %v\n%s", err, e, out)
+	}
+	for name, c2 := range map[string]struct{ line, want, order string }{
+		"two orders under one key":        {fmt.Sprintf(`{"uid":"ann","sale":1,"key":"k1","status":202,"order_id":%q}`, again), "line 3: one Idempotency-Key is one order does not hold", again},
+		"a refused request with an order": {`{"uid":"ann","sale":1,"key":"k3","status":409,"code":"SOLD_OUT"}`, "line 3: a refused request has no order does not hold", again},
+	} {
+		write(true1, true2, c2.line)
+		if out, err := run(t.Context(), c, "audit", "-config", "f", "--answers", log); cli.ExitCode(err) != 1 || !strings.Contains(out, c2.want+"\n  where  order "+c2.order) {
+			t.Errorf("%s: got %v\n%s", name, err, out)
+		}
 	}
 	write(true1, "{")
 	if _, err := run(t.Context(), c, "audit", "-config", "f", "--answers", log); cli.ExitCode(err) != 2 || !strings.Contains(err.Error(), "line 2") {

@@ -14,6 +14,7 @@ import (
 // commands is the part of the backend's command line that is here.
 type commands struct {
 	Sale    Sale    `cmd:""`
+	Coupon  Coupon  `cmd:""`
 	Audit   Audit   `cmd:""`
 	Rebuild Rebuild `cmd:""`
 	Migrate Migrate `cmd:""`
@@ -68,6 +69,9 @@ func TestWrongCommandLinesAreUsageErrors(t *testing.T) {
 		"sale create -config f --stock 1 --ends-at +1h --kind service", "sale create -config f --stock 1 --ends-at soon --starts-at 2026-07-01T10:00:00Z",
 		"sale create -config f --stock 1 --ends-at 2026-07-01T10:00:00Z --starts-at 2026-07-01T09:00:00Z --tranche 5",
 		"sale create -config f --stock 1 --ends-at 2026-07-01T10:00:00Z --pay-within 1500ms",
+		"coupon", "coupon create -config f --title x --total 1", "coupon create -config f --title x --valid-until +1h", "coupon create -config f --total 1 --valid-until +1h",
+		"coupon create -config f --title x --total x --valid-until +1h", "coupon create -config f --title x --total 1 --valid-until +1h --guard luck",
+		"coupon create -config f --title x --total 1 --valid-until soon --valid-from 2026-07-01T10:00:00Z", "coupon publish -config f", "coupon get -config f x", "coupon list",
 		"sale get -config f", "sale get -config f x", "sale restock -config f 7", "sale list", "audit -config f",
 		"audit -config f --sale 7 --all", "audit -config f --sale 7 --sku 3", "rebuild -config f", "rebuild -config f --sale 7 --sku 3", "migrate", "sale list -config f --admin nowhere", "sale list -config f --admin 127.0.0.1:0",
 	} {
@@ -90,7 +94,7 @@ func TestNobodyThereIsSaid(t *testing.T) {
 }
 
 func TestHelpHasExamples(t *testing.T) {
-	for _, line := range []string{"sale create", "sale restock", "audit", "rebuild", "migrate", "queue"} {
+	for _, line := range []string{"sale create", "sale restock", "coupon create", "audit", "rebuild", "migrate", "queue"} {
 		out, err := run(t.Context(), Config{}, append(strings.Fields(line), "--help")...)
 		if err != nil || !strings.Contains(out, "Example") || !strings.Contains(out, "backend "+line) {
 			t.Errorf("%s: %v\n%s", line, err, out)

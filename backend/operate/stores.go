@@ -101,8 +101,11 @@ func (c *Migrate) Run(ctx context.Context, env *Env) error {
 	if err != nil {
 		return err
 	}
-	db, err := conf.mysql(ctx)
+	db, err := store.OpenToMigrate(conf.MySQL)
 	if err != nil {
+		return err
+	}
+	if err := answers(ctx, db); err != nil {
 		return err
 	}
 	defer func() { _ = db.Close() }() // every statement's error was seen

@@ -34,6 +34,65 @@ func (b *Book) Pay(ctx context.Context, uid, orderID string) (wire.Order, error)
 	return b.change(ctx, uid, orderID, now, change{to: wire.Paid, kind: ledgerPay, where: ` AND uid = ? AND pay_before > ?`, args: []any{uid, now}})
 }
 
+// PayIn is Pay as a part of the transaction in which a payment is recorded that was taken elsewhere, whoever the order's
+// owner is. paid: this made the order paid; else stands says what it is, and one that still is pending_payment is past its
+// time to pay. What the transaction locks besides, it locks before. Call Paid after the COMMIT.
+func (b *Book) PayIn(ctx context.Context, tx *sql.Tx, orderID string) (paid bool, stands wire.OrderStatus, err error) {
+	now := b.now()
+	won, _, err := b.transition(ctx, tx, orderID, now, change{to: wire.Paid, kind: ledgerPay, where: ` AND pay_before > ?`, args: []any{now}})
+	if err != nil {
+		return false, "", fmt.Errorf("order %s to %s: %w", orderID, wire.Paid, err)
+	}
+	if len(won) == 1 {
+		return true, wire.Paid, nil
+	}
+	found, err := find(ctx, tx, []string{orderID})
+	if err != nil {
+		return false, "", err
+	}
+	o, ok := found[orderID]
+	if !ok {
+		return false, "", ErrNotFound
+	}
+	return false, o.status, nil
+}
+
+// Paid counts an order that PayIn made paid, and does what is left to do of it in Redis.
+func (b *Book) Paid(ctx context.Context, orderID string) {
+	b.metrics.changes.WithLabelValues(string(wire.Paid)).Inc()
+	if wire.IsCartOrder(orderID) {
+		b.unlockNow(ctx, []row{{id: orderID}})
+	}
+}
+
+// Bill is what is to be paid for an order, and how the order stands. It never changes but for the status.
+type Bill struct {
+	wire.Order
+	Currency string
+}
+
+// Bill reads what is to be paid for an order, whoever's it is; one that is still queued has a bill, too. ErrNotFound.
+func (b *Book) Bill(ctx context.Context, orderID string) (Bill, error) {
+	if !wire.ValidOrderID(orderID) {
+		return Bill{}, ErrNotFound
+	}
+	o, err := b.stands(ctx, "", orderID)
+	if err != nil {
+		return Bill{}, err
+	}
+	bill := Bill{Order: o.wire()}
+	if o.ofCart() { // its lines have one currency, which is the SKUs' as they were then
+		if err := b.db.QueryRowContext(ctx, `SELECT currency FROM cart_lines WHERE order_id = ? LIMIT 1`, orderID).Scan(&bill.Currency); err != nil {
+			return Bill{}, fmt.Errorf("currency of order %s: %w", orderID, err)
+		}
+		return bill, nil
+	}
+	if err := b.db.QueryRowContext(ctx, `SELECT currency FROM sales WHERE id = ?`, o.sale).Scan(&bill.Currency); err != nil {
+		return Bill{}, fmt.Errorf("currency of sale %d: %w", o.sale, err)
+	}
+	return bill, nil
+}
+
 // Cancel ends an order that is not paid; the units are back in Redis when it returns, or soon after. uid "" is support,
 // who may cancel anybody's. Cancelling again changes nothing and answers the same order. ErrNotFound; ErrState.
 func (b *Book) Cancel(ctx context.Context, uid, orderID string) (wire.Order, error) {
@@ -51,19 +110,7 @@ func (b *Book) change(ctx context.Context, uid, orderID string, now time.Time, c
 	var won []row
 	var intent int64
 	err := store.InTx(ctx, b.db, func(tx *sql.Tx) (err error) {
-		won = nil
-		n, err := changed(tx.ExecContext(ctx, `UPDATE orders SET status = ?, ended_at = ? WHERE id = ? AND status = ?`+c.where,
-			append([]any{string(c.to), now, orderID, string(wire.PendingPayment)}, c.args...)...))
-		if err != nil || n == 0 {
-			return err
-		}
-		if won, err = read(ctx, tx, `SELECT `+columns+` FROM orders WHERE id = ?`, orderID); err != nil {
-			return err
-		}
-		if err := readItems(ctx, tx, won); err != nil {
-			return err
-		}
-		intent, err = b.follow(ctx, tx, now, c, won)
+		won, intent, err = b.transition(ctx, tx, orderID, now, c)
 		return err
 	})
 	if err != nil && !errors.Is(err, store.ErrUnknown) {
@@ -91,6 +138,23 @@ func (b *Book) change(ctx context.Context, uid, orderID string, now time.Time, c
 	default:
 		return wire.Order{}, &StateError{stands.wire(), why(stands, c.to, now)}
 	}
+}
+
+// transition is the conditional UPDATE, and what follows from it. won is the order if the change was made, else nothing.
+func (b *Book) transition(ctx context.Context, tx *sql.Tx, orderID string, now time.Time, c change) (won []row, intent int64, err error) {
+	n, err := changed(tx.ExecContext(ctx, `UPDATE orders SET status = ?, ended_at = ? WHERE id = ? AND status = ?`+c.where,
+		append([]any{string(c.to), now, orderID, string(wire.PendingPayment)}, c.args...)...))
+	if err != nil || n == 0 {
+		return nil, 0, err
+	}
+	if won, err = read(ctx, tx, `SELECT `+columns+` FROM orders WHERE id = ?`, orderID); err != nil {
+		return nil, 0, err
+	}
+	if err := readItems(ctx, tx, won); err != nil {
+		return nil, 0, err
+	}
+	intent, err = b.follow(ctx, tx, now, c, won)
+	return won, intent, err
 }
 
 // follow carries the consequences of orders' change in its transaction: the slots, the stock, the ledger, the intents. The
@@ -207,76 +271,4 @@ func why(o row, to wire.OrderStatus, now time.Time) string {
 	default:
 		return "it cannot become " + string(to)
 	}
-}
-
-// expireOnce bounds one pass of Expire.
-const expireOnce = 200
-
-// Expire is one pass over the orders whose time to pay is over, the longest overdue first, at most expireOnce of them:
-// found by an index, ended in one transaction, their units given back. It returns how many it ended; call again at once
-// while that is more than none. Any number of passes may run at once, in any number of processes.
-func (b *Book) Expire(ctx context.Context) (n int, err error) {
-	now := b.now()
-	due, err := read(ctx, b.db, `SELECT `+columns+fmt.Sprintf(` FROM orders WHERE status = ? AND pay_before <= ? ORDER BY pay_before LIMIT %d`, expireOnce),
-		string(wire.PendingPayment), now)
-	if err != nil {
-		return 0, fmt.Errorf("find orders to expire: %w", err)
-	}
-	if len(due) == 0 {
-		return 0, nil
-	}
-	n, err = b.expire(ctx, now, due)
-	if err == nil || len(due) == 1 || !errors.Is(err, errUnits) && !errors.Is(err, stock.ErrUnits) && !store.Refused(err) {
-		return n, err
-	}
-	var errs []error // one of them does not fit its stock row: it must not keep the others
-	for _, o := range due {
-		one, err := b.expire(ctx, now, []row{o})
-		n += one
-		errs = append(errs, err)
-	}
-	return n, errors.Join(errs...)
-}
-
-// expire ends those of the orders that are still unpaid.
-func (b *Book) expire(ctx context.Context, now time.Time, due []row) (int, error) {
-	ids := make([]string, len(due))
-	for i, o := range due {
-		ids[i] = o.id
-	}
-	c := change{to: wire.Expired, kind: ledgerExpire}
-	var won []row
-	var intent int64
-	err := store.InTx(ctx, b.db, func(tx *sql.Tx) (err error) {
-		args := append(anys(ids), string(wire.PendingPayment), now)
-		won, err = read(ctx, tx, `SELECT `+columns+` FROM orders WHERE id IN (`+marks(len(ids))+`) AND status = ? AND pay_before <= ? ORDER BY id FOR UPDATE`, args...)
-		if err != nil || len(won) == 0 {
-			return err
-		}
-		args = []any{string(c.to), now}
-		for _, o := range won {
-			args = append(args, o.id)
-		}
-		n, err := changed(tx.ExecContext(ctx, `UPDATE orders SET status = ?, ended_at = ? WHERE id IN (`+marks(len(won))+`) AND status = ?`,
-			append(args, string(wire.PendingPayment))...))
-		if err != nil {
-			return err
-		}
-		if n != int64(len(won)) {
-			return fmt.Errorf("%d of %d locked orders changed", n, len(won))
-		}
-		intent, err = b.follow(ctx, tx, now, c, won)
-		return err
-	})
-	if err != nil {
-		return 0, fmt.Errorf("expire %d orders: %w", len(due), err)
-	}
-	if len(won) == 0 {
-		return 0, nil
-	}
-	b.metrics.changes.WithLabelValues(string(c.to)).Add(float64(len(won)))
-	failpoint.Hit("timer.before-release")
-	b.unlockNow(ctx, won)
-	b.releaseNow(ctx, intent, won)
-	return len(won), nil
 }

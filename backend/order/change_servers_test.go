@@ -3,6 +3,7 @@
 package order
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strings"
@@ -11,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"golang.org/x/sync/errgroup"
 	"pgregory.net/rapid"
 
@@ -230,16 +232,57 @@ func TestExpireTakesBoundedBatchesByIndex(t *testing.T) {
 	}
 }
 
-func TestAnOrderThatDoesNotFitItsStockRowKeepsNoOtherFromExpiring(t *testing.T) {
+// More orders than one pass takes do not fit their stock rows, and are overdue the longest.
+func TestOrdersThatDoNotFitTheirStockRowsKeepNoOtherFromExpiring(t *testing.T) {
+	const misfits = expireOnce + 50
 	s := newShop(t)
 	sale := s.sale(backendtest.SaleOptions{PayWithin: time.Minute})
 	s.ordered(sale, "a")
 	s.ordered(sale, "b")
-	s.exec(`INSERT INTO orders (id, sale_id, uid, quantity, amount, status, created_at, decided_at, pay_before)
-		VALUES (?, 999999, 'x', 1, 1, 'pending_payment', '2020-01-01', '2020-01-01', '2020-01-01')`, newID(999999))
+	first := ""
+	for i := range misfits {
+		id := newID(999999)
+		s.exec(`INSERT INTO orders (id, sale_id, uid, quantity, amount, status, created_at, decided_at, pay_before)
+			VALUES (?, 999999, ?, 1, 1, 'pending_payment', '2020-01-01', '2020-01-01', '2020-01-01')`, id, fmt.Sprint("x", i))
+		first = cmp.Or(first, id)
+	}
+	pass := func(b *Book, want int) {
+		t.Helper()
+		got := 0
+		for {
+			n, err := b.Expire(t.Context())
+			if err != nil || n > expireOnce {
+				t.Fatalf("got %d, %v", n, err)
+			}
+			if got += n; n == 0 {
+				break
+			}
+		}
+		if got != want {
+			t.Errorf("the passes dealt with %d orders, want %d", got, want)
+		}
+	}
 	late := s.bookAt(s.clockAhead(2 * time.Minute))
-	if n, err := late.Expire(t.Context()); n != 2 || !errors.Is(err, errUnits) {
-		t.Errorf("got %d, %v; want 2 and the error of the third", n, err)
+	pass(late, misfits+2)
+	if got := s.count(sale, wire.Expired); got != 2 {
+		t.Errorf("%d orders of the good sale are expired, want both", got)
+	}
+	if got := s.count(999999, wire.PendingPayment); got != misfits {
+		t.Errorf("%d of the misfits are as they were, want %d", got, misfits)
+	}
+	if got := testutil.ToFloat64(late.metrics.stuck); got != misfits {
+		t.Errorf("%v were counted as stuck, want %d", got, misfits)
+	}
+	pass(late, 0) // nobody looks at them for a while
+	// What became good again expires after that while.
+	s.exec(`UPDATE orders SET sale_id = ? WHERE id = ?`, sale, first)
+	s.exec(`UPDATE sale_stock SET available = available - 1, locked = locked + 1 WHERE sale_id = ?`, sale)
+	s.exec(`INSERT INTO ledger (sale_id, kind, ref, available_before, available_change, available_after, locked_before, locked_change, locked_after, created_at)
+		SELECT sale_id, 'order', ?, available + 1, -1, available, locked - 1, 1, locked, NOW() FROM sale_stock WHERE sale_id = ?`, first, sale)
+	pass(s.bookAt(s.clockAhead(2*time.Minute+stuckFor/2)), 0)
+	pass(s.bookAt(s.clockAhead(2*time.Minute+stuckFor)), misfits)
+	if got := s.stands(first); got != "expired" {
+		t.Errorf("the one that fits now is %s", got)
 	}
 }
 

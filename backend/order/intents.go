@@ -14,6 +14,7 @@ import (
 
 	"floodgate.internal/backend/catalog"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/failpoint"
 )
 
@@ -213,6 +214,16 @@ func (b *Book) carryOut(ctx context.Context, i intent, defined map[int64]catalog
 	default:
 		return fmt.Errorf("no such kind of intent; known: %s", strings.Join([]string{intentRelease, intentAdjust, intentDefine}, ", "))
 	}
+}
+
+// intentsKept is how long an intent is kept after it was done, for people to look at.
+const intentsKept = 7 * 24 * time.Hour
+
+// PruneIntents forgets intents that were done long ago, a bounded number, and says how many: call again at once while that is
+// more than none. Those that adjust a stock stay: whoever reconciles their sale names them to Redis, so that none is
+// ever applied again. They are as few as operators' changes.
+func (b *Book) PruneIntents(ctx context.Context) (int, error) {
+	return store.Prune(ctx, b.db, `DELETE FROM intents WHERE done_at < ? AND kind <> ? ORDER BY done_at`, b.now().Add(-intentsKept), intentAdjust)
 }
 
 func outcome(err error) string {

@@ -3,7 +3,8 @@
 //
 // MySQL is the judge. Every change of an order's state is one conditional UPDATE or one INSERT under the order id, in one
 // transaction with the stock row, the ledger, and an intent for what is left to do in Redis. Every transaction takes its
-// locks in the same order: orders, order_slots, skus by ascending id, sale_stock by ascending sale, ledgers, intents.
+// locks in the same order: orders, order_slots, coupon_claims, skus by ascending id, sale_stock by ascending sale, ledgers,
+// intents.
 //
 // A cart's order is a row with sale 0, made by package cart; its units are those of package stock.
 package order
@@ -87,7 +88,7 @@ func (b *Book) left(entries ...reserve.Entry) {
 	}
 }
 
-// now is the time as MySQL keeps it: in milliseconds.
+// now is the time as MySQL keeps it, in milliseconds: by a finer one it does not search an index.
 func (b *Book) now() time.Time { return b.clk.Now().Truncate(time.Millisecond) }
 
 type bookMetrics struct {
@@ -101,6 +102,9 @@ type bookMetrics struct {
 	unsent   prometheus.Counter
 	queued   prometheus.Histogram
 	late     prometheus.Counter
+	stuck    prometheus.Counter
+
+	overtaken prometheus.Counter
 }
 
 func newBookMetrics(reg prometheus.Registerer) bookMetrics {
@@ -127,7 +131,11 @@ func newBookMetrics(reg prometheus.Registerer) bookMetrics {
 		Buckets: []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 900, 3600}})
 	m.late = prometheus.NewCounter(prometheus.CounterOpts{Name: "backend_orders_late_total",
 		Help: "Orders that were queued for longer than the stated bound (orders.queued_bound)."})
-	reg.MustRegister(m.settled, m.rejected, m.poison, m.batch, m.duration, m.changes, m.releases, m.unsent, m.queued, m.late)
+	m.stuck = prometheus.NewCounter(prometheus.CounterOpts{Name: "backend_orders_stuck_total",
+		Help: "Times that an overdue order was found not to fit its stock row, and left alone for a while: audit its sale."})
+	m.overtaken = prometheus.NewCounter(prometheus.CounterOpts{Name: "backend_stock_overtaken_total",
+		Help: "Changes of a stock row under the guard version that found the row changed since it was read, and read it again."})
+	reg.MustRegister(m.overtaken, m.settled, m.rejected, m.poison, m.batch, m.duration, m.changes, m.releases, m.unsent, m.queued, m.late, m.stuck)
 	return m
 }
 

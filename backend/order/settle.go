@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"floodgate.internal/backend/coupon"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
@@ -82,6 +83,8 @@ type settling struct {
 // facts is what inserting an order needs to know of its sale.
 type facts struct {
 	coupon    bool
+	versioned bool      // its units are guarded by the version of the stock row
+	ends      time.Time // until then a coupon can be used
 	price     int64
 	payWithin time.Duration
 	epoch     int64
@@ -98,7 +101,7 @@ func (b *Book) facts(ctx context.Context, entries []reserve.Entry) (map[int64]fa
 	if len(sales) == 0 {
 		return known, nil
 	}
-	rows, err := b.db.QueryContext(ctx, `SELECT s.id, s.kind, s.price, s.pay_within_s, k.epoch FROM sales s JOIN sale_stock k ON k.sale_id = s.id
+	rows, err := b.db.QueryContext(ctx, `SELECT s.id, s.kind, s.stock_guard, s.ends_at, s.price, s.pay_within_s, k.epoch FROM sales s JOIN sale_stock k ON k.sale_id = s.id
 		WHERE s.id IN (`+marks(len(sales))+`)`, anys(sales)...)
 	if err != nil {
 		return nil, fmt.Errorf("read %d sales: %w", len(sales), err)
@@ -107,11 +110,12 @@ func (b *Book) facts(ctx context.Context, entries []reserve.Entry) (map[int64]fa
 	for rows.Next() {
 		var id, seconds int64
 		var kind wire.SaleKind
+		var guard string
 		var f facts
-		if err := rows.Scan(&id, &kind, &f.price, &seconds, &f.epoch); err != nil {
+		if err := rows.Scan(&id, &kind, &guard, &f.ends, &f.price, &seconds, &f.epoch); err != nil {
 			return nil, fmt.Errorf("read %d sales: %w", len(sales), err)
 		}
-		f.coupon, f.payWithin = kind == wire.Coupon, time.Duration(seconds)*time.Second
+		f.coupon, f.versioned, f.payWithin = kind == wire.Coupon, guard == GuardVersion, time.Duration(seconds)*time.Second
 		known[id] = f
 	}
 	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
@@ -300,7 +304,8 @@ func firstStatus(f facts) wire.OrderStatus {
 // errSlot: another live order of the buyer has the slot.
 var errSlot = errors.New("the buyer's slot is taken")
 
-// insertAll inserts entries, each with its slots, its units and its ledger row, in one transaction, or nothing.
+// insertAll inserts entries, each with its slots, its units and its ledger row, those of coupons with their claims, in one
+// transaction, or nothing.
 func (b *Book) insertAll(ctx context.Context, entries []reserve.Entry, sales map[int64]facts) error {
 	type slot struct {
 		sale int64
@@ -314,6 +319,7 @@ func (b *Book) insertAll(ctx context.Context, entries []reserve.Entry, sales map
 		orders := make([]any, 0, 10*len(entries))
 		taken := make([]slot, 0, len(entries))
 		moves := make([]move, 0, len(entries))
+		var issued []coupon.Issued
 		for _, e := range entries {
 			f := sales[e.Sale]
 			status, payBefore := firstStatus(f), sql.NullTime{Time: now.Add(f.payWithin), Valid: !f.coupon}
@@ -328,6 +334,10 @@ func (b *Book) insertAll(ctx context.Context, entries []reserve.Entry, sales map
 			m := move{sale: e.Sale, epoch: f.epoch, order: e.ID, kind: ledgerOrder, available: -int64(e.Quantity), locked: int64(e.Quantity)}
 			if f.coupon {
 				m.kind, m.locked, m.sold = ledgerIssue, 0, int64(e.Quantity)
+				issued = append(issued, coupon.Issued{Order: e.ID, UID: e.UID, Sale: e.Sale, Slots: list, Until: f.ends})
+			}
+			if f.versioned {
+				m.guard = b.byVersion
 			}
 			moves = append(moves, m)
 		}
@@ -350,6 +360,12 @@ func (b *Book) insertAll(ctx context.Context, entries []reserve.Entry, sales map
 			return fmt.Errorf("take %d slots: %w", len(taken), err)
 		}
 		failpoint.Hit("consumer.after-slots")
+		if len(issued) > 0 {
+			if err := coupon.Issue(ctx, tx, now, issued); err != nil {
+				return err
+			}
+			failpoint.Hit("consumer.after-claims")
+		}
 		if err := moveStock(ctx, tx, now, moves); err != nil {
 			return err
 		}

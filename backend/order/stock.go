@@ -30,20 +30,18 @@ type move struct {
 	available int64  // changes, in units
 	locked    int64
 	sold      int64
+	guard     guard // of the stock row; nil for conditional
 }
 
 const anyEpoch = -1
 
-// errUnits: the conditional UPDATE of a stock row changed nothing: too few units, another epoch, or no such sale.
-var errUnits = errors.New("the stock row does not allow it")
-
-// moveStock changes the stock rows of all the moves' sales, by ascending sale, each by one conditional UPDATE, reads them
-// back under their locks, and writes one ledger row a move. Moves of one sale must agree on the epoch.
+// moveStock changes the stock rows of all the moves' sales, by ascending sale, each by one UPDATE under its guard, reads
+// them back under their locks, and writes one ledger row a move. Moves of one sale must agree on the epoch and the guard.
 func moveStock(ctx context.Context, tx *sql.Tx, at time.Time, moves []move) error {
 	bySale := map[int64]move{}
 	for _, m := range moves {
 		sum := bySale[m.sale]
-		sum.epoch = m.epoch
+		sum.epoch, sum.guard = m.epoch, m.guard
 		sum.available += m.available
 		sum.locked += m.locked
 		sum.sold += m.sold
@@ -52,18 +50,12 @@ func moveStock(ctx context.Context, tx *sql.Tx, at time.Time, moves []move) erro
 	sales := slices.Sorted(maps.Keys(bySale))
 	for _, sale := range sales {
 		sum := bySale[sale]
-		query := `UPDATE sale_stock SET available = available + ?, locked = locked + ?, sold = sold + ? WHERE sale_id = ? AND available >= ? AND locked >= ?`
-		args := []any{sum.available, sum.locked, sum.sold, sale, max(0, -sum.available), max(0, -sum.locked)}
-		if sum.epoch != anyEpoch {
-			query += ` AND epoch = ?`
-			args = append(args, sum.epoch)
+		change := sum.guard
+		if change == nil {
+			change = conditional
 		}
-		n, err := changed(tx.ExecContext(ctx, query, args...))
-		if err != nil {
-			return fmt.Errorf("stock of sale %d: %w", sale, err)
-		}
-		if n != 1 {
-			return fmt.Errorf("stock of sale %d, available %+d, locked %+d: %w", sale, sum.available, sum.locked, errUnits)
+		if err := change(ctx, tx, sale, sum); err != nil {
+			return fmt.Errorf("stock of sale %d, available %+d, locked %+d: %w", sale, sum.available, sum.locked, err)
 		}
 		failpoint.Hit("order.after-stock")
 	}

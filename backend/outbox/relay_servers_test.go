@@ -118,8 +118,8 @@ func TestPublishedOrdersAreNotQueuedTwiceWhileTheyWait(t *testing.T) {
 		}
 	}
 	settle(t, b.Broker, c)
-	relay(t, s, "r1", 100*time.Millisecond, b, sales(1))
-	relay(t, s, "r2", 100*time.Millisecond, b, sales(1))
+	relay(t, s, "r1", 3*time.Second, b, sales(1)) // time enough to publish: else one takes over what the other is at
+	relay(t, s, "r2", 3*time.Second, b, sales(1))
 	<-b.fenced // both relays ask what became of them ...
 	<-b.fenced
 	c.until(t, "five tries", func() bool { return c.tries >= 5 })

@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -10,6 +11,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
 )
 
@@ -27,9 +29,10 @@ func (r *Reconciler) Wake() {
 	}
 }
 
-// Keep runs until ctx is cancelled, and then returns nil. It looks each second, and when woken: a Redis that does not know
-// reserve.lua was started anew, so every live sale is reconciled and only then the script is loaded; and a gate that is not
-// open and has not moved for some seconds has lost its reconciler, so that its sale is reconciled.
+// Keep runs until ctx is cancelled, and then returns nil. It looks each second, and when woken: a Redis that does not know the
+// reserve.lua of the life that MySQL has was started anew, or has taken over from another, so every live sale is reconciled
+// and only then the script is loaded, in the name of a new life; and a gate that is not open and has not moved for some
+// seconds has lost its reconciler, so that its sale is reconciled.
 func (r *Reconciler) Keep(ctx context.Context) error {
 	stuck := map[int64]*closed{}
 	var running errgroup.Group // of sales that lost their reconciler
@@ -66,6 +69,11 @@ type closed struct {
 }
 
 func (r *Reconciler) look(ctx context.Context, stuck map[int64]*closed, running *errgroup.Group) error {
+	name, err := r.newestLife(ctx)
+	if err != nil {
+		return err
+	}
+	r.redis.Believe(name)
 	life := r.redis.Life()
 	defer life.End()
 	armed, err := life.Armed(ctx)
@@ -73,7 +81,7 @@ func (r *Reconciler) look(ctx context.Context, stuck map[int64]*closed, running 
 		return err
 	}
 	if !armed {
-		return r.afterRestart(ctx, life)
+		return r.afterRestart(ctx, life, name)
 	}
 	sales, err := r.live(ctx)
 	if err != nil || len(sales) == 0 {
@@ -138,9 +146,18 @@ func (c *closed) observe(s reserve.State) bool {
 	return time.Since(c.since) >= c.patience
 }
 
-// afterRestart reconciles every live sale and then lets Redis reserve again. That Redis has not been restarted in
-// between, life says.
-func (r *Reconciler) afterRestart(ctx context.Context, life *reserve.Life) error {
+// afterRestart reconciles every live sale and then lets Redis reserve again, in a life that follows the one of this name,
+// unless another process has done so. That Redis has not been restarted in between, life says; that nobody else has let it
+// reserve in between, MySQL.
+func (r *Reconciler) afterRestart(ctx context.Context, life *reserve.Life, before string) error {
+	done, err := r.alone(ctx, "recovery")
+	if err != nil {
+		return err
+	}
+	defer func() { done() }()
+	if newest, err := r.newestLife(ctx); err != nil || newest != before {
+		return err
+	}
 	sales, err := r.live(ctx)
 	if err != nil {
 		return err
@@ -152,18 +169,60 @@ func (r *Reconciler) afterRestart(ctx context.Context, life *reserve.Life) error
 			break
 		}
 		r.log.Error("sales cannot be reconciled now; trying again", "sales", pending, "error", err)
+		done() // another process may be able to
+		done = func() {}
 		if err := sleep(ctx, lookEvery); err != nil {
 			return err
 		}
-		if armed, err := life.Armed(ctx); err != nil || armed { // restarted again, or another process was done sooner
+		if _, err := life.Armed(ctx); err != nil { // restarted again
+			return err
+		}
+		if newest, err := r.newestLife(ctx); err != nil || newest != before { // another process was done sooner
 			return err
 		}
 	}
-	if err := life.Arm(ctx); err != nil {
+	name, err := life.Arm(ctx)
+	if err != nil {
 		return fmt.Errorf("redis was restarted again: %w", err)
 	}
-	r.log.Info("redis reserves again", "sales", len(sales))
+	if err := r.follow(ctx, before, name); err != nil {
+		return err
+	}
+	r.redis.Believe(name)
+	r.log.Info("redis reserves again", "sales", len(sales), "life", name)
 	return nil
+}
+
+// newestLife is the name of the life of Redis that was reconciled last, "" where none was.
+func (r *Reconciler) newestLife(ctx context.Context) (name string, err error) {
+	err = r.db.QueryRowContext(ctx, `SELECT name FROM redis_life WHERE only_row = 1`).Scan(&name)
+	if err != nil && !errors.Is(err, sql.ErrNoRows) {
+		return "", fmt.Errorf("read the life of redis: %w", err)
+	}
+	return name, nil
+}
+
+// follow makes a life the newest, if the one before it is that still: a reconciler that slept must not bring back a node of
+// which everybody else has taken leave.
+func (r *Reconciler) follow(ctx context.Context, before, name string) error {
+	return store.InTx(ctx, r.db, func(tx *sql.Tx) error {
+		var err error
+		var done sql.Result
+		if before == "" {
+			done, err = tx.ExecContext(ctx, `INSERT INTO redis_life (only_row, name) VALUES (1, ?)`, name)
+		} else {
+			done, err = tx.ExecContext(ctx, `UPDATE redis_life SET name = ? WHERE only_row = 1 AND name = ?`, name, before)
+		}
+		if err != nil && !store.Duplicate(err) {
+			return fmt.Errorf("note the life of redis: %w", err)
+		}
+		if err == nil {
+			if n, err := done.RowsAffected(); err != nil || n == 1 {
+				return err
+			}
+		}
+		return errors.New("another process has reconciled redis")
+	})
 }
 
 // all reconciles sales, and returns those that failed and why the last of them did.

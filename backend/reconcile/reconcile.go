@@ -16,6 +16,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"floodgate.internal/backend/lock"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/lua"
 )
@@ -38,7 +39,7 @@ const (
 	drainTime = 4 * time.Second
 	// adoptTime bounds the second: the gate stays closed to reserve meanwhile, and another attempt follows.
 	adoptTime = time.Minute
-	// takeoverTime is how long the loser waits for the winner before it tries again.
+	// takeoverTime is how long a reconciler waits for another that is at the same before it does it itself.
 	takeoverTime = 10 * time.Second
 )
 
@@ -48,10 +49,13 @@ type Reconciler struct {
 	db       *sql.DB
 	redis    *reserve.Store
 	fence    Fence
+	locks    *lock.Locks
 	log      *slog.Logger
 	wake     chan struct{} // a token: look now
 	drain    time.Duration // the first wait for the queue, at most
 	patience time.Duration // with a gate that is not open and does not move
+	lease    time.Duration // of the locks that keep others from doing the same
+	takeover time.Duration // how long another one is waited for before its work is taken over
 	steps    chan struct{} // a token for each sale that is being read or written, so that memory and both stores are not swamped
 
 	runs     *prometheus.CounterVec
@@ -65,7 +69,8 @@ const maxSteps = 4
 
 // New makes a Reconciler. Without a fence the outbox itself is the queue, and nothing is waited for.
 func New(db *sql.DB, redis *reserve.Store, fence Fence, log *slog.Logger, reg prometheus.Registerer) *Reconciler {
-	r := &Reconciler{db: db, redis: redis, fence: fence, log: log, wake: make(chan struct{}, 1), drain: drainTime, patience: patience, steps: make(chan struct{}, maxSteps),
+	r := &Reconciler{db: db, redis: redis, fence: fence, locks: lock.New(redis.Client(), redis.Prefix(), reg), log: log,
+		wake: make(chan struct{}, 1), drain: drainTime, patience: patience, lease: aloneLease, takeover: takeoverTime, steps: make(chan struct{}, maxSteps),
 		runs: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "backend_reconciliations_total",
 			Help: "Attempts to reconcile a sale: opened, lost to another reconciler, or failed."}, []string{"result"}),
 		seconds: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "backend_reconciliation_duration_seconds",
@@ -108,7 +113,7 @@ func (r *Reconciler) Sale(ctx context.Context, sale int64) error {
 // watch waits for the reconciler that took over to open the gate; false if that takes too long, or if there is none: then
 // it was Redis that lost what this one had done.
 func (r *Reconciler) watch(ctx context.Context, sale, token int64) (bool, error) {
-	for end := time.Now().Add(takeoverTime); time.Now().Before(end); {
+	for end := time.Now().Add(r.takeover); time.Now().Before(end); {
 		states, err := r.redis.States(ctx, []int64{sale})
 		if err != nil {
 			return false, err

@@ -64,6 +64,16 @@ func newSystem(t testing.TB, withBroker bool) *system {
 		fence = s.broker
 	}
 	s.rec = s.reconciler(fence)
+	life := s.redis.Life()
+	defer life.End()
+	name, err := life.Arm(t.Context())
+	if err == nil {
+		err = s.rec.follow(t.Context(), "", name)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.redis.Believe(name)
 	return s
 }
 

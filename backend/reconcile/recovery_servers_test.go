@@ -234,6 +234,44 @@ func TestARestartedRedisReservesOnlyAfterEverySaleIsReconciled(t *testing.T) {
 	}
 }
 
+// TestANodeOfAnEarlierLifeIsReconciled: Redis has failed over to another node, which was reconciled, and back. The first one
+// knows its own reserve.lua still, and its data may be older than what was done since.
+func TestANodeOfAnEarlierLifeIsReconciled(t *testing.T) {
+	s := newSystem(t, false)
+	sale := s.sale(backendtest.SaleOptions{Stock: 5})
+	epoch := s.state(sale).Epoch
+	here, err := s.rec.newestLife(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.rec.follow(t.Context(), here, "elsewhere"); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.rec.follow(t.Context(), here, "here again"); err == nil { // by one that slept meanwhile
+		t.Error("a life followed one that was not the newest")
+	}
+	if err := s.rec.follow(t.Context(), "", "the first"); err == nil {
+		t.Error("a life was the first after others")
+	}
+	s.redis.Believe("elsewhere")
+	if _, err := s.redis.Reserve(t.Context(), request(sale, epoch, "ann", 1, "")); !errors.Is(err, reserve.ErrRestarted) {
+		t.Errorf("got %v, want %v", err, reserve.ErrRestarted)
+	}
+	s.redis.Believe(here) // as a process does that has not noticed anything
+	background(t, s.rec.Keep)
+	eventually(t, "the sale is reconciled in a new life", func() bool {
+		newest, err := s.rec.newestLife(t.Context())
+		return err == nil && newest != here && newest != "elsewhere" && s.state(sale).Epoch > epoch
+	})
+	eventually(t, "Redis reserves again", func() bool {
+		armed, err := s.redis.Armed(t.Context())
+		return armed && err == nil
+	})
+	s.press(sale, "ann", 1, "")
+	s.settleOutbox(sale)
+	s.balanced(sale)
+}
+
 func TestARestartDuringTheRecoveryIsNoticed(t *testing.T) {
 	s := newSystem(t, false)
 	life := s.redis.Life()
@@ -246,7 +284,7 @@ func TestARestartDuringTheRecoveryIsNoticed(t *testing.T) {
 	if err := c.Do(t.Context(), c.B().ClientKill().TypeNormal().SkipmeYes().Build()).Error(); err != nil { // what a restart does to it
 		t.Fatal(err)
 	}
-	if err := life.Arm(t.Context()); err == nil {
+	if _, err := life.Arm(t.Context()); err == nil {
 		t.Error("the script was loaded into another life of Redis")
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/redis/rueidis"
 
 	"floodgate.internal/lua"
@@ -145,24 +146,32 @@ func (s *Store) Unlock(ctx context.Context, sale, token int64) error {
 	return nil
 }
 
-// Armed reports whether every Redis node knows reserve.lua: one that does not was started since, and its sales must be
-// reconciled before Arm.
+// Armed reports whether every Redis node knows the reserve.lua of the life that is believed in: one that does not was started
+// or has taken over since, and its sales must be reconciled before Arm.
 func (s *Store) Armed(ctx context.Context) (bool, error) {
 	l := s.Life()
 	defer l.End()
 	return l.Armed(ctx)
 }
 
-// Arm loads reserve.lua into every node. Only for a reconciler, after every live sale is reconciled: see Life.
+// Arm is a Life's, which is believed in then, whatever MySQL has, and the life's reduce.lua: for who is alone with this store.
 func (s *Store) Arm(ctx context.Context) error {
 	l := s.Life()
 	defer l.End()
-	return l.Arm(ctx)
+	name, err := l.Arm(ctx)
+	if err != nil {
+		return err
+	}
+	s.Believe(name)
+	return l.Teach(ctx, lua.ReduceIn(name))
 }
 
 // Life is the present life of every Redis node, held by a connection to each: when one is restarted, everything fails.
 // So what was reconciled during a life that Arm ends well is still there.
-type Life struct{ nodes []node }
+type Life struct {
+	store *Store
+	nodes []node
+}
 
 type node struct {
 	addr string
@@ -172,7 +181,7 @@ type node struct {
 
 // Life begins to hold; End must be called.
 func (s *Store) Life() *Life {
-	var l Life
+	l := Life{store: s}
 	for addr, n := range s.client.Nodes() {
 		c, end := n.Dedicate()
 		l.nodes = append(l.nodes, node{addr, c, end})
@@ -187,11 +196,10 @@ func (l *Life) End() {
 	}
 }
 
-// Armed reports whether every node knows reserve.lua.
-func (l *Life) Armed(ctx context.Context) (bool, error) { return l.Knows(ctx, lua.Reserve) }
-
-// Arm loads reserve.lua into every node.
-func (l *Life) Arm(ctx context.Context) error { return l.Teach(ctx, lua.Reserve) }
+// Armed is the Store's.
+func (l *Life) Armed(ctx context.Context) (bool, error) {
+	return l.Knows(ctx, l.store.life.Load().reserve)
+}
 
 // Knows reports whether every node knows a script.
 func (l *Life) Knows(ctx context.Context, script lua.Script) (bool, error) {
@@ -206,6 +214,13 @@ func (l *Life) Knows(ctx context.Context, script lua.Script) (bool, error) {
 		all = all && known[0] == 1
 	}
 	return all, nil
+}
+
+// Arm gives this life a name that no other has, and loads its reserve.lua into every node. Only for a reconciler, after every
+// live sale is reconciled. Nobody calls it before the life is believed in.
+func (l *Life) Arm(ctx context.Context) (name string, err error) {
+	name = uuid.NewString()
+	return name, l.Teach(ctx, lua.ReserveIn(name))
 }
 
 // Teach loads a script into every node.

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -24,8 +25,8 @@ import (
 
 // What stands between a caller and a decision.
 var (
-	// ErrRestarted: Redis does not know reserve.lua, or reduce.lua, so it was started anew: every live sale must be
-	// reconciled, every SKU be forgotten.
+	// ErrRestarted: Redis does not know the reserve.lua, or the reduce.lua, of the life that this process believes in. So it
+	// was started anew, or taken over by another node: every live sale must be reconciled, every SKU be forgotten.
 	ErrRestarted = errors.New("redis was restarted: its sales must be reconciled")
 	// ErrNotLoaded: the sale is not in Redis.
 	ErrNotLoaded = errors.New("the sale is not in redis")
@@ -45,6 +46,13 @@ const Group = "orders"
 type Store struct {
 	client rueidis.Client
 	prefix string
+	life   atomic.Pointer[life]
+}
+
+// life is one of Redis, by the name under which MySQL has it, with its reserve.lua and its reduce.lua.
+type life struct {
+	name            string
+	reserve, reduce lua.Script
 }
 
 // Config says where Redis is.
@@ -67,23 +75,40 @@ func Open(c Config) (*Store, error) {
 		BlockingPoolSize:  64,
 		ConnWriteTimeout:  Timeout,
 	}
+	s := &Store{prefix: c.Prefix}
+	s.Believe("")
 	if failpoint.Enabled {
-		option.DialCtxFn = dialMarked
+		option.DialCtxFn = s.dialMarked
 	}
-	client, err := rueidis.NewClient(option)
-	if err != nil {
+	var err error
+	if s.client, err = rueidis.NewClient(option); err != nil {
 		return nil, fmt.Errorf("redis at %s: %w", strings.Join(c.Addrs, ", "), err)
 	}
-	return &Store{client: client, prefix: c.Prefix}, nil
+	return s, nil
 }
 
 // dialMarked connects as rueidis does by default, with the failpoints after a script was called and before its answer is read.
-func dialMarked(ctx context.Context, addr string, dialer *net.Dialer, _ *tls.Config) (net.Conn, error) {
+func (s *Store) dialMarked(ctx context.Context, addr string, dialer *net.Dialer, _ *tls.Config) (net.Conn, error) {
 	c, err := dialer.DialContext(ctx, "tcp", addr)
 	if err != nil {
 		return nil, err
 	}
-	return failpoint.Sent("cart.script-sent", failpoint.Sent("api.script-sent", c, lua.Reserve.SHA), lua.Reduce.SHA), nil
+	c = failpoint.Sent("api.script-sent", c, func() string { return s.life.Load().reserve.SHA })
+	return failpoint.Sent("cart.script-sent", c, func() string { return s.life.Load().reduce.SHA }), nil
+}
+
+// Believe names the life of Redis in which Reserve may decide: the newest that MySQL has. In any other, and with "" in all, it
+// answers ErrRestarted.
+func (s *Store) Believe(name string) {
+	if l := s.life.Load(); l == nil || l.name != name {
+		s.life.Store(&life{name, lua.ReserveIn(name), lua.ReduceIn(name)})
+	}
+}
+
+// Reduce is the reduce.lua of the life that is believed in; false while none is.
+func (s *Store) Reduce() (lua.Script, bool) {
+	l := s.life.Load()
+	return l.reduce, l.name != ""
 }
 
 // Close closes the connections.
@@ -119,7 +144,7 @@ func (s *Store) Now(ctx context.Context) (time.Time, error) {
 	return time.Unix(t[0], t[1]*1000).UTC(), nil
 }
 
-// call runs a script by EVALSHA; one that Redis does not know is sent whole, but for reserve.lua and reduce.lua.
+// call runs a script by EVALSHA; one that Redis does not know is sent whole, but for reserve.lua.
 func (s *Store) call(ctx context.Context, script lua.Script, keys []string, args ...string) ([]rueidis.RedisMessage, error) {
 	r, err := s.run(ctx, script, keys, args)
 	if err != nil {
@@ -142,7 +167,7 @@ func runOn(ctx context.Context, c rueidis.CoreClient, script lua.Script, keys, a
 	r := c.Do(ctx, c.B().Evalsha().Sha1(script.SHA).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build())
 	err := r.Error()
 	if e, ok := rueidis.IsRedisErr(err); ok && e.IsNoScript() {
-		if script.SHA == lua.Reserve.SHA || script.SHA == lua.Reduce.SHA {
+		if script.Life {
 			return r, ErrRestarted
 		}
 		r = c.Do(ctx, c.B().Eval().Script(script.Source).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build())
@@ -210,7 +235,7 @@ func (r Request) Entry(v Verdict) Entry {
 // Reserve decides one order. Errors: ErrRestarted, ErrNotLoaded, ErrGateClosed (nothing was done), or anything else, after
 // which the order may stand: its outcome is unknown.
 func (s *Store) Reserve(ctx context.Context, r Request) (Verdict, error) {
-	list, err := s.call(ctx, lua.Reserve,
+	list, err := s.call(ctx, s.life.Load().reserve,
 		[]string{s.state(r.Sale), s.orders(r.Sale), s.buyers(r.Sale), s.idem(r.Sale), s.OutboxKey(r.Sale)},
 		strconv.FormatInt(r.Epoch, 10), r.UID, strconv.Itoa(r.Quantity), r.OrderID, r.Key, r.Trace)
 	if err != nil {

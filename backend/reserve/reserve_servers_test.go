@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"testing"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/lua"
+	"floodgate.internal/shared/netfault"
 	"floodgate.internal/shared/wire"
 )
 
@@ -156,6 +158,51 @@ func TestErrors(t *testing.T) {
 	cancel()
 	if _, err := s.Reserve(cancelled, request("ann", 1)); !errors.Is(err, context.Canceled) {
 		t.Errorf("a cancelled call: got %v", err)
+	}
+}
+
+// A call whose answer is lost is an error, and is never made again by itself: whoever called knows what may be repeated.
+func TestALostAnswerIsAnError(t *testing.T) {
+	direct := loaded(t, nil)
+	cut := netfault.New(t, os.Getenv("REDIS_ADDR"))
+	s, err := reserve.Open(reserve.Config{Addrs: []string{cut.Addr()}, Prefix: direct.Prefix()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	life := direct.Life()
+	defer life.End()
+	name, err := life.Arm(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	direct.Believe(name)
+	s.Believe(name)
+	lost, ended := request("ann", 1), request("bob", 1)
+	if _, err := direct.Reserve(t.Context(), ended); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name   string
+		script lua.Script
+		call   func() error
+		stock  int64 // after it: it was carried out, once
+	}{
+		{"reserve", lua.ReserveIn(name), func() error { _, err := s.Reserve(t.Context(), lost); return err }, 8},
+		{"release", lua.Release, func() error { _, err := s.Release(t.Context(), sale, ended.OrderID); return err }, 9},
+		{"adjust", lua.Adjust, func() error { return s.Adjust(t.Context(), sale, 1, 5) }, 14},
+	} {
+		if err := direct.Client().Do(t.Context(), direct.Client().B().ScriptLoad().Script(c.script.Source).Build()).Error(); err != nil {
+			t.Fatal(err)
+		}
+		cut.LoseAnswerTo(c.script.SHA)
+		if err := c.call(); err == nil {
+			t.Errorf("%s: got no error, want an error: its answer was lost", c.name)
+		}
+		states, err := direct.States(t.Context(), []int64{sale})
+		if err != nil || states[0].Stock != c.stock {
+			t.Errorf("%s: got stock %d, %v; want %d", c.name, states[0].Stock, err, c.stock)
+		}
 	}
 }
 

@@ -109,7 +109,7 @@ func TestLoadBringsWhatMySQLHas(t *testing.T) {
 	intent := r.restock(sku, 5)
 	order := wire.NewCartOrderID("0190163d-8694-739b-aea5-966c26f8ad91")
 	r.exec(`UPDATE skus SET available = available - 7, locked = 4, sold = 3 WHERE id = ?`, sku)
-	r.exec(`INSERT INTO cart_lines (order_id, sku_id, quantity, price, held, lock_id) VALUES (?, ?, 4, 1, TRUE, '0.9'), ('ended', ?, 3, 1, FALSE, '0.8')`, order, sku, sku)
+	r.exec(`INSERT INTO cart_lines (order_id, sku_id, quantity, price, currency, held, lock_id) VALUES (?, ?, 4, 1, 'EUR', TRUE, '0.9'), ('ended', ?, 3, 1, 'EUR', FALSE, '0.8')`, order, sku, sku)
 	r.must(r.Load(t.Context(), sku))
 	if got, want := r.state(sku), (State{Gate: lua.GateOpen, Epoch: 1, Available: 18, Locked: 4, Sold: 3, Total: 25, Floor: intent}); got != want {
 		t.Errorf("got %+v, want %+v", got, want)
@@ -139,9 +139,9 @@ func TestLoadOfManyOrders(t *testing.T) {
 	sku := backendtest.SKU(t, r.db, orders+1, 100, "EUR")
 	var args []any
 	for i := range orders {
-		args = append(args, fmt.Sprintf("0190163d-8694-739b-aea5-%012d-0", i), sku, 1, 1, fmt.Sprint("0.", i))
+		args = append(args, fmt.Sprintf("0190163d-8694-739b-aea5-%012d-0", i), sku, 1, 1, "EUR", fmt.Sprint("0.", i))
 	}
-	r.exec(`INSERT INTO cart_lines (order_id, sku_id, quantity, price, lock_id) VALUES `+tuples(orders, 5), args...)
+	r.exec(`INSERT INTO cart_lines (order_id, sku_id, quantity, price, currency, lock_id) VALUES `+tuples(orders, 6), args...)
 	r.exec(`UPDATE skus SET available = 1, locked = ? WHERE id = ?`, orders, sku)
 	r.must(r.Load(t.Context(), sku))
 	snap, err := Read(t.Context(), r.redis, sku)
@@ -227,6 +227,10 @@ func herdProcess() int {
 	}
 	redis, err := reserve.Open(reserve.Config{Addrs: []string{os.Getenv("REDIS_ADDR")}, Prefix: f[1]})
 	if err != nil {
+		fmt.Println(err)
+		return 1
+	}
+	if err := redis.Arm(context.Background()); err != nil {
 		fmt.Println(err)
 		return 1
 	}
@@ -424,9 +428,6 @@ func TestRestartedRedisForgetsEverySKU(t *testing.T) {
 	if n := testutil.ToFloat64(r.restarts); n != 1 {
 		t.Errorf("%v restarts", n)
 	}
-	life := r.redis.Life()
-	defer life.End()
-	r.must(life.Arm(t.Context())) // for the others
 }
 
 // Row D7: a list says available or sold out, and loads what Redis does not have.

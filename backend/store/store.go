@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"strconv"
 	"time"
 
 	"github.com/go-sql-driver/mysql"
@@ -16,8 +17,26 @@ import (
 	"floodgate.internal/shared/failpoint"
 )
 
-// Open connects to MySQL or MariaDB, with at most maxOpen connections. It does not wait for the server: see Ping.
-func Open(dsn string, maxOpen int) (*sql.DB, error) {
+// How long anything may take that the other side does not see to. A process, or the way to it, can go without a word: then the
+// server ends its session, with the transaction and the locks of it, and what waited goes on, all well within the time in which
+// an order must leave the queue.
+const (
+	connectTime   = 5 * time.Second
+	statementTime = 10 * time.Second // for the server to answer, after which the connection is given up
+	lockTime      = 5 * time.Second  // for a row lock, shorter: so that it ends with 1205 and leaves no statement behind
+	sessionTime   = 20 * time.Second // without a statement, also within a transaction, after which the server ends the session
+	idleTime      = 10 * time.Second // of a connection in the pool, shorter
+)
+
+// Open connects to MySQL or MariaDB, with at most maxOpen connections. It does not wait for the server: see Ping. Sessions
+// begin with an innodb_lock_wait_timeout of 5 s and a wait_timeout of 20 s, where the DSN does not name others (nothing: the
+// server's own).
+func Open(dsn string, maxOpen int) (*sql.DB, error) { return open(dsn, maxOpen, statementTime) }
+
+// OpenToMigrate is Open for whoever changes the schema: a statement may take as long as it takes.
+func OpenToMigrate(dsn string) (*sql.DB, error) { return open(dsn, 1, 0) }
+
+func open(dsn string, maxOpen int, statementTime time.Duration) (*sql.DB, error) {
 	c, err := mysql.ParseDSN(dsn)
 	if err != nil {
 		return nil, fmt.Errorf("mysql.dsn: %w: the form is user:password@tcp(host:3306)/database", err)
@@ -27,12 +46,23 @@ func Open(dsn string, maxOpen int) (*sql.DB, error) {
 	}
 	c.ParseTime = true
 	c.Loc = time.UTC
-	c.ClientFoundRows = false   // the count of changed rows is the decision
-	c.InterpolateParams = true  // one round trip a statement
-	c.RejectReadOnly = true     // after a failover, find the new primary
-	c.Timeout = 5 * time.Second // to connect
-	c.ReadTimeout = 30 * time.Second
+	c.ClientFoundRows = false  // the count of changed rows is the decision
+	c.InterpolateParams = true // one round trip a statement
+	c.RejectReadOnly = true    // after a failover, find the new primary
+	c.Timeout = connectTime
+	c.ReadTimeout = statementTime
 	c.WriteTimeout = 10 * time.Second
+	if c.Params == nil {
+		c.Params = map[string]string{}
+	}
+	for name, d := range map[string]time.Duration{"innodb_lock_wait_timeout": lockTime, "wait_timeout": sessionTime} {
+		switch value, named := c.Params[name]; {
+		case !named:
+			c.Params[name] = strconv.Itoa(int(d.Seconds()))
+		case value == "":
+			delete(c.Params, name)
+		}
+	}
 	c.Logger = quiet{} // every error is returned as well
 	if failpoint.Enabled {
 		c.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -40,8 +70,8 @@ func Open(dsn string, maxOpen int) (*sql.DB, error) {
 			if err != nil {
 				return nil, err
 			}
-			conn = failpoint.Sent("migrate.statement-sent", conn, "CREATE TABLE")
-			return failpoint.Sent("consumer.commit-sent", conn, "COMMIT"), nil
+			conn = failpoint.Sent("migrate.statement-sent", conn, func() string { return "CREATE TABLE" })
+			return failpoint.Sent("consumer.commit-sent", conn, func() string { return "COMMIT" }), nil
 		}
 	}
 	connector, err := mysql.NewConnector(c)
@@ -52,6 +82,7 @@ func Open(dsn string, maxOpen int) (*sql.DB, error) {
 	db.SetMaxOpenConns(maxOpen)
 	db.SetMaxIdleConns(maxOpen)
 	db.SetConnMaxLifetime(3 * time.Minute)
+	db.SetConnMaxIdleTime(idleTime)
 	return db, nil
 }
 

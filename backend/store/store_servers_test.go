@@ -6,6 +6,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -16,6 +17,7 @@ import (
 
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/store"
+	"floodgate.internal/shared/netfault"
 )
 
 func TestMigrateOnceForAnyNumberAtOnceEachWithOneConnection(t *testing.T) {
@@ -146,6 +148,38 @@ func TestInTxRollsBackAfterALockWait(t *testing.T) {
 	}
 }
 
+// TestAClientThatIsGoneLeavesNoLocks: the server ends a transaction whose client has gone without a word.
+func TestAClientThatIsGoneLeavesNoLocks(t *testing.T) {
+	db, dsn := two(t)
+	var session, lock int
+	if err := db.QueryRowContext(t.Context(), `SELECT @@wait_timeout, @@innodb_lock_wait_timeout`).Scan(&session, &lock); err != nil || session != 20 || lock != 5 {
+		t.Errorf("sessions begin with a wait_timeout of %d s, an innodb_lock_wait_timeout of %d s, %v; want 20 and 5", session, lock, err)
+	}
+	c, err := mysql.ParseDSN(dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	way := netfault.New(t, c.Addr)
+	c.Addr, c.Params = way.Addr(), map[string]string{"wait_timeout": "1"}
+	gone := backendtest.OpenMySQL(t, c.FormatDSN(), 1)
+	ctx, leave := context.WithCancel(t.Context())
+	tx, err := gone.BeginTx(ctx, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stranded := way.StrandAfter("UPDATE two")
+	go tx.ExecContext(ctx, `UPDATE two SET n = 100 WHERE id = 1`) // is never answered
+	<-stranded
+	leave()
+	err = store.InTx(t.Context(), db, func(tx *sql.Tx) error {
+		_, err := tx.ExecContext(t.Context(), `UPDATE two SET n = n + 1 WHERE id = 1`)
+		return err
+	})
+	if got := sum(t, db); err != nil || got != 1 {
+		t.Errorf("got %v, sum %d; want nil, 1", err, got)
+	}
+}
+
 func TestInTxLeavesNothingBehindAnErrorOrAPanic(t *testing.T) {
 	db, _ := two(t)
 	db.SetMaxOpenConns(1)
@@ -190,14 +224,66 @@ func TestInTxSaysWhatTheChecksRefuse(t *testing.T) {
 	}
 }
 
+// What the schema itself refuses, whatever the code, or somebody by hand, asks for.
+func TestTheSchemaIsTheJudge(t *testing.T) {
+	db := backendtest.MySQL(t)
+	sale := backendtest.Sale(t, db, backendtest.SaleOptions{Stock: 10})
+	if _, err := db.ExecContext(t.Context(), `UPDATE sale_stock SET available = 7, locked = 2, sold = 1 WHERE sale_id = ?`, sale); err != nil {
+		t.Fatal(err)
+	}
+	order := func(id, key string) string {
+		return fmt.Sprintf(`INSERT INTO orders (id, sale_id, uid, quantity, amount, status, idem_key, created_at, decided_at)
+			VALUES ('%s', %d, 'ann', 1, 100, 'paid', %s, NOW(3), NOW(3))`, id, sale, key)
+	}
+	slot := func(n int, id string) string {
+		return fmt.Sprintf(`INSERT INTO order_slots (sale_id, uid, slot, order_id) VALUES (%d, 'ann', %d, '%s')`, sale, n, id)
+	}
+	row := func(kind, ref string) string {
+		return fmt.Sprintf(`INSERT INTO ledger (sale_id, kind, ref, available_before, available_change, available_after, locked_before, locked_change, locked_after, created_at)
+			VALUES (%d, '%s', '%s', 0, 0, 0, 0, 0, 0, NOW(3))`, sale, kind, ref)
+	}
+	for _, statement := range []string{order("o1", "'k'"), slot(1, "o1"), row("order", "o1")} {
+		if _, err := db.ExecContext(t.Context(), statement); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, c := range map[string]struct {
+		statement string
+		by        func(error) bool // nil: it is taken
+	}{
+		"more than there is":       {`UPDATE sale_stock SET available = available - 8, locked = locked + 8`, store.CheckViolated},
+		"fewer locked than none":   {`UPDATE sale_stock SET locked = locked - 3, available = available + 3`, store.CheckViolated},
+		"fewer sold than none":     {`UPDATE sale_stock SET sold = sold - 2, available = available + 2`, store.CheckViolated},
+		"a unit out of nothing":    {`UPDATE sale_stock SET available = available + 1`, store.CheckViolated},
+		"a unit into nothing":      {`UPDATE sale_stock SET total = total + 1`, store.CheckViolated},
+		"more allotted than a SKU": {`UPDATE skus SET allotted = allotted + 1, available = available - 1`, store.CheckViolated},
+		"the same order":           {order("o1", "NULL"), store.Duplicate},
+		"the same key":             {order("o2", "'k'"), store.Duplicate},
+		"no key":                   {order("o3", "NULL"), nil},
+		"no key again":             {order("o4", "NULL"), nil},
+		"the same slot":            {slot(1, "o3"), store.Duplicate},
+		"another slot":             {slot(2, "o3"), nil},
+		"ended twice":              {row("order", "o1"), store.Duplicate},
+		"paid after it was made":   {row("pay", "o1"), nil},
+	} {
+		_, err := db.ExecContext(t.Context(), c.statement)
+		switch {
+		case c.by == nil && err != nil:
+			t.Errorf("%s: got %v, want it taken", name, err)
+		case c.by != nil && (err == nil || !c.by(err)):
+			t.Errorf("%s: got %v, want it refused by a CHECK or a unique key", name, err)
+		}
+	}
+}
+
 func TestALostCommitIsUnknown(t *testing.T) {
 	db, dsn := two(t)
 	c, err := mysql.ParseDSN(dsn)
 	if err != nil {
 		t.Fatal(err)
 	}
-	proxy := backendtest.NewCutter(t, c.Addr)
-	c.Addr = proxy.Addr
+	proxy := netfault.New(t, c.Addr)
+	c.Addr = proxy.Addr()
 	through := backendtest.OpenMySQL(t, c.FormatDSN(), 1)
 	err = store.InTx(t.Context(), through, func(tx *sql.Tx) error {
 		_, err := tx.ExecContext(t.Context(), `UPDATE two SET n = 7 WHERE id = 1`)
@@ -212,6 +298,36 @@ func TestALostCommitIsUnknown(t *testing.T) {
 	for sum(t, db) != 7 {
 		if time.Now().After(deadline) {
 			t.Fatal("the COMMIT that was sent did not happen")
+		}
+	}
+}
+
+// Row C1: coupons that were issued before there were claims get them, once, one for each unit.
+func TestWhatWasIssuedBeforeGetsItsClaims(t *testing.T) {
+	db := backendtest.MySQL(t)
+	exec := func(statement string, args ...any) {
+		t.Helper()
+		if _, err := db.ExecContext(t.Context(), statement, args...); err != nil {
+			t.Fatalf("%s: %v", statement, err)
+		}
+	}
+	sale := backendtest.Sale(t, db, backendtest.SaleOptions{Kind: "coupon"})
+	for id, status := range map[string]string{"a": "issued", "b": "issued", "c": "rejected", "d": "paid"} {
+		exec(`INSERT INTO orders (id, sale_id, uid, quantity, amount, status, created_at, decided_at) VALUES (?, ?, ?, 2, 0, ?, NOW(3), NOW(3))`, id, sale, "u-"+id, status)
+		for slot := 1; slot <= 2 && status != "rejected"; slot++ {
+			exec(`INSERT INTO order_slots (sale_id, uid, slot, order_id) VALUES (?, ?, ?, ?)`, sale, "u-"+id, slot, id)
+		}
+	}
+	statements := store.StatementsOf("00006_claims.sql")
+	for range 2 { // again, where the migration died before it noted that it was done
+		exec(statements[len(statements)-1])
+		var all, good int
+		if err := db.QueryRowContext(t.Context(), `SELECT COUNT(*), COALESCE(SUM(CASE WHEN c.uid = CONCAT('u-', c.order_id) AND c.state = 'new' AND c.valid_until = s.ends_at
+			AND c.id IN ('a.1', 'a.2', 'b.1', 'b.2') THEN 1 ELSE 0 END), 0) FROM coupon_claims c JOIN sales s ON s.id = c.sale_id`).Scan(&all, &good); err != nil {
+			t.Fatal(err)
+		}
+		if all != 4 || good != 4 {
+			t.Errorf("got %d claims, %d of them right; want 4", all, good)
 		}
 	}
 }

@@ -17,6 +17,7 @@ import (
 
 	"floodgate.internal/e2e/oracle"
 	"floodgate.internal/e2e/stack"
+	"floodgate.internal/shared/wire"
 )
 
 // fault is one failpoint and what it takes to get there.
@@ -25,6 +26,8 @@ type fault struct {
 	what   string // for the table
 	before string // another failpoint, at which the process dies first; so that it finds something to do when it is back
 	expire bool   // nobody pays, and orders expire within a second
+	first  func(*scene)
+	coupon bool // of a coupon campaign, guarded by version
 	act    func(*scene)
 }
 
@@ -37,6 +40,7 @@ type scene struct {
 	stock   int64
 	process *stack.Process // that is to die
 	after   func()         // once it is back; nil for nothing
+	point   string
 }
 
 // The points, in the order of an order's way. What has no act is reached by the load itself.
@@ -52,6 +56,7 @@ var faults = []fault{
 	{point: "consumer.before-begin#3", what: "consumer: delivered, before BEGIN"},
 	{point: "consumer.after-orders#3", what: "consumer: after the orders' INSERT"},
 	{point: "consumer.after-slots#3", what: "consumer: after the slots' INSERT"},
+	{point: "consumer.after-claims#3", what: "consumer: after the coupons' INSERT", coupon: true},
 	{point: "order.after-stock#6", what: "consumer or payment: after the stock's UPDATE"},
 	{point: "order.before-ledger#6", what: "consumer or payment: after the stock was read back"},
 	{point: "consumer.before-commit#3", what: "consumer: before COMMIT"},
@@ -76,6 +81,8 @@ var faults = []fault{
 	{point: "reconcile.mid-write", what: "rebuild: wrote a part", act: rebuilding},
 	{point: "reconcile.after-write", what: "rebuild: the gate adopts", act: rebuilding},
 	{point: "reconcile.before-open", what: "rebuild: before the gate opens", act: rebuilding},
+	{point: "replay.before-retire", what: "dead-letter replay: its order is in MySQL, its entry not retired", first: refusal, act: replaying},
+	{point: "replay.before-mark", what: "dead-letter replay: done, the letter not marked", first: refusal, act: replaying},
 	{point: "cart.load-claimed", what: "cart: a SKU is claimed, MySQL not read", act: carting},
 	{point: "cart.load-read", what: "cart: the SKU's epoch is raised, nothing of it in Redis", act: carting},
 	{point: "cart.load-written", what: "cart: a part of the SKU is in Redis", act: carting},
@@ -110,9 +117,15 @@ func TestFailpoints(t *testing.T) {
 	for _, f := range faults {
 		covered = append(covered, f.name())
 	}
-	for _, p := range points(t) {
+	marked := points(t)
+	for _, p := range marked {
 		if !slices.Contains(covered, p) {
 			t.Errorf("failpoint %s is never tried", p)
+		}
+	}
+	for _, p := range covered {
+		if !slices.Contains(marked, p) {
+			t.Errorf("%s is to be tried, and is no failpoint", p)
 		}
 	}
 	w := newWorld(t, "-tags", "failpoint")
@@ -130,11 +143,16 @@ func (w *world) try(t *testing.T, f fault) {
 	if f.expire {
 		within = time.Second
 	}
-	sale := w.newSale(t, f.what, units, within)
+	var sale int64
+	if f.coupon {
+		sale = w.newCoupon(t, f.what, units)
+	} else {
+		sale = w.newSale(t, f.what, units, within)
+	}
 	first, tokens, err := w.mint(buyers + late)
 	must(t, err)
 	l := w.newLoad(sale, first, tokens[:buyers])
-	l.ends = !f.expire
+	l.ends = !f.expire && !f.coupon
 	clean := w.backend
 	if strings.HasPrefix(f.point, "gateway.") {
 		clean = w.gateway
@@ -147,7 +165,10 @@ func (w *world) try(t *testing.T, f fault) {
 			t.Error(err)
 		}
 	})
-	s := &scene{t: t, w: w, load: l, sale: sale, stock: units}
+	s := &scene{t: t, w: w, load: l, sale: sale, stock: units, point: f.point}
+	if f.first != nil {
+		f.first(s)
+	}
 	must(t, clean.Stop(ctx))
 	logged := size(t, clean)
 	s.process = w.process(clean.Name(), f.point)
@@ -192,7 +213,7 @@ func (w *world) try(t *testing.T, f fault) {
 		r.opened = []time.Duration{at.Sub(died)}
 	default: // nothing was left to be decided
 	}
-	report(r)
+	report(partFailpoints, r)
 	if n := tally.Broken(); n > 0 {
 		t.Errorf("%d promises are broken: %+v", n, tally)
 	}
@@ -287,6 +308,38 @@ func adoption(s *scene) {
 	must(s.t, tx.Rollback())
 }
 
+// refused is the buyer of a scene whose order MySQL takes no row for.
+func (s *scene) refused() string { return strconv.Itoa(s.load.first) }
+
+// refusal lets MySQL refuse the order of the first buyer, so that it becomes a dead letter.
+func refusal(s *scene) {
+	_, err := s.w.books.DB.Exec(fmt.Sprintf("ALTER TABLE orders ADD CONSTRAINT refusal CHECK (sale_id <> %d OR uid <> '%s')", s.sale, s.refused()))
+	must(s.t, err)
+}
+
+// replaying lets MySQL take the order, and replays its letter in a process beside which nothing else could settle it.
+func replaying(s *scene) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	var letter, order string
+	until(s.t, "the refused order is a dead letter", func(ctx context.Context) error {
+		return s.w.books.DB.QueryRowContext(ctx, "SELECT id, order_id FROM dead_letters WHERE sale_id = ? AND payload LIKE ?", s.sale, `%"uid":"`+s.refused()+`"%`).Scan(&letter, &order)
+	})
+	must(s.t, s.process.Stop(ctx))
+	_, err := s.w.books.DB.ExecContext(ctx, "ALTER TABLE orders DROP CONSTRAINT refusal")
+	must(s.t, err)
+	s.process = s.w.process("backend", s.point, "-roles", "api")
+	must(s.t, s.process.Start(ctx))
+	s.insist("/dead-letters/"+letter+"/replay", "", 200, func(a answer) {
+		var status string
+		var marked bool
+		must(s.t, s.w.books.DB.QueryRow("SELECT o.status, d.replayed_at IS NOT NULL FROM dead_letters d JOIN orders o ON o.id = d.order_id WHERE d.id = ?", letter).Scan(&status, &marked))
+		if !bytes.Contains(a.body, []byte(`"result":"unchanged"`)) || !bytes.Contains(a.body, []byte(order)) || !marked || status == string(wire.Rejected) {
+			s.t.Errorf("replayed again: %s; the order is %s, the letter is marked: %v; want the first replay's order, unchanged", a, status, marked)
+		}
+	})
+}
+
 func reloading(s *scene) { s.w.configs(s.t, int(s.sale)) } // the gateway watches its file
 
 func draining(s *scene) { must(s.t, s.process.Signal(syscall.SIGTERM)) }
@@ -304,7 +357,7 @@ func (w *world) migrate(t *testing.T) {
 	config, err := os.ReadFile(w.file("backend.yaml"))
 	must(t, err)
 	file := w.file("migrate.yaml")
-	must(t, os.WriteFile(file, bytes.Replace(config, []byte(")/floodgate"), []byte(")/"+schema), 1), 0o600))
+	must(t, os.WriteFile(file, bytes.Replace(config, []byte(")/"+w.name), []byte(")/"+schema), 1), 0o600))
 	run := func(failpoint string) (string, error) {
 		cmd := w.command("backend", "migrate", "-config", file)
 		cmd.Env = append(os.Environ(), "FLOODGATE_FAILPOINT="+failpoint)
@@ -332,9 +385,9 @@ func (w *world) migrate(t *testing.T) {
 	var here, whole int
 	const count = "SELECT COUNT(*) FROM information_schema.columns WHERE table_schema = ?"
 	must(t, w.books.DB.QueryRowContext(ctx, count, schema).Scan(&here))
-	must(t, w.books.DB.QueryRowContext(ctx, count, "floodgate").Scan(&whole))
+	must(t, w.books.DB.QueryRowContext(ctx, count, w.name).Scan(&whole))
 	if here != whole {
 		t.Errorf("the schema has %d columns, one that was migrated in peace has %d", here, whole)
 	}
-	report(line{fault: "backend migrate: a CREATE TABLE is sent", injected: "SIGKILL at `" + migration + "#1`, `#2`, ...", times: died})
+	report(partFailpoints, line{fault: "backend migrate: a CREATE TABLE is sent", injected: "SIGKILL at `" + migration + "#1`, `#2`, ...", times: died})
 }

@@ -30,9 +30,9 @@ func victims() []*victim {
 	return []*victim{
 		{name: "backend (every role)", weight: 34, process: func(w *world) *stack.Process { return w.backend }},
 		{name: "gateway", weight: 18, process: func(w *world) *stack.Process { return w.gateway }},
-		{name: "redis", weight: 25, process: func(w *world) *stack.Process { return w.servers.Redis }},
-		{name: "mysql", weight: 19, process: func(w *world) *stack.Process { return w.servers.MySQL }},
-		{name: "rabbitmq", weight: 4, process: func(w *world) *stack.Process { return w.servers.RabbitMQ }},
+		{name: "redis", weight: 25, process: func(w *world) *stack.Process { return w.redis.Redis }},
+		{name: "mysql", weight: 19, process: func(w *world) *stack.Process { return w.mysql.MySQL }},
+		{name: "rabbitmq", weight: 4, process: func(w *world) *stack.Process { return w.rabbitmq.RabbitMQ }},
 	}
 }
 
@@ -100,14 +100,14 @@ func TestKills(t *testing.T) {
 	w.drained(t)
 	for _, v := range all {
 		if len(v.opened) > 0 {
-			report(line{fault: "kill loop: " + v.name, injected: "SIGKILL at random", times: len(v.opened), opened: v.opened})
+			report(partKills, line{fault: "kill loop: " + v.name, injected: "SIGKILL at random", times: len(v.opened), opened: v.opened})
 		}
 	}
 	var worst time.Duration
 	for _, d := range settled {
 		worst = max(worst, d)
 	}
-	report(line{fault: fmt.Sprintf("kill loop: all, in %v", time.Since(began).Round(time.Second)), injected: "SIGKILL at random", times: kills, tally: &total, settled: worst})
+	report(partKills, line{fault: fmt.Sprintf("kill loop: all, in %v", time.Since(began).Round(time.Second)), injected: "SIGKILL at random", times: kills, tally: &total, settled: worst})
 	if n := total.Broken(); n > 0 {
 		t.Errorf("%d promises are broken: %+v", n, total)
 	}

@@ -26,9 +26,11 @@ type load struct {
 	first  int
 	tokens []string
 	ends   bool
+	twice  bool // every request is sent twice at the same time, a press also without its key
 
-	killed  atomic.Pointer[time.Time] // the last kill
-	decided chan time.Time            // gets the first answer to a request that was sent after it
+	pressing sync.RWMutex              // held for reading by each press until its answer is in the log
+	killed   atomic.Pointer[time.Time] // the last kill
+	decided  chan time.Time            // gets the first answer to a request that was sent after it
 }
 
 func (w *world) newLoad(sale int64, first int, tokens []string) *load {
@@ -44,6 +46,12 @@ func (l *load) fell() time.Time {
 	}
 	l.killed.Store(&now)
 	return now
+}
+
+// answered returns when every press that is under way has been answered, and the answer is in the log.
+func (l *load) answered() {
+	l.pressing.Lock()
+	defer l.pressing.Unlock()
 }
 
 // run returns when every buyer was told something final; an error names those who were not, or were told something wrong.
@@ -85,20 +93,19 @@ func (l *load) buy(ctx context.Context, n int, token string) error {
 	key := "press-of-" + uid
 	for ctx.Err() == nil {
 		began := time.Now()
-		a := l.w.do(ctx, "POST", fmt.Sprintf("%s/v1/sales/%d/orders", l.w.ports.PublicURL(), l.sale), token, key, `{"quantity":1}`)
+		a := l.press(ctx, uid, token, key)
 		if ctx.Err() != nil {
 			break
 		}
-		l.log.Add(oracle.Answer{UID: uid, Key: key, Status: a.status, Code: a.Code, OrderID: a.OrderID})
 		switch {
-		case a.status == 202, a.Code == "SOLD_OUT":
+		case a.status == 202, a.Code == "SOLD_OUT", a.Code == "ALREADY_ORDERED" && l.twice: // by the press without the key
 			if killed := l.killed.Load(); killed != nil && began.After(*killed) {
 				select {
 				case l.decided <- time.Now():
 				default:
 				}
 			}
-			if a.status == 202 && l.ends && n%5 < 2 {
+			if a.Code != "SOLD_OUT" && l.ends && n%5 < 2 {
 				return l.end(ctx, uid, token, a.OrderID, n%5 == 0)
 			}
 			return nil
@@ -111,17 +118,48 @@ func (l *load) buy(ctx context.Context, n int, token string) error {
 	return fmt.Errorf("uid %s was never told anything final", uid)
 }
 
+// press asks for an order, once or twice, and returns the answer to the first.
+func (l *load) press(ctx context.Context, uid, token, key string) answer {
+	once := func(key string) answer {
+		l.pressing.RLock()
+		defer l.pressing.RUnlock()
+		a := l.w.do(ctx, "POST", fmt.Sprintf("%s/v1/sales/%d/orders", l.w.publicURL(), l.sale), token, key, `{"quantity":1}`)
+		if ctx.Err() == nil {
+			l.log.Add(oracle.Answer{UID: uid, Key: key, Status: a.status, Code: a.Code, OrderID: a.OrderID})
+		}
+		return a
+	}
+	if !l.twice {
+		return once(key)
+	}
+	var more sync.WaitGroup
+	defer more.Wait()
+	more.Go(func() { once(key) })
+	more.Go(func() { once("") })
+	return once(key)
+}
+
+// ask is a request about an order, sent once or twice.
+func (l *load) ask(ctx context.Context, method, url, token string) answer {
+	if l.twice {
+		var more sync.WaitGroup
+		defer more.Wait()
+		more.Go(func() { l.w.do(ctx, method, url, token, "", "") })
+	}
+	return l.w.do(ctx, method, url, token, "", "")
+}
+
 // end pays or cancels, as soon as the order allows it.
 func (l *load) end(ctx context.Context, uid, token, order string, pay bool) error {
 	what, status := "/cancellation", wire.Cancelled
 	if pay {
 		what, status = "/payment", wire.Paid
 	}
-	url := l.w.ports.PublicURL() + wire.OrderPath(order)
+	url := l.w.publicURL() + wire.OrderPath(order)
 	for ctx.Err() == nil {
-		a := l.w.do(ctx, "GET", url+"?wait_ms=2000", token, "", "")
+		a := l.ask(ctx, "GET", url+"?wait_ms=2000", token)
 		if a.status == 200 && string(a.Status) != `"queued"` {
-			a = l.w.do(ctx, "POST", url+what, token, "", "")
+			a = l.ask(ctx, "POST", url+what, token)
 		}
 		switch {
 		case a.status == 200 && string(a.Status) == strconv.Quote(string(status)):

@@ -3,7 +3,9 @@
 package faults
 
 import (
+	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -26,16 +28,33 @@ type line struct {
 	settled         time.Duration
 }
 
+// part is where in the table a line stands: tests that run side by side report in any order.
+type part int
+
+const (
+	partFailpoints part = iota
+	partKills
+	partRedis
+	partRabbitMQ
+	partMySQL
+	partClocks
+	partClients
+	partNetwork // and one more for each further way
+)
+
 var results struct {
 	mu    sync.Mutex // guards the rest
-	lines []line
+	lines map[part][]line
 	notes []string
 }
 
-func report(l line) {
+func report(p part, lines ...line) {
 	results.mu.Lock()
 	defer results.mu.Unlock()
-	results.lines = append(results.lines, l)
+	if results.lines == nil {
+		results.lines = map[part][]line{}
+	}
+	results.lines[p] = append(results.lines[p], lines...)
 }
 
 func note(format string, args ...any) {
@@ -65,18 +84,22 @@ func spread(all []time.Duration) string {
 
 func table() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, `# What was killed, and what became of the promises
+	fmt.Fprintf(&b, `# What was killed or went wrong, and what became of the promises
 
-Written by `+"`go test -tags servers ./e2e/faults`"+` (`+"`make soak MINUTES=30`"+` runs the kill loop for longer): the real binaries and the real servers under load,
-on loopback, %d processors. Promised are different orders that were answered 202. Lost: of them, those that MySQL does not have, or rejected.
+Written by `+"`go test -tags servers ./e2e/faults`"+` (`+"`make soak MINUTES=30`"+` runs the kill loop for longer, and lets other faults last for longer): the
+real binaries and the real servers under load, on loopback, %d processors. Promised are different orders that were answered 202. Lost: of them, those that MySQL does not have, or rejected.
 Duplicated: orders beyond the first of one buyer and Idempotency-Key. Oversold: live units beyond the stock. Stranded: orders on which Redis
-and MySQL do not agree in the end, and changes that are not done. The gate: from the kill to the first order that was asked for after it and decided. Settled: from the
-(last) kill until every equation held and the auditor agreed, with the load still running in between.
+and MySQL do not agree in the end, and changes that are not done. The gate: from the kill, or the end of a fault that lasted, to the first order that was
+asked for after it and decided. Settled: from the (last) kill, or that end, until every equation held and the auditor agreed, with the load still running in between.
 
 | fault | injected | times | promised | lost | duplicated | oversold | stranded | until the gate opened | until settled |
 |---|---|---:|---:|---:|---:|---:|---:|---:|---:|
 `, runtime.NumCPU())
-	for _, l := range results.lines {
+	var lines []line
+	for _, p := range slices.Sorted(maps.Keys(results.lines)) {
+		lines = append(lines, results.lines[p]...)
+	}
+	for _, l := range lines {
 		counts := "| | | | |"
 		if c := l.tally; c != nil {
 			counts = fmt.Sprintf("%d | %d | %d | %d | %d", c.Promised, c.Lost, c.Duplicated, c.Oversold, c.Stranded)
@@ -91,6 +114,10 @@ and MySQL do not agree in the end, and changes that are not done. The gate: from
 
 // TestMain writes build/faults.md after the tests, whatever came of them.
 func TestMain(m *testing.M) {
+	flag.Parse()
+	if err := flag.Set("test.parallel", "6"); err != nil { // the tests wait more than they work
+		panic("BUG: " + err.Error())
+	}
 	code := m.Run()
 	if len(results.lines) > 0 {
 		root, err := stack.Root()

@@ -4,6 +4,7 @@ package faults
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"database/sql"
 	"encoding/json"
@@ -16,6 +17,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -26,71 +28,216 @@ import (
 	"floodgate.internal/e2e/oracle"
 	"floodgate.internal/e2e/stack"
 	"floodgate.internal/shared/development"
+	"floodgate.internal/shared/netfault"
 	"floodgate.internal/shared/wire"
 )
 
 // patience bounds every wait for the system to come to rest. It is far more than it takes: a slow machine is no fault.
-const patience = time.Minute
+const patience = 3 * time.Minute
 
-// world is one running system, with servers of its own: they are killed, too.
-type world struct {
+// ground is what several worlds may stand on: the binaries, and one set of servers.
+type ground struct {
 	dir, bin string
 	servers  *stack.Servers
-	ports    stack.Ports
-	backend  *stack.Process
-	gateway  *stack.Process
-	books    oracle.Books
-	http     *http.Client
-	uids     atomic.Int64 // that were handed out
+	worlds   atomic.Int64
 }
 
-// newWorld builds the binaries with these flags and starts everything.
-func newWorld(t *testing.T, flags ...string) *world {
+// newGround builds the binaries with these flags and starts servers.
+func newGround(t *testing.T, flags ...string) *ground {
 	t.Helper()
 	dir := t.TempDir()
-	w := &world{dir: dir, bin: filepath.Join(dir, "bin"), http: &http.Client{Timeout: 30 * time.Second,
-		Transport: &http.Transport{MaxIdleConnsPerHost: 256, IdleConnTimeout: 10 * time.Second}}}
-	t.Cleanup(w.http.CloseIdleConnections)
-	build(t, w.bin, flags...)
+	g := &ground{dir: dir, bin: filepath.Join(dir, "bin"), servers: openServers(t, filepath.Join(dir, "servers"))}
+	build(t, g.bin, flags...)
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
-	var err error
-	w.servers, err = stack.Open(filepath.Join(dir, "servers"), nil)
+	must(t, g.servers.Start(ctx))
+	return g
+}
+
+// openServers are servers that end with the test; none is started.
+func openServers(t *testing.T, dir string) *stack.Servers {
+	t.Helper()
+	v, err := stack.Open(dir, nil)
 	must(t, err)
 	t.Cleanup(func() {
-		if err := w.servers.Kill(context.Background()); err != nil {
+		if err := v.Kill(context.Background()); err != nil {
 			t.Error(err)
 		}
 	})
-	must(t, w.servers.Start(ctx))
+	return v
+}
+
+// links are a proxy on each way between the parts of a system; of those that have none the proxy is nil.
+type links struct{ public, internal, redis, mysql, rabbitmq *netfault.Link }
+
+// options are what a world has otherwise than the development system.
+type options struct {
+	after       string // accept.after, "" for the default
+	batch       int    // orders.batch, 0 for the default
+	maxLag      string // orders.max_lag, "" for the default
+	ownConsumer bool   // the consumer role is a process of its own
+	linked      bool   // all links have a proxy
+	// Servers of the world's own, of which only that one runs; nil: the ground's.
+	redis, mysql, rabbitmq *stack.Servers
+	amqp                   string         // host:port of a broker that the rabbitmq link leads to; "" for the one of the servers
+	extra                  string         // lines of the gateway's configuration
+	bin                    string         // where the binaries are; "" for the ground's
+	wallOff                map[string]int // seconds by which the wall clock of each binary is off
+}
+
+// world is one running system: a gateway and a backend with a schema, a vhost and a key prefix of their own.
+type world struct {
+	options
+	dir      string
+	servers  *stack.Servers // the ground's
+	links    links
+	name     string // of the schema and the vhost; the key prefix is it and a colon
+	dsn      string // that the backend has
+	url      string // of the vhost, that the backend has
+	ports    stack.Ports
+	backend  *stack.Process
+	consumer *stack.Process // nil unless ownConsumer
+	gateway  *stack.Process
+
+	consumerAdmin string     // the URL of its admin listener
+	mu            sync.Mutex // guards books.Redis
+	books         oracle.Books
+	http          *http.Client
+	uids          atomic.Int64 // that were handed out
+}
+
+// newWorld makes a world on a ground of its own, which is built with these flags. Its batches are small, so that there are many.
+func newWorld(t *testing.T, flags ...string) *world {
+	return newGround(t, flags...).world(t, options{batch: 20})
+}
+
+// world starts a system.
+func (g *ground) world(t *testing.T, o options) *world {
+	t.Helper()
+	w := &world{options: o, servers: g.servers, name: fmt.Sprint("faults", g.worlds.Add(1)),
+		http: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256, IdleConnTimeout: 10 * time.Second}}}
+	t.Cleanup(w.http.CloseIdleConnections)
+	w.dir, w.bin = filepath.Join(g.dir, w.name), cmp.Or(o.bin, g.bin)
+	must(t, os.MkdirAll(w.dir, 0o755))
+	for _, own := range []**stack.Servers{&w.redis, &w.mysql, &w.rabbitmq} {
+		if *own == nil {
+			*own = g.servers
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	defer cancel()
+	var err error
 	w.ports, err = stack.FreeSystemPorts()
 	must(t, err)
+	w.connect(t, ctx)
 	w.configs(t, 1)
-	c, err := mysql.ParseDSN(w.servers.MySQLDSN())
-	must(t, err)
-	c.ParseTime, c.Logger = true, &mysql.NopLogger{} // it is killed on purpose
-	connector, err := mysql.NewConnector(c)
-	must(t, err)
-	w.books.DB, w.books.Prefix = sql.OpenDB(connector), "faults:"
-	t.Cleanup(func() { w.books.DB.Close() })
-	w.books.Redis, err = rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{w.servers.RedisAddr()}, DisableCache: true, ForceSingleClient: true})
-	must(t, err)
-	t.Cleanup(w.books.Redis.Close)
 	if out, err := w.command("backend", "migrate", "-config", w.file("backend.yaml")).CombinedOutput(); err != nil {
 		t.Fatalf("migrate: %v\n%s", err, out)
 	}
 	w.backend, w.gateway = w.process("backend", ""), w.process("gateway", "")
-	t.Cleanup(func() {
-		for _, p := range []*stack.Process{w.gateway, w.backend} {
+	all := []*stack.Process{w.backend, w.gateway}
+	if o.ownConsumer {
+		w.consumer = w.process("consumer", "")
+		all = []*stack.Process{w.backend, w.consumer, w.gateway}
+	}
+	for _, p := range all {
+		t.Cleanup(func() {
 			if err := p.Stop(context.Background()); err != nil {
 				t.Error(err)
 			}
 			w.blame(t, p)
-		}
-	})
-	must(t, w.backend.Start(ctx))
-	must(t, w.gateway.Start(ctx))
+		})
+		must(t, p.Start(ctx))
+	}
 	return w
+}
+
+// connect makes the world's own corner of the servers, and the links to them.
+func (w *world) connect(t *testing.T, ctx context.Context) {
+	t.Helper()
+	if w.linked {
+		w.links = links{public: netfault.New(t, hostOf(t, w.ports.PublicURL())), internal: netfault.New(t, hostOf(t, w.ports.InternalURL())),
+			redis: netfault.New(t, w.redis.RedisAddr())}
+	}
+	c, err := mysql.ParseDSN(w.mysql.MySQLDSN())
+	must(t, err)
+	c.DBName, c.ParseTime, c.Logger = "", true, &mysql.NopLogger{} // it is killed on purpose
+	db, err := sql.Open("mysql", c.FormatDSN())
+	must(t, err)
+	defer db.Close()
+	_, err = db.ExecContext(ctx, "CREATE DATABASE "+w.name+" CHARACTER SET utf8mb4")
+	must(t, err)
+	c.DBName = w.name
+	connector, err := mysql.NewConnector(c)
+	must(t, err)
+	w.books.DB, w.books.Prefix = sql.OpenDB(connector), w.name+":"
+	t.Cleanup(func() { w.books.DB.Close() })
+	c.ParseTime = false
+	if w.linked {
+		w.links.mysql = netfault.New(t, c.Addr)
+		c.Addr = w.links.mysql.Addr()
+	}
+	w.dsn = c.FormatDSN()
+	w.books.Redis, err = rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{w.redis.RedisAddr()}, DisableCache: true, ForceSingleClient: true})
+	must(t, err)
+	t.Cleanup(w.books.Redis.Close)
+	w.makeVhost(t)
+	u, err := url.Parse(w.rabbitmq.AMQPURL())
+	must(t, err)
+	u.Path = "/" + w.name
+	if w.linked || w.amqp != "" {
+		w.links.rabbitmq = netfault.New(t, cmp.Or(w.amqp, u.Host))
+		u.Host = w.links.rabbitmq.Addr()
+	}
+	w.url = u.String()
+}
+
+func hostOf(t *testing.T, address string) string {
+	t.Helper()
+	u, err := url.Parse(address)
+	must(t, err)
+	return u.Host
+}
+
+// makeVhost makes the vhost in the broker, which forgets it when it is wiped.
+func (w *world) makeVhost(t *testing.T) {
+	t.Helper()
+	u, err := url.Parse(w.rabbitmq.ManagementURL())
+	must(t, err)
+	w.management(t, http.MethodPut, "/api/vhosts/"+w.name, `{}`)
+	w.management(t, http.MethodPut, "/api/permissions/"+w.name+"/"+u.User.Username(), `{"configure":".*","write":".*","read":".*"}`)
+}
+
+// management calls RabbitMQ's HTTP API.
+func (w *world) management(t *testing.T, method, path, body string) []byte {
+	t.Helper()
+	req, err := http.NewRequest(method, w.rabbitmq.ManagementURL()+path, strings.NewReader(body))
+	must(t, err)
+	req.Header.Set("Content-Type", "application/json")
+	res, err := w.http.Do(req)
+	must(t, err)
+	defer res.Body.Close()
+	b, err := io.ReadAll(res.Body)
+	must(t, err)
+	if res.StatusCode/100 != 2 {
+		t.Fatalf("%s %s: %s: %s", method, path, res.Status, b)
+	}
+	return b
+}
+
+// look is what the stores say of a sale.
+func (w *world) look(ctx context.Context, sale int64) (oracle.View, error) {
+	w.mu.Lock()
+	books := w.books
+	w.mu.Unlock()
+	return books.Look(ctx, sale)
+}
+
+// primary makes another Redis the one that counts.
+func (w *world) primary(c rueidis.Client) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.books.Redis = c
 }
 
 func must(t *testing.T, err error) {
@@ -120,21 +267,36 @@ func (w *world) command(binary string, args ...string) *exec.Cmd {
 	return exec.Command(filepath.Join(w.bin, binary), args...)
 }
 
-// configs writes both configurations; generation makes the gateway's differ.
+// configs writes the configurations; generation makes the gateway's differ.
 func (w *world) configs(t *testing.T, generation int) {
 	t.Helper()
-	must(t, os.WriteFile(w.file("backend.yaml"), fmt.Appendf(nil, `development: true
+	redis, internal := w.redis.RedisAddr(), w.ports.InternalURL()
+	if w.linked {
+		redis, internal = w.links.redis.Addr(), "http://"+w.links.internal.Addr()
+	}
+	backend := func(file string, internal, admin int) {
+		must(t, os.WriteFile(w.file(file), fmt.Appendf(nil, `development: true
 listen: {internal: "127.0.0.1:%d", admin: "127.0.0.1:%d"}
 admin_token: %s
 signing_keys: [{id: %s, secret: %s}]
-redis: {addrs: ["%s"], prefix: "faults:"}
+redis: {addrs: ["%s"], prefix: "%s"}
 mysql: {dsn: "%s"}
 queue: {driver: rabbitmq, url: "%s"}
-orders: {batch: 20}
-outbox: {claim_idle: 1s}
+accept: {after: %s}
+orders: {batch: %d, max_lag: %s}
+outbox: {claim_idle: %s}
 carts: {abandoned_after: 1s}
 log: {level: info}
-`, w.ports.Internal, w.ports.Admin, development.AdminToken, development.SigningKeyID, development.SigningSecret, w.servers.RedisAddr(), w.servers.MySQLDSN(), w.servers.AMQPURL()), 0o600))
+`, internal, admin, development.AdminToken, development.SigningKeyID, development.SigningSecret, redis, w.books.Prefix, w.dsn, w.url,
+			cmp.Or(w.after, "fsync"), cmp.Or(w.batch, 200), cmp.Or(w.maxLag, "20s"), map[string]string{"": "1s", "confirm": "4s"}[w.after]), 0o600))
+	}
+	backend("backend.yaml", w.ports.Internal, w.ports.Admin)
+	if w.ownConsumer {
+		p, err := stack.FreePorts(2)
+		must(t, err)
+		backend("consumer.yaml", p[0], p[1])
+		w.consumerAdmin = fmt.Sprintf("http://127.0.0.1:%d", p[1])
+	}
 	must(t, os.WriteFile(w.file("gateway.yaml"), fmt.Appendf(nil, `development: true
 listen: {public: "127.0.0.1:%d", ops: "127.0.0.1:%d"}
 backends: ["%s"]
@@ -143,19 +305,39 @@ identity:
   keys: [{kid: %s, alg: HS256, secret: %s, sign: true}]
 limits:
   order: {rate: 20, burst: 20, max_keys: %d}
-  ip_exempt: ["127.0.0.0/8", "::1/128"]
+  ip_exempt: ["127.0.0.1/32"]
 log: {level: info}
-`, w.ports.Public, w.ports.Ops, w.ports.InternalURL(), development.SigningKeyID, development.SigningSecret, development.LoginKeyID, development.LoginSecret, 1000000+generation), 0o600))
+%s`, w.ports.Public, w.ports.Ops, internal, development.SigningKeyID, development.SigningSecret, development.LoginKeyID, development.LoginSecret,
+		1000000+generation, w.extra), 0o600))
 }
 
-// process is one of the two binaries, which dies at the failpoint ("" for none).
-func (w *world) process(name, failpoint string) *stack.Process {
-	p := stack.Program{Name: name, Path: filepath.Join(w.bin, name), Args: []string{"-config", w.file(name + ".yaml")}, Ready: w.ports.AdminURL() + "/-/ready"}
-	if name == "gateway" {
+// publicURL is where shoppers find the gateway.
+func (w *world) publicURL() string {
+	if w.linked {
+		return "http://" + w.links.public.Addr()
+	}
+	return w.ports.PublicURL()
+}
+
+// process is one of the programs, which dies at the failpoint ("" for none).
+func (w *world) process(name, failpoint string, args ...string) *stack.Process {
+	p := stack.Program{Name: name, Path: filepath.Join(w.bin, name), Args: append([]string{"-config", w.file(name + ".yaml")}, args...)}
+	switch name {
+	case "gateway":
 		p.Ready = w.ports.OpsURL() + "/-/ready"
+	case "consumer":
+		p.Path, p.Args, p.Ready = filepath.Join(w.bin, "backend"), append(p.Args, "-roles", "consumer"), w.consumerAdmin+"/-/ready"
+	default:
+		p.Ready = w.ports.AdminURL() + "/-/ready"
+		if w.ownConsumer {
+			p.Args = append(p.Args, "-roles", "api,relay,timer")
+		}
 	}
 	if failpoint != "" {
-		p.Env = []string{"FLOODGATE_FAILPOINT=" + failpoint}
+		p.Env = append(p.Env, "FLOODGATE_FAILPOINT="+failpoint)
+	}
+	if off := w.wallOff[name]; off != 0 {
+		p.Env = append(p.Env, fmt.Sprintf("%s=%d", wallVar, off))
 	}
 	return stack.NewProcess(w.dir, p)
 }
@@ -186,7 +368,19 @@ type answer struct {
 
 func (a answer) String() string { return fmt.Sprintf("%d %s", a.status, a.body) }
 
+// shopperWaits is how long a shopper waits for an answer before asking again, and operatorWaits an operator.
+const (
+	shopperWaits  = 10 * time.Second
+	operatorWaits = time.Minute
+)
+
 func (w *world) do(ctx context.Context, method, url, token, key, body string) answer {
+	within := shopperWaits
+	if strings.HasPrefix(url, w.ports.AdminURL()) {
+		within = operatorWaits
+	}
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
 	if err != nil {
 		return answer{body: []byte(err.Error())}
@@ -228,9 +422,31 @@ func (w *world) newSale(t *testing.T, title string, stock int64, payWithin time.
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	a := w.admin(ctx, "POST", "/sales", "", saleBody(title, stock, payWithin))
+	sale := w.create(t, ctx, saleBody(title, stock, payWithin))
+	w.open(t, sale)
+	return sale
+}
+
+// create makes a sale.
+func (w *world) create(t *testing.T, ctx context.Context, body string) int64 {
+	t.Helper()
+	a := w.admin(ctx, "POST", "/sales", "", body)
 	if a.status != 201 {
 		t.Fatalf("make a sale: %s", a)
+	}
+	return a.ID
+}
+
+// newCoupon makes a coupon campaign and waits until the gateway says that it is open.
+func (w *world) newCoupon(t *testing.T, title string, total int64) int64 {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	now := time.Now()
+	a := w.admin(ctx, "POST", "/coupons", "", fmt.Sprintf(`{"title":%q,"valid_from":%q,"valid_until":%q,"total":%d,"guard":"version"}`,
+		title, now.Add(-time.Minute).UTC().Format(wire.TimeFormat), now.Add(3*time.Hour).UTC().Format(wire.TimeFormat), total))
+	if a.status != 201 {
+		t.Fatalf("make a coupon campaign: %s", a)
 	}
 	w.open(t, a.ID)
 	return a.ID
@@ -239,7 +455,7 @@ func (w *world) newSale(t *testing.T, title string, stock int64, payWithin time.
 func (w *world) open(t *testing.T, sale int64) {
 	t.Helper()
 	until(t, "the gateway says that the sale is open", func(ctx context.Context) error {
-		a := w.do(ctx, "GET", fmt.Sprintf("%s/v1/sales/%d", w.ports.PublicURL(), sale), "", "", "")
+		a := w.do(ctx, "GET", fmt.Sprintf("%s/v1/sales/%d", w.publicURL(), sale), "", "", "")
 		if !bytes.Contains(a.body, []byte(`"state":"open"`)) {
 			return errors.New(a.String())
 		}
@@ -283,10 +499,12 @@ func (w *world) rest(t *testing.T, sale, stock int64, log *oracle.Log) oracle.Ta
 	var v oracle.View
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	err := await(ctx, func(ctx context.Context) (err error) {
-		if v, err = w.books.Look(ctx, sale); err != nil {
+	err := await(ctx, func(ctx context.Context) error {
+		seen, err := w.look(ctx, sale)
+		if err != nil {
 			return err
 		}
+		v = seen
 		if bad := append(v.Always(stock, 1), v.Settled(stock, log)...); len(bad) > 0 {
 			return errors.New(strings.Join(bad, "\n  "))
 		}
@@ -308,9 +526,10 @@ func (w *world) drained(t *testing.T) {
 	defer cancel()
 	must(t, w.gateway.Stop(ctx))
 	must(t, w.backend.Stop(ctx))
-	u, err := url.Parse(w.servers.AMQPURL())
-	must(t, err)
-	left, err := leftIn(u.String())
+	if w.consumer != nil {
+		must(t, w.consumer.Stop(ctx))
+	}
+	left, err := leftIn(w.url)
 	must(t, err)
 	if len(left) > 0 {
 		t.Errorf("the broker still holds messages: %v", left)

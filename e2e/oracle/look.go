@@ -26,6 +26,7 @@ type View struct {
 	Row                    Row               // MySQL's stock row
 	Orders                 map[string]Order
 	Slots                  map[string][]int // order -> slots
+	Claims                 map[string]int64 // order -> coupons
 	Ledger                 []string         // what is wrong with it
 	OpenIntents            int
 }
@@ -125,7 +126,7 @@ func lookMySQL(ctx context.Context, tx *sql.Tx, sale int64, o *View) error {
 	if err := tx.QueryRowContext(ctx, "SELECT COUNT(*) FROM intents WHERE sale_id = ? AND done_at IS NULL", sale).Scan(&o.OpenIntents); err != nil {
 		return err
 	}
-	o.Orders, o.Slots = map[string]Order{}, map[string][]int{}
+	o.Orders, o.Slots, o.Claims = map[string]Order{}, map[string][]int{}, map[string]int64{}
 	err := each(ctx, tx, "SELECT id, uid, status, reason, quantity, COALESCE(idem_key, '') FROM orders WHERE sale_id = ?", sale, func(r *sql.Rows) error {
 		var x Order
 		err := r.Scan(&x.ID, &x.UID, &x.Status, &x.Reason, &x.Quantity, &x.Key)
@@ -140,6 +141,16 @@ func lookMySQL(ctx context.Context, tx *sql.Tx, sale int64, o *View) error {
 		var slot int
 		err := r.Scan(&id, &slot)
 		o.Slots[id] = append(o.Slots[id], slot)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	err = each(ctx, tx, "SELECT order_id, COUNT(*) FROM coupon_claims WHERE sale_id = ? GROUP BY order_id", sale, func(r *sql.Rows) error {
+		var id string
+		var n int64
+		err := r.Scan(&id, &n)
+		o.Claims[id] = n
 		return err
 	})
 	if err != nil {

@@ -37,6 +37,16 @@ func (o View) Always(stock, limit int64) (bad []string) {
 			say("order %s is %s and has slots %v", r.ID, r.Status, o.Slots[r.ID])
 		}
 	}
+	for id, n := range o.Claims {
+		if r := o.Orders[id]; r.Status != string(wire.Issued) || r.Quantity != n {
+			say("order %q is %q, of %d units, and has %d claims", id, r.Status, r.Quantity, n)
+		}
+	}
+	for id, r := range o.Orders {
+		if r.Status == string(wire.Issued) && o.Claims[id] == 0 {
+			say("order %s is issued and has no claims", id)
+		}
+	}
 	for uid, n := range buyers {
 		if n > limit {
 			say("buyer %s holds %d units, the limit is %d", uid, n, limit)

@@ -224,7 +224,7 @@ func (p *Process) await(ctx context.Context, pid int, logged int64) error {
 	began := time.Now()
 	said := began
 	for {
-		probe, cancel := context.WithTimeout(ctx, 5*time.Second)
+		probe, cancel := context.WithTimeout(ctx, 5*time.Second+time.Since(began)) // one that was cut short on a slow machine gets longer
 		err := p.ready(probe)
 		cancel()
 		if p.PID() != pid {

@@ -111,13 +111,40 @@ func (v *Servers) Start(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return v.Redis.Start(ctx) })
 	g.Go(func() error { return v.MySQL.Start(ctx) })
-	g.Go(func() error {
-		if err := v.epmd.Start(ctx); err != nil { // also where only it died
-			return err
-		}
-		return v.RabbitMQ.Start(ctx)
-	})
+	g.Go(func() error { return v.StartRabbitMQ(ctx) })
 	return g.Wait()
+}
+
+// StartRabbitMQ starts the broker alone, and its epmd, also where only that has died.
+func (v *Servers) StartRabbitMQ(ctx context.Context) error {
+	if err := v.epmd.Start(ctx); err != nil {
+		return err
+	}
+	return v.RabbitMQ.Start(ctx)
+}
+
+// JoinRabbitMQ starts one more broker, of another, new directory, as a node of v's cluster: with v's users, queues and epmd.
+// Of the servers that it returns nothing else runs.
+func (v *Servers) JoinRabbitMQ(ctx context.Context, dir string) (*Servers, error) {
+	s, err := openSettings(dir)
+	if err != nil {
+		return nil, err
+	}
+	s.User, s.Password, s.Cookie, s.EPMDPort = v.settings.User, v.settings.Password, v.settings.Cookie, v.settings.EPMDPort
+	if err := s.save(dir); err != nil {
+		return nil, err
+	}
+	node := newServers(dir, s, v.report)
+	node.epmd = v.epmd
+	if err := node.StartRabbitMQ(ctx); err != nil {
+		return nil, err
+	}
+	for _, args := range [][]string{{"stop_app"}, {"join_cluster", v.nodeName()}, {"start_app"}} {
+		if _, err := node.RabbitMQCtl(ctx, args...); err != nil {
+			return node, err
+		}
+	}
+	return node, nil
 }
 
 // Stop ends all of them, side by side, the broker's epmd last.
@@ -198,7 +225,7 @@ func (v *Servers) mysql() *Process {
 	return &Process{
 		name: "mysql", data: data, addrs: []string{loopback(v.settings.MySQLPort)},
 		prepare: func(ctx context.Context) error {
-			if err := makeDirs(data); err != nil {
+			if err := makeDirs(data, temporary(data)); err != nil {
 				return err
 			}
 			if err := writeFile(initFile, []byte(v.initSQL())); err != nil {
@@ -210,7 +237,7 @@ func (v *Servers) mysql() *Process {
 			return v.installTables(ctx, tables)
 		},
 		command: func() *exec.Cmd {
-			args := []string{"--no-defaults", "--datadir=" + tables, "--init-file=" + initFile,
+			args := []string{"--no-defaults", "--datadir=" + tables, "--tmpdir=" + temporary(data), "--init-file=" + initFile,
 				"--socket=mysql.sock", // within datadir: a path of any length
 				"--pid-file=mysql.pid", "--port=" + strconv.Itoa(v.settings.MySQLPort), "--bind-address=127.0.0.1",
 				"--skip-name-resolve", "--skip-log-bin", "--character-set-server=utf8mb4", "--max-connections=500",
@@ -226,6 +253,9 @@ func (v *Servers) mysql() *Process {
 		startWithin: 2 * time.Minute, stopWithin: time.Minute,
 	}
 }
+
+// temporary is where mariadbd makes its temporary files: one that starts removes what it finds there, also what belongs to another.
+func temporary(data string) string { return filepath.Join(data, "tmp") }
 
 // initSQL is run by mariadbd at every start.
 func (v *Servers) initSQL() string {
@@ -245,7 +275,7 @@ func (v *Servers) installTables(ctx context.Context, tables string) error {
 	if err != nil {
 		return err
 	}
-	args := []string{"--no-defaults", "--datadir=" + aside, "--skip-test-db", "--skip-name-resolve", "--force",
+	args := []string{"--no-defaults", "--datadir=" + aside, "--tmpdir=" + temporary(filepath.Dir(tables)), "--skip-test-db", "--skip-name-resolve", "--force",
 		"--auth-root-authentication-method=socket", "--auth-root-socket-user=" + who.Username}
 	if os.Getuid() == 0 {
 		args = append(args, "--user=root")
@@ -332,17 +362,22 @@ disk_free_limit.absolute = 50MB
 			return cmd
 		},
 		ready:       func(ctx context.Context) error { return v.readyRabbitMQ(ctx) },
-		startWithin: 2 * time.Minute, stopWithin: time.Minute,
+		startWithin: 5 * time.Minute, stopWithin: time.Minute,
 	}
 }
 
 // rabbitBin is where Debian keeps the real scripts; those in /usr/sbin switch to the package's own user.
 const rabbitBin = "/usr/lib/rabbitmq/bin"
 
+// nodeName is the broker's own among all that its epmd knows.
+func (v *Servers) nodeName() string {
+	return "floodgate-" + strconv.Itoa(v.settings.AMQPPort) + "@localhost"
+}
+
 func (v *Servers) rabbitEnv(data string) []string {
 	return append(plainEnv(data),
 		"ERL_EPMD_PORT="+strconv.Itoa(v.settings.EPMDPort), "ERL_EPMD_ADDRESS=127.0.0.1",
-		"RABBITMQ_NODENAME=floodgate-"+strconv.Itoa(v.settings.AMQPPort)+"@localhost",
+		"RABBITMQ_NODENAME="+v.nodeName(),
 		"RABBITMQ_DIST_PORT="+strconv.Itoa(v.settings.DistPort),
 		"RABBITMQ_CONF_ENV_FILE=/dev/null",
 		"RABBITMQ_CONFIG_FILE="+filepath.Join(data, "rabbitmq.conf"),

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 )
 
@@ -80,7 +81,13 @@ func randomHex() string {
 	return hex.EncodeToString(b)
 }
 
-// FreePorts returns n loopback TCP ports on which nobody listens. They lie below the range from which the kernel takes
+// given are the ports that FreePorts has returned: what is to listen there may not do so yet.
+var given struct {
+	mu    sync.Mutex // guards ports
+	ports map[int]bool
+}
+
+// FreePorts returns n loopback TCP ports on which nobody listens, and which it has not returned before. They lie below the range from which the kernel takes
 // the ports of outgoing connections, so that a server that was killed finds its port free when it comes back.
 func FreePorts(n int) ([]int, error) {
 	high := 32768
@@ -92,6 +99,11 @@ func FreePorts(n int) ([]int, error) {
 		}
 	}
 	const low = 10240
+	given.mu.Lock()
+	defer given.mu.Unlock()
+	if given.ports == nil {
+		given.ports = map[int]bool{}
+	}
 	var ports []int
 	var held []net.Listener // until all are chosen, so that none is chosen twice
 	defer func() {
@@ -104,10 +116,14 @@ func FreePorts(n int) ([]int, error) {
 			return ports, nil
 		}
 		port := low + mathrand.IntN(high-low)
+		if given.ports[port] {
+			continue
+		}
 		l, err := net.Listen("tcp", loopback(port))
 		if err != nil {
 			continue
 		}
+		given.ports[port] = true
 		held = append(held, l)
 		ports = append(ports, port)
 	}

@@ -68,8 +68,11 @@ func StartMySQL() (*MySQL, error) {
 // Addr is its host:port.
 func (m *MySQL) Addr() string { return m.listener.Addr().String() }
 
-// DSN is its data source name in go-sql-driver's form.
-func (m *MySQL) DSN() string { return "root@tcp(" + m.Addr() + ")/" + database }
+// DSN is its data source name in go-sql-driver's form. The stand-in has no innodb_lock_wait_timeout that a session could set, and
+// on its only connection nobody waits for a lock.
+func (m *MySQL) DSN() string {
+	return "root@tcp(" + m.Addr() + ")/" + database + "?innodb_lock_wait_timeout="
+}
 
 // Close ends it and every connection to it, and forgets everything.
 func (m *MySQL) Close() error {

@@ -6,13 +6,22 @@ package standin
 import (
 	"fmt"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/alicebob/miniredis/v2/server"
 )
 
 // Redis is an in-memory Redis on a loopback port of its own.
-type Redis struct{ server *miniredis.Miniredis }
+type Redis struct {
+	server *miniredis.Miniredis
+	end    chan struct{} // closed by Close
+	ended  sync.WaitGroup
+}
+
+// tick is how exact the end of a key's life is.
+const tick = 50 * time.Millisecond
 
 // StartRedis starts one on a free port.
 func StartRedis() (*Redis, error) {
@@ -24,7 +33,25 @@ func StartRedis() (*Redis, error) {
 		m.Close()
 		return nil, fmt.Errorf("stand-in for redis: %w", err)
 	}
-	return &Redis{m}, nil
+	r := &Redis{server: m, end: make(chan struct{})}
+	r.ended.Go(r.age)
+	return r, nil
+}
+
+// age lets keys expire, which they do not do by themselves there.
+func (r *Redis) age() {
+	ticker := time.NewTicker(tick)
+	defer ticker.Stop()
+	last := time.Now()
+	for {
+		select {
+		case <-r.end:
+			return
+		case now := <-ticker.C:
+			r.server.FastForward(now.Sub(last))
+			last = now
+		}
+	}
 }
 
 // config is CONFIG GET, as far as the backend asks it at start: nothing is kept.
@@ -48,4 +75,8 @@ func config(c *server.Peer, _ string, args []string) {
 func (r *Redis) Addr() string { return r.server.Addr() }
 
 // Close ends it and every connection to it, and forgets everything.
-func (r *Redis) Close() { r.server.Close() }
+func (r *Redis) Close() {
+	close(r.end)
+	r.ended.Wait()
+	r.server.Close()
+}

@@ -9,8 +9,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/rueidis"
 
+	"floodgate.internal/backend/lock"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/lua"
 )
@@ -406,5 +408,44 @@ func TestSaysThatNothingIsKept(t *testing.T) {
 		if err != nil || got[name] != want {
 			t.Errorf("CONFIG GET %s: got %v, %v; want %q", name, got, err, want)
 		}
+	}
+}
+
+func TestALockAndItsLease(t *testing.T) {
+	s := openRedis(t)
+	l := lock.New(s.Client(), s.Prefix(), prometheus.NewRegistry())
+	ctx, die := context.WithCancel(t.Context())
+	defer die()
+	const name, lease, long = "door", 300 * time.Millisecond, time.Hour
+	owner := lock.NewOwner()
+	first, err := l.Acquire(ctx, name, owner, lease, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if inner, err := l.Acquire(ctx, name, owner, lease, 0); err != nil || inner.Fence() != first.Fence() || inner.Release() != nil {
+		t.Fatalf("a hold within the hold: got %+v, %v", inner, err)
+	}
+	var held *lock.HeldError
+	if _, err := l.Acquire(t.Context(), name, lock.NewOwner(), lease, 0); !errors.As(err, &held) || held.Left > lease {
+		t.Errorf("got %v, want it held for at most %v", err, lease)
+	}
+	die() // its lease is renewed no longer, and ends
+	second, err := l.Acquire(t.Context(), name, lock.NewOwner(), long, long)
+	if err != nil || second.Fence() <= first.Fence() {
+		t.Fatalf("after the first lease: got %+v, %v", second, err)
+	}
+	waits := make(chan error, 1)
+	go func() {
+		third, err := l.Acquire(t.Context(), name, lock.NewOwner(), long, long)
+		if err == nil {
+			err = third.Release()
+		}
+		waits <- err
+	}()
+	if err := second.Release(); err != nil {
+		t.Error(err)
+	}
+	if err := <-waits; err != nil { // long before an hour has passed
+		t.Error(err)
 	}
 }

@@ -1,6 +1,6 @@
 // Package edge is the gateway's public side: what a request must look like, in which order it is judged, and what it is
 // answered. The cheapest check comes first: method, path and size, then the sale gate, the page cache, the address's bucket,
-// identity, the user's bucket, and only then a backend.
+// identity, the user's bucket, for an order everybody's bucket, and only then a backend.
 package edge
 
 import (
@@ -33,7 +33,10 @@ import (
 type Settings struct {
 	Verifier         *identity.Verifier
 	Order, Read, IP  *limit.Law
-	Exempt           []netip.Prefix // from the IP law
+	Webhook          *limit.Law // of an address that delivers webhooks
+	Global           *limit.Law // of all orders
+	Patience         limit.Patience
+	Exempt           []netip.Prefix // from the laws of addresses
 	Pages            pagecache.Rule
 	Sign             *identity.Key // may mint test tokens; nil outside development
 	InsecureCookies  bool          // without Secure, for plain HTTP in development
@@ -56,8 +59,11 @@ type Server struct {
 	settings atomic.Pointer[Settings]
 	draining atomic.Bool
 
+	delivering atomic.Int64 // webhooks at the backends
+
 	orders, reads *limit.Buckets[string]
-	ips           *limit.Buckets[[16]byte]
+	ips, webhooks *limit.Buckets[[16]byte]
+	global        *limit.Shared
 	metrics       *metrics
 
 	idPrefix string
@@ -81,6 +87,8 @@ func New(parts Parts, reg prometheus.Registerer) *Server {
 	return &Server{
 		Parts:  parts,
 		orders: limit.New[string]("order", reg), reads: limit.New[string]("read", reg), ips: limit.New[[16]byte]("ip", reg),
+		webhooks: limit.New[[16]byte]("webhook", reg),
+		global:   limit.NewShared("global", reg),
 		metrics:  newMetrics(reg),
 		idPrefix: hex.EncodeToString(prefix[:]) + "-",
 		warnings: rate.NewLimiter(2, 5),

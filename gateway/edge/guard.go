@@ -6,6 +6,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"floodgate.internal/shared/problem"
+	"floodgate.internal/shared/wire"
 )
 
 // maxHeaders is how many header fields a request may have.
@@ -87,7 +88,7 @@ var (
 // singletons are headers that may come once at most.
 var singletons = [...][]byte{
 	[]byte("Transfer-Encoding"), []byte("Content-Length"), []byte("Expect"), []byte("Host"),
-	[]byte("Authorization"), []byte("Content-Type"), []byte("Idempotency-Key"), []byte("Origin"), []byte("Cookie"),
+	[]byte("Authorization"), []byte("Content-Type"), []byte("Idempotency-Key"), []byte("Origin"), []byte("Cookie"), []byte(wire.PaymentSignature),
 }
 
 const (

@@ -53,16 +53,18 @@ const (
 	ruleProtocol rule = iota
 	ruleGate
 	ruleIP
+	ruleWebhook
 	ruleIdentity
 	ruleOrigin
 	ruleOrder
 	ruleRead
+	ruleGlobal
 	ruleBody
 	ruleInFlight
 	rules
 )
 
-var ruleNames = [rules]string{"protocol", "gate", "ip", "identity", "origin", "order", "read", "body", "in_flight"}
+var ruleNames = [rules]string{"protocol", "gate", "ip", "webhook", "identity", "origin", "order", "read", "global", "body", "in_flight"}
 
 type metrics struct {
 	requests [routes][]prometheus.Counter // by result

@@ -21,7 +21,10 @@ const (
 	routeStatus // one order
 	routePay
 	routeCancel
-	routeCart // an order of several SKUs
+	routeWebhook
+	routeCoupons // own coupons
+	routeUse     // of one
+	routeCart    // an order of several SKUs
 	routeSKUs
 	routeSession
 	routeDevSession
@@ -29,14 +32,16 @@ const (
 )
 
 var routeNames = [routes]string{
-	"none", "malformed", "page", "time", "sales", "sale", "order_post", "orders_get", "order_get", "payment", "cancellation", "cart_post", "skus",
-	"session", "dev_session",
+	"none", "malformed", "page", "time", "sales", "sale", "order_post", "orders_get", "order_get", "payment", "cancellation",
+	"webhook", "coupons", "coupon_use", "cart_post", "skus", "session", "dev_session",
 }
 
 // allow is the methods of each route, as the Allow field lists them. HEAD goes wherever GET goes.
 var allow = [routes]string{
 	routePage: "GET, HEAD", routeTime: "GET, HEAD", routeSales: "GET, HEAD", routeSale: "GET, HEAD", routeOrder: "POST",
 	routeMine: "GET, HEAD", routeStatus: "GET, HEAD", routePay: "POST", routeCancel: "POST",
+	routeWebhook: "POST",
+	routeCoupons: "GET, HEAD", routeUse: "POST",
 	routeCart: "POST", routeSKUs: "GET, HEAD",
 	routeSession: "GET, HEAD, POST, DELETE", routeDevSession: "POST",
 }
@@ -74,8 +79,8 @@ func split(target []byte) (path, query []byte, ok bool) {
 
 func dots(s []byte) bool { return string(s) == "." || string(s) == ".." }
 
-// match finds the route of a canonical path, and the id in it: of a sale (0 if it cannot be one) or an order.
-func match(path []byte) (r route, sale int64, order []byte) {
+// match finds the route of a canonical path, and what it names: a sale (0 if it cannot be one), an order, a coupon or a payment provider.
+func match(path []byte) (r route, sale int64, name []byte) {
 	switch string(path) {
 	case "/":
 		return routePage, 0, nil
@@ -85,6 +90,8 @@ func match(path []byte) (r route, sale int64, order []byte) {
 		return routeSales, 0, nil
 	case "/v1/orders":
 		return routeMine, 0, nil
+	case wire.CouponsPath:
+		return routeCoupons, 0, nil
 	case wire.CartPath:
 		return routeCart, 0, nil
 	case wire.SKUsPath:
@@ -116,6 +123,15 @@ func match(path []byte) (r route, sale int64, order []byte) {
 			return routePay, 0, id
 		case string(tail) == "cancellation":
 			return routeCancel, 0, id
+		}
+		return routeNone, 0, nil
+	}
+	if provider, ok := bytes.CutPrefix(path, []byte(wire.WebhookPath)); ok && wire.ValidProvider(string(provider)) {
+		return routeWebhook, 0, provider
+	}
+	if rest, ok := bytes.CutPrefix(path, []byte(wire.CouponsPath+"/")); ok {
+		if id, tail, _ := bytes.Cut(rest, []byte("/")); len(id) > 0 && string(tail) == "use" {
+			return routeUse, 0, id
 		}
 		return routeNone, 0, nil
 	}

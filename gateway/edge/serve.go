@@ -13,6 +13,7 @@ import (
 	"floodgate.internal/gateway/upstream"
 	"floodgate.internal/shared/failpoint"
 	"floodgate.internal/shared/problem"
+	"floodgate.internal/shared/signing"
 	"floodgate.internal/shared/wire"
 )
 
@@ -31,7 +32,7 @@ func (x *exchange) serve() {
 		x.reject(ruleProtocol, problem.New(problem.BadRequest, "the path must be plain: no percent-encoding, no empty or dot segments, no host"))
 		return
 	}
-	r, sale, order := match(path)
+	r, sale, name := match(path)
 	x.route = r
 	if r == routeNone || r == routeDevSession && x.set.Sign == nil {
 		x.refuse(problem.New(problem.NotFound, "there is no such path"))
@@ -40,7 +41,7 @@ func (x *exchange) serve() {
 	if !x.allowed() {
 		return
 	}
-	if len(query) > 0 && (r == routeStatus || r == routeMine) {
+	if len(query) > 0 && (r == routeStatus || r == routeMine || r == routeCoupons) {
 		for _, name := range []string{"wait_ms", "sale_id", "cursor"} {
 			if len(x.ctx.QueryArgs().PeekMulti(name)) > 1 {
 				x.reject(ruleBody, problem.Invalid(name, "it is there twice"))
@@ -68,6 +69,8 @@ func (x *exchange) serve() {
 		x.cached("/v1/sales/" + strconv.FormatInt(sale, 10))
 	case routeOrder:
 		x.order(sale)
+	case routeWebhook:
+		x.webhook(string(name))
 	case routeCart:
 		x.cart()
 	case routeSKUs:
@@ -76,8 +79,10 @@ func (x *exchange) serve() {
 		x.session()
 	case routeDevSession:
 		x.devSession()
+	case routeCoupons, routeUse:
+		x.coupons(string(name))
 	default:
-		x.mine(order)
+		x.mine(string(name))
 	}
 }
 
@@ -122,6 +127,10 @@ func (x *exchange) limited(by rule, law *limit.Law, d limit.Decision) {
 		name, detail = `"read"`, "too many requests; nothing was done"
 	case ruleIP:
 		name, detail = `"ip"`, "too many requests from your address; nothing was done"
+	case ruleWebhook:
+		name, detail = `"webhook"`, "too many deliveries from your address; nothing was done, deliver it again"
+	case ruleGlobal:
+		name, detail = `"global"`, "too many orders are coming in; nothing was done"
 	}
 	seconds := max(1, d.Seconds())
 	h := &x.ctx.Response.Header
@@ -232,6 +241,10 @@ func (x *exchange) order(sale int64) {
 		x.limited(ruleOrder, x.set.Order, d)
 		return
 	}
+	if !x.takeGlobal() {
+		x.notBefore(d.Seconds())
+		return
+	}
 	status := x.forward(&upstream.Request{
 		Method: fasthttp.MethodPost, Target: "/v1/sales/" + strconv.FormatInt(sale, 10) + "/orders", UID: who.UID,
 		IdempotencyKey: key, Body: append(strconv.AppendInt([]byte(`{"quantity":`), int64(quantity), 10), '}'),
@@ -246,6 +259,22 @@ func (x *exchange) order(sale int64) {
 	case status == 409 && quantity == 1 && x.result == resultOf(problem.SoldOut):
 		v.Sale.SoldOut(x.now)
 	}
+}
+
+// takeGlobal draws on the bucket of all orders, for which an order may wait; or answers 429, or 503 where too many wait.
+// It comes after the user's own bucket, so that nobody takes more than their share of it.
+func (x *exchange) takeGlobal() bool {
+	d := x.s.global.Take(x.set.Global, x.set.Patience, x.now)
+	switch {
+	case d.OK:
+	case d.Crowded:
+		p := problem.New(problem.Overloaded, "too many orders are waiting; nothing was done")
+		p.RetryAfter = time.Duration(max(1, d.Seconds()))*time.Second + jitter(time.Second)
+		x.reject(ruleGlobal, p)
+	default:
+		x.limited(ruleGlobal, x.set.Global, d)
+	}
+	return d.OK
 }
 
 // notBefore makes a Retry-After true for a user whose next request would still find the bucket empty.
@@ -270,7 +299,7 @@ func (x *exchange) isJSON(body []byte) bool {
 }
 
 // mine is what a user asks about orders: GET /v1/orders, GET /v1/orders/{id}, and payment and cancellation.
-func (x *exchange) mine(order []byte) {
+func (x *exchange) mine(id string) {
 	who, ok := x.user()
 	if !ok {
 		return
@@ -288,15 +317,12 @@ func (x *exchange) mine(order []byte) {
 			r.Target += join + "sale_id=" + sale
 			join = "&"
 		}
-		if cursor := string(args.Peek("cursor")); cursor != "" {
-			if !plainCursor(cursor) {
-				x.reject(ruleBody, problem.Invalid("cursor", "it must be one that an earlier answer gave"))
-				return
-			}
-			r.Target += join + "cursor=" + cursor
+		cursor, ok := x.cursor(join)
+		if !ok {
+			return
 		}
+		r.Target += cursor
 	} else {
-		id := string(order)
 		if !wire.ValidOrderID(id) {
 			x.refuse(problem.New(problem.OrderNotFound, "there is no such order of yours"))
 			return
@@ -309,15 +335,8 @@ func (x *exchange) mine(order []byte) {
 			r.Method, r.Target = fasthttp.MethodPost, r.Target+"/cancellation"
 		}
 		if r.Method == fasthttp.MethodPost {
-			body := x.ctx.Request.Body()
-			if !x.isJSON(body) {
+			if !x.noBody() {
 				return
-			}
-			if len(body) > 0 {
-				if err := wire.DecodeStrict(body, &struct{}{}); err != nil {
-					x.reject(ruleBody, problem.New(problem.BadRequest, err.Error()))
-					return
-				}
 			}
 		} else if ms := string(args.Peek("wait_ms")); ms != "" {
 			n, err := strconv.ParseUint(ms, 10, 32)
@@ -338,6 +357,63 @@ func (x *exchange) mine(order []byte) {
 		r.Target += "?wait_ms=" + strconv.FormatInt(r.Wait.Milliseconds(), 10)
 	}
 	x.forward(r)
+}
+
+// coupons is what a user asks about coupons: GET /v1/coupons, and POST /v1/coupons/{id}/use.
+func (x *exchange) coupons(id string) {
+	who, ok := x.user()
+	if !ok {
+		return
+	}
+	r := &upstream.Request{Method: fasthttp.MethodGet, Target: wire.CouponsPath, UID: who.UID}
+	if x.route == routeCoupons {
+		cursor, ok := x.cursor("?")
+		if !ok {
+			return
+		}
+		r.Target += cursor
+	} else {
+		if !wire.ValidClaimID(id) {
+			x.refuse(problem.New(problem.NotFound, "there is no such coupon of yours"))
+			return
+		}
+		if !x.noBody() {
+			return
+		}
+		r.Method, r.Target = fasthttp.MethodPost, wire.UsePath(id)
+	}
+	if x.takeRead(who.UID) {
+		x.forward(r)
+	}
+}
+
+// noBody reports that the body says nothing, or answers 415 or 400.
+func (x *exchange) noBody() bool {
+	body := x.ctx.Request.Body()
+	if len(body) == 0 {
+		return true
+	}
+	if !x.isJSON(body) {
+		return false
+	}
+	if err := wire.DecodeStrict(body, &struct{}{}); err != nil {
+		x.reject(ruleBody, problem.New(problem.BadRequest, err.Error()))
+		return false
+	}
+	return true
+}
+
+// cursor is the query's cursor as it is sent on, after join; "" where there is none. Or it answers 400.
+func (x *exchange) cursor(join string) (param string, ok bool) {
+	cursor := string(x.ctx.QueryArgs().Peek("cursor"))
+	switch {
+	case cursor == "":
+		return "", true
+	case !plainCursor(cursor):
+		x.reject(ruleBody, problem.Invalid("cursor", "it must be one that an earlier answer gave"))
+		return "", false
+	}
+	return join + "cursor=" + cursor, true
 }
 
 // plainCursor keeps what is forwarded to characters that mean nothing else in a query.
@@ -366,8 +442,8 @@ func (x *exchange) forward(r *upstream.Request) int {
 		return 0
 	}
 	code := resp.StatusCode()
-	if code == fasthttp.StatusUnauthorized {
-		// It is this gateway that the backend does not know, not the shopper.
+	if code == fasthttp.StatusUnauthorized && len(resp.Header.Peek(signing.HeaderTime)) > 0 {
+		// It is this gateway that the backend does not know, not the client: that refusal names the time to sign by.
 		x.s.warn("check the signing keys on both sides", errSignature, x.id)
 		x.overloaded("the shop cannot be reached; nothing was done")
 		return 0
@@ -389,13 +465,20 @@ func (x *exchange) forward(r *upstream.Request) int {
 }
 
 // passed is every header of a backend's answer that a client sees.
-var passed = []string{"Content-Type", "Location", "ETag", "Cache-Control", "Retry-After"}
+var passed = []string{"Content-Type", "Location", "ETag", "Cache-Control", "Retry-After", "WWW-Authenticate"}
 
 // unanswered says what is known of a request that got no answer.
 func (x *exchange) unanswered(r *upstream.Request, err error) {
 	if r.Method == fasthttp.MethodPost && errors.Is(err, upstream.ErrUnknown) {
 		x.s.warn("no answer from the backend", err, x.id)
-		p := problem.New(problem.OutcomeUnknown, "the request was sent on and no answer came: ask again with the same Idempotency-Key, or look at GET /v1/orders?sale_id=")
+		detail := "the request was sent on and no answer came: ask again with the same Idempotency-Key, or look at GET /v1/orders?sale_id="
+		switch x.route {
+		case routeWebhook:
+			detail = "the event was sent on and no answer came: deliver it again, it counts once"
+		case routeUse:
+			detail = "the request was sent on and no answer came: look at GET " + wire.CouponsPath
+		}
+		p := problem.New(problem.OutcomeUnknown, detail)
 		p.RetryAfter = time.Second + jitter(2*time.Second)
 		x.refuse(p)
 		return

@@ -51,6 +51,8 @@ type Decision struct {
 	Remaining int
 	// Shared says that the key had to use the bucket that all keys beyond the cap share.
 	Shared bool
+	// Crowded says that a token would have come in time, but that too many wait for theirs.
+	Crowded bool
 }
 
 // Seconds is Wait in whole seconds, rounded up: whoever waits that long is admitted.

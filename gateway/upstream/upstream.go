@@ -17,6 +17,7 @@ import (
 
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/signing"
+	"floodgate.internal/shared/wire"
 )
 
 // What became of a request that got no answer.
@@ -47,7 +48,9 @@ type Request struct {
 	UID            string // the verified user, "" for nobody
 	IdempotencyKey string
 	RequestID      string
-	Body           []byte
+	// PaymentSignature is a webhook's own; this gateway's signature does not cover it, for it proves itself.
+	PaymentSignature string
+	Body             []byte
 	// Wait is how long the backend was asked to wait for news; the time-out is that much longer.
 	Wait time.Duration
 }
@@ -269,6 +272,9 @@ func (s *set) fill(req *fasthttp.Request, b *backend, r *Request, now time.Time)
 	}
 	if r.RequestID != "" {
 		req.Header.Set("X-Request-Id", r.RequestID)
+	}
+	if r.PaymentSignature != "" {
+		req.Header.Set(wire.PaymentSignature, r.PaymentSignature)
 	}
 	if len(r.Body) > 0 {
 		req.Header.SetContentType("application/json")

@@ -20,6 +20,8 @@ const (
 	SigningSecret = "dev-signing-secret-for-loopback-only-0001"
 	LoginKeyID    = "dev-login"
 	LoginSecret   = "dev-login-secret-for-loopback-only-000001"
+	Provider      = "test" // of payments, by webhook
+	PaymentSecret = "dev-payment-secret-for-loopback-only-0001"
 )
 
 // Addrs are where the two processes listen, as host:port.
@@ -46,10 +48,15 @@ signing_keys:
   - id: %s
     secret: %s
 
+payments:
+  providers:
+    - name: %s
+      secrets: [%s]
+
 %s
 log:
   level: %s
-`, "backend", a.Internal, a.Admin, AdminToken, SigningKeyID, SigningSecret, stores, logLevel)
+`, "backend", a.Internal, a.Admin, AdminToken, SigningKeyID, SigningSecret, Provider, PaymentSecret, stores, logLevel)
 }
 
 // Gateway is the gateway's configuration: with the limits of production, but for loopback, so that a crowd on one machine

@@ -56,8 +56,9 @@ func Halfway(name string, c net.Conn, b []byte) {
 	}
 }
 
-// Sent returns c, whose writes that hold needle are followed by Hit: what was written is on its way, and no answer was read.
-func Sent(name string, c net.Conn, needle string) net.Conn {
+// Sent returns c, whose writes that hold what needle returns are followed by Hit: what was written is on its way, and no answer
+// was read.
+func Sent(name string, c net.Conn, needle func() string) net.Conn {
 	if name != chosen {
 		return c
 	}
@@ -67,12 +68,12 @@ func Sent(name string, c net.Conn, needle string) net.Conn {
 type conn struct {
 	net.Conn
 	name   string
-	needle string
+	needle func() string
 }
 
 func (c *conn) Write(b []byte) (int, error) {
 	n, err := c.Conn.Write(b)
-	Wrote(c.name, b, c.needle)
+	Wrote(c.name, b, c.needle())
 	return n, err
 }
 

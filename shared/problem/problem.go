@@ -40,6 +40,7 @@ const (
 	UnsupportedMediaType Code = "UNSUPPORTED_MEDIA_TYPE"
 	OrderStateConflict   Code = "ORDER_STATE_CONFLICT"
 	PreconditionFailed   Code = "PRECONDITION_FAILED"
+	PaymentMismatch      Code = "PAYMENT_MISMATCH"
 	Internal             Code = "INTERNAL"
 )
 
@@ -69,6 +70,7 @@ var kinds = map[Code]kind{
 	UnsupportedMediaType: {415, "Send application/json"},
 	OrderStateConflict:   {409, "The order's state does not allow this"},
 	PreconditionFailed:   {412, "It has changed since you read it"},
+	PaymentMismatch:      {422, "The payment is not what the order costs"},
 	Internal:             {500, "Something broke on our side"},
 }
 
@@ -142,7 +144,11 @@ func (p *Problem) WriteTo(ctx *fasthttp.RequestCtx, requestID string) {
 		h.Set("Retry-After", strconv.FormatInt(int64((p.RetryAfter+time.Second-1)/time.Second), 10))
 	}
 	if p.Status == 401 {
-		h.Set("WWW-Authenticate", `Bearer realm="floodgate"`)
+		scheme := "Bearer" // but for a webhook, which is signed
+		if p.Field == wire.PaymentSignature {
+			scheme = wire.PaymentSignature
+		}
+		h.Set("WWW-Authenticate", scheme+` realm="floodgate"`)
 	}
 	ctx.Response.SetBodyRaw(p.JSON(requestID))
 }

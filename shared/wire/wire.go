@@ -6,6 +6,7 @@ package wire
 
 import (
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -133,6 +134,36 @@ type OrderList struct {
 	Next   string  `json:"next"`
 }
 
+// ClaimState is what became of a coupon that was issued: new -> used, or new -> expired.
+type ClaimState string
+
+// The states of a claim.
+const (
+	ClaimNew     ClaimState = "new"
+	ClaimUsed    ClaimState = "used"
+	ClaimExpired ClaimState = "expired"
+)
+
+// Claim is one coupon as its owner sees it: one unit of an issued order. It can be used until ValidUntil, which stays as
+// it was when it was issued.
+type Claim struct {
+	ClaimID    string     `json:"claim_id"`
+	OrderID    string     `json:"order_id"`
+	SaleID     int64      `json:"sale_id"` // the campaign
+	Title      string     `json:"title"`
+	Category   string     `json:"category"`
+	State      ClaimState `json:"state"`
+	ClaimedAt  Time       `json:"claimed_at"`
+	ValidUntil Time       `json:"valid_until"`
+	UsedAt     *Time      `json:"used_at"`
+}
+
+// ClaimList is the answer of GET /v1/coupons, newest first. Next is the cursor of the following page, "" at the end.
+type ClaimList struct {
+	Coupons []Claim `json:"coupons"`
+	Next    string  `json:"next"`
+}
+
 // FeedPath is the sale-state feed on a backend's internal listener:
 // GET /internal/v1/feed?instance=&since=&wait_ms=. It answers at once when it has something newer than since (or when
 // instance is not its own: then with everything), else when something changes or wait_ms (at most MaxWait) has passed.
@@ -150,13 +181,29 @@ type Feed struct {
 	Removed []int64 `json:"removed"`
 }
 
+// Webhooks of payment providers: POST WebhookPath and the provider's name, signed in the header PaymentSignature.
+const (
+	WebhookPath      = "/v1/payments/webhook/"
+	PaymentSignature = "Payment-Signature"
+)
+
 // Bounds of the public API.
 const (
 	MaxWait           = 20 * time.Second // of wait_ms
 	MaxUID            = 64               // bytes
 	MaxIdempotencyKey = 128              // bytes
 	MaxOrderID        = 56               // bytes
+	MaxProvider       = 32               // bytes
+	MaxWebhook        = 16 << 10         // bytes of a webhook's body
+	MaxSignature      = 1024             // bytes of PaymentSignature
+	MaxClaimID        = 64               // bytes
 )
+
+// CouponsPath lists a user's claims.
+const CouponsPath = "/v1/coupons"
+
+// UsePath is where a claim is used.
+func UsePath(claimID string) string { return CouponsPath + "/" + claimID + "/use" }
 
 // OrderPath is the status_url of an order.
 func OrderPath(orderID string) string { return "/v1/orders/" + orderID }
@@ -182,6 +229,20 @@ func ValidIdempotencyKey(s string) bool {
 	}
 	for i := 0; i < len(s); i++ {
 		if s[i] <= ' ' || s[i] > '~' {
+			return false
+		}
+	}
+	return true
+}
+
+// ValidProvider reports whether s can name a payment provider: 1 to 32 of [a-z0-9-].
+func ValidProvider(s string) bool {
+	if len(s) == 0 || len(s) > MaxProvider {
+		return false
+	}
+	for i := 0; i < len(s); i++ {
+		c := s[i]
+		if !('a' <= c && c <= 'z' || '0' <= c && c <= '9' || c == '-') {
 			return false
 		}
 	}
@@ -245,4 +306,17 @@ func isUUID(s string) bool {
 		}
 	}
 	return true
+}
+
+// NewClaimID joins an order and one of the slots that it takes: claims sort as their orders do, by time.
+func NewClaimID(orderID string, slot int) string { return orderID + "." + strconv.Itoa(slot) }
+
+// ValidClaimID reports whether s is a claim id.
+func ValidClaimID(s string) bool {
+	order, slot, ok := strings.Cut(s, ".")
+	if _, isOrder := SaleOfOrder(order); !ok || !isOrder || len(s) > MaxClaimID {
+		return false
+	}
+	_, isSlot := ParseID(slot)
+	return isSlot
 }

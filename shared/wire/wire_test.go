@@ -68,6 +68,20 @@ func TestSaleOfOrder(t *testing.T) {
 	}
 }
 
+func TestValidClaimID(t *testing.T) {
+	order := NewOrderID("0190163d-8694-739b-aea5-966c26f8ad91", 9223372036854775807)
+	for _, id := range []string{NewClaimID(order, 1), NewClaimID(order, 999999)} {
+		if !ValidClaimID(id) {
+			t.Errorf("%q is not valid", id)
+		}
+	}
+	for _, id := range []string{"", ".", ".1", order, order + ".", order + ".0", order + ".01", order + ".x", order + ".1.2", order + ".-1", "x.1", order + ".12345678"} {
+		if ValidClaimID(id) {
+			t.Errorf("%q is valid", id)
+		}
+	}
+}
+
 func TestParseID(t *testing.T) {
 	for s, want := range map[string]int64{"1": 1, "9223372036854775807": 1<<63 - 1} {
 		if got, ok := ParseID(s); got != want || !ok {
@@ -89,4 +103,13 @@ func FuzzParseOrderRequest(f *testing.F) {
 			t.Errorf("%q: got %d", body, n)
 		}
 	})
+}
+
+func TestValidProvider(t *testing.T) {
+	for name, want := range map[string]bool{"acme": true, "acme-2": true, "2": true, strings.Repeat("a", MaxProvider): true,
+		"": false, "Acme": false, "a_b": false, "a/b": false, "a.b": false, "\u00e9": false, strings.Repeat("a", MaxProvider+1): false} {
+		if got := ValidProvider(name); got != want {
+			t.Errorf("%q: got %v, want %v", name, got, want)
+		}
+	}
 }

@@ -26,6 +26,7 @@ CREATE TABLE cart_lines (
   sku_id   BIGINT      NOT NULL,
   quantity INT         NOT NULL,
   price    BIGINT      NOT NULL,               -- of one unit, when it was ordered
+  currency CHAR(3)     NOT NULL,               -- the same in all lines of an order
   held     BOOLEAN     NOT NULL DEFAULT TRUE,  -- the units are locked: the order waits for its payment
   lock_id  VARCHAR(48) CHARACTER SET ascii COLLATE ascii_bin NOT NULL, -- of the lock in Redis that it was made with
   PRIMARY KEY (order_id, sku_id),

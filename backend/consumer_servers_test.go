@@ -1,0 +1,59 @@
+//go:build servers
+
+package backend
+
+import (
+	"database/sql"
+	"testing"
+
+	"github.com/google/uuid"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"floodgate.internal/backend/backendtest"
+	"floodgate.internal/backend/order"
+	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/store"
+	"floodgate.internal/lua"
+	"floodgate.internal/shared/clock"
+	"floodgate.internal/shared/wire"
+)
+
+// With redis-stream an entry is all that there is of an order until MySQL has it.
+func TestAnEntryStaysUntilMySQLHasTheOrder(t *testing.T) {
+	dsn, redis := backendtest.MySQLDSN(t), backendtest.Redis(t)
+	db := backendtest.OpenMySQL(t, dsn, 1)
+	if _, err := store.Migrate(t.Context(), db); err != nil {
+		t.Fatal(err)
+	}
+	sale := backendtest.Sale(t, db, backendtest.SaleOptions{})
+	backendtest.Load(t, db, redis, sale)
+	v, err := redis.Reserve(t.Context(), reserve.Request{Sale: sale, UID: "ann", Quantity: 1, OrderID: wire.NewOrderID(uuid.Must(uuid.NewV7()).String(), sale), Epoch: 1})
+	if err != nil || v.Answer != lua.Reserved {
+		t.Fatalf("reserve: %+v, %v", v, err)
+	}
+	entries := func() []reserve.Entry {
+		t.Helper()
+		es, bad, err := redis.Outbox(t.Context(), sale)
+		if err != nil || len(bad) > 0 {
+			t.Fatal(err, bad)
+		}
+		return es
+	}
+	batch := entries()
+	away := backendtest.OpenMySQL(t, dsn, 1)
+	if err := away.Close(); err != nil {
+		t.Fatal(err)
+	}
+	clk := new(clock.Clock)
+	for _, c := range []struct {
+		db   *sql.DB
+		left int
+	}{{away, 1}, {db, 0}} {
+		p := &process{book: order.NewBook(c.db, redis, clk, backendtest.Log(t), prometheus.NewRegistry())}
+		err := p.settle(t.Context(), batch)
+		if left := len(entries()); (err != nil) != (c.left > 0) || left != c.left {
+			t.Errorf("settle: got %v and %d entries left, want %d", err, left, c.left)
+		}
+	}
+	backendtest.RedisBalanced(t, db, redis, sale)
+}

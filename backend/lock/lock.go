@@ -1,0 +1,305 @@
+// Package lock is a lock on Redis, shared by any number of processes: exclusive, re-entrant, held for a lease that a watchdog
+// renews, with a fencing token, and with a wait that is notified.
+//
+// No correctness may depend on it: a holder that was stopped for longer than its lease wakes up believing that it still has
+// the lock, and Redis may forget it. So it is for what is only wasted when it is done twice, and where a write must not
+// come late, the write checks the fencing token: see Guard. (M. Kleppmann, "How to do distributed locking", 2016.)
+package lock
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/rueidis"
+
+	"floodgate.internal/lua"
+)
+
+var (
+	// ErrLost: the lease ended, or Redis forgot the lock: somebody else may have it. It is the cause of the end of a Hold's
+	// context.
+	ErrLost = errors.New("the lock was lost")
+	// ErrNotOwner: the hold that is to be given back is not there.
+	ErrNotOwner = errors.New("the lock is not held by this owner")
+	// ErrReleased is the cause of the end of a released Hold's context.
+	ErrReleased = errors.New("the lock was released")
+)
+
+// HeldError: another owner has the lock.
+type HeldError struct {
+	Name string
+	Left time.Duration // of the holder's lease, which the holder may renew
+}
+
+func (e *HeldError) Error() string {
+	return fmt.Sprintf("lock %s is held by another owner; %v are left of its lease", e.Name, e.Left)
+}
+
+// timeout bounds each call of Redis.
+const timeout = 2 * time.Second
+
+// Owner is who holds a lock: Go has no thread ids, so it is a token that is passed on to whatever may take the lock again
+// within the hold.
+type Owner string
+
+// NewOwner makes an owner that nobody else is: 130 random bits.
+func NewOwner() Owner { return Owner(rand.Text()) }
+
+// Locks are the locks in one Redis under one key prefix. They are safe for concurrent use.
+type Locks struct {
+	client rueidis.Client
+	prefix string
+	line   line
+
+	granted, refused, lost prometheus.Counter
+	waiting                prometheus.Gauge
+}
+
+// New makes the locks of a Redis, or of a Redis Cluster.
+func New(client rueidis.Client, prefix string, reg prometheus.Registerer) *Locks {
+	counter := func(name, help string) prometheus.Counter {
+		return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
+	}
+	l := &Locks{client: client, prefix: prefix,
+		granted: counter("backend_lock_grants_total", "Locks that were taken, holds within a hold included."),
+		refused: counter("backend_lock_refusals_total", "Locks that were not taken, for another owner had them until the wait was over."),
+		lost:    counter("backend_lock_lost_total", "Locks whose holder was told that it may no longer have them."),
+		waiting: prometheus.NewGauge(prometheus.GaugeOpts{Name: "backend_lock_waiting", Help: "Goroutines that wait for a lock."})}
+	l.line = newLine(client, prefix)
+	reg.MustRegister(l.granted, l.refused, l.lost, l.waiting)
+	return l
+}
+
+func holderKey(prefix, name string) string { return prefix + "{lock:" + name + "}:holder" }
+
+func (l *Locks) holder(name string) string { return holderKey(l.prefix, name) }
+func (l *Locks) fence(name string) string  { return l.prefix + "{lock:" + name + "}:fence" }
+
+// Acquire takes a lock for owner, or another hold of it if owner has it, and keeps it until it is released or ctx ends.
+//
+// While another owner has it, Acquire waits at most for wait (0: not at all), and then says so with a *HeldError. The wait
+// ends when the holder releases, or when the holder's lease does: a holder that died keeps the others waiting no longer than
+// that. Who waits in one process is served in the order of coming; between processes, and against somebody who asks in the
+// very instant in which the lock is free, it is a race.
+//
+// A lease is how long the lock outlives a holder that dies. It must be at least a millisecond, and long enough for a call of
+// Redis to be made twice within a third of it. Any other error is Redis's, or ctx's.
+func (l *Locks) Acquire(ctx context.Context, name string, owner Owner, lease, wait time.Duration) (*Hold, error) {
+	if name == "" || strings.ContainsAny(name, "{}") || owner == "" || lease < time.Millisecond {
+		panic(fmt.Sprintf("BUG: lock %q, owner %q, lease %v: a name has no braces, an owner is not empty, a lease is at least 1 ms", name, owner, lease))
+	}
+	h := &Hold{l: l, name: name, owner: owner, lease: lease}
+	err := h.take(ctx) // also where others wait: the owner may have it
+	var held *HeldError
+	if wait > 0 && errors.As(err, &held) {
+		err = h.wait(ctx, wait, held)
+	}
+	if errors.As(err, &held) {
+		l.refused.Inc()
+	}
+	if err != nil {
+		return nil, err
+	}
+	return h, nil
+}
+
+// Hold is one hold of a lock. Release gives it back.
+type Hold struct {
+	l     *Locks
+	name  string
+	owner Owner
+	lease time.Duration
+	fence int64
+
+	ctx     context.Context
+	end     context.CancelCauseFunc
+	until   time.Time     // the lock is certainly held before it; the watchdog's
+	watched chan struct{} // closed when the watchdog has ended
+
+	released atomic.Bool
+}
+
+// Fence is the fencing token: higher than that of every hold of this lock before, but those that enclose this one and share
+// it. It rises also when Redis was emptied, as long as Redis's clock does not go back by more than it was away.
+func (h *Hold) Fence() int64 { return h.fence }
+
+// Context ends when the hold is released, when the context does that it was acquired with (nobody renews the lease then),
+// or when the lock was, or may have been, lost: then its cause is ErrLost. What is done under the lock is done with it.
+func (h *Hold) Context() context.Context { return h.ctx }
+
+// take asks Redis once. The call goes on when ctx ends: a grant that nobody hears of would keep everybody out for a lease.
+func (h *Hold) take(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("lock %s: %w", h.name, err)
+	}
+	asked := time.Now()
+	answer, err := h.l.call(context.WithoutCancel(ctx), lua.Lock, []string{h.l.holder(h.name), h.l.fence(h.name)}, string(h.owner), millis(h.lease))
+	if err != nil {
+		return fmt.Errorf("lock %s: %w", h.name, err)
+	}
+	switch {
+	case answer.word == lua.Held && len(answer.numbers) == 1:
+		return &HeldError{h.name, time.Duration(answer.numbers[0]) * time.Millisecond}
+	case answer.word == lua.Granted && len(answer.numbers) == 2:
+	default:
+		panic(fmt.Sprintf("BUG: lock.lua answered %+v", answer))
+	}
+	h.l.granted.Inc()
+	h.fence = answer.numbers[0]
+	h.ctx, h.end = context.WithCancelCause(ctx)
+	h.until, h.watched = asked.Add(h.lease), make(chan struct{})
+	go h.watch()
+	return nil
+}
+
+// wait takes the lock as soon as it is free, within limit.
+func (h *Hold) wait(ctx context.Context, limit time.Duration, held *HeldError) error {
+	l := h.l
+	l.waiting.Inc()
+	defer l.waiting.Dec()
+	short, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	over := func() error { // what the end of short means
+		if err := ctx.Err(); err != nil {
+			return fmt.Errorf("wait for lock %s: %w", h.name, err)
+		}
+		return held
+	}
+	place := l.line.enter(l.holder(h.name))
+	defer place.leave()
+	if place.turn.Acquire(short, 1) != nil {
+		return over()
+	}
+	defer place.turn.Release(1)
+	for {
+		ear := place.listen()
+		select {
+		case <-ear.ready:
+		case <-short.Done():
+			return over()
+		}
+		if ear.err != nil {
+			return fmt.Errorf("wait for lock %s: %w", h.name, ear.err)
+		}
+		// What is told from here on is heard, so that what is asked now is not missed.
+		for deaf := false; !deaf; {
+			if short.Err() != nil {
+				return over()
+			}
+			if err := h.take(ctx); !errors.As(err, &held) {
+				return err
+			}
+			lease := time.NewTimer(max(held.Left, time.Millisecond))
+			select {
+			case <-place.freed:
+			case <-lease.C: // and nobody has told that it is free: the holder died, or has renewed it
+			case <-short.Done():
+			case <-ear.gone:
+				deaf = true
+			}
+			lease.Stop()
+		}
+	}
+}
+
+// watch renews the lease until the hold ends, or ends the hold when the lease did.
+func (h *Hold) watch() {
+	defer close(h.watched)
+	pause := h.lease / 3
+	for {
+		timer := time.NewTimer(min(pause, time.Until(h.until)))
+		select {
+		case <-timer.C:
+		case <-h.ctx.Done():
+			timer.Stop()
+		}
+		if h.ctx.Err() != nil {
+			return
+		}
+		if !time.Now().Before(h.until) {
+			h.lose()
+			return
+		}
+		ctx, cancel := context.WithDeadline(h.ctx, h.until)
+		asked := time.Now()
+		answer, err := h.l.call(ctx, lua.Renew, []string{h.l.holder(h.name), h.l.fence(h.name)}, string(h.owner), millis(h.lease))
+		cancel()
+		switch {
+		case err != nil: // it may or may not have been renewed
+			pause = h.lease / 12
+		case answer.word == lua.Renewed:
+			h.until, pause = asked.Add(h.lease), h.lease/3
+		case h.ctx.Err() == nil:
+			h.lose()
+			return
+		}
+	}
+}
+
+func (h *Hold) lose() {
+	h.l.lost.Inc()
+	h.end(fmt.Errorf("lock %s, fence %d: %w", h.name, h.fence, ErrLost))
+}
+
+// Release gives the hold back, and with the last one the lock, also when the context has ended. ErrNotOwner: there was
+// nothing to give back; the lease had ended, or the hold was released before. After any other error the lock may be held
+// until its lease ends, and by nothing else.
+func (h *Hold) Release() error {
+	h.end(ErrReleased)
+	<-h.watched
+	if h.released.Swap(true) {
+		return fmt.Errorf("release lock %s: %w", h.name, ErrNotOwner)
+	}
+	answer, err := h.l.call(context.Background(), lua.Unlock, []string{h.l.holder(h.name)}, string(h.owner))
+	if err != nil {
+		return fmt.Errorf("release lock %s: %w", h.name, err)
+	}
+	if answer.word == lua.NotOwner {
+		return fmt.Errorf("release lock %s: %w", h.name, ErrNotOwner)
+	}
+	return nil
+}
+
+// answer is what a script answered: its word, and the numbers that follow.
+type answer struct {
+	word    string
+	numbers []int64
+}
+
+// call runs a script by EVALSHA; one that Redis does not know is sent whole.
+func (l *Locks) call(ctx context.Context, script lua.Script, keys []string, args ...string) (a answer, err error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	b := l.client.B()
+	r := l.client.Do(ctx, b.Evalsha().Sha1(script.SHA).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build())
+	if e, ok := rueidis.IsRedisErr(r.Error()); ok && e.IsNoScript() {
+		r = l.client.Do(ctx, b.Eval().Script(script.Source).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build())
+	}
+	list, err := r.ToArray()
+	if err != nil {
+		return a, err
+	}
+	if len(list) == 0 {
+		return a, errors.New("a script answered nothing")
+	}
+	if a.word, err = list[0].ToString(); err != nil {
+		return a, err
+	}
+	for _, m := range list[1:] {
+		n, err := m.AsInt64()
+		if err != nil {
+			return a, err
+		}
+		a.numbers = append(a.numbers, n)
+	}
+	return a, nil
+}
+
+func millis(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }

@@ -1,0 +1,83 @@
+package order
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"math/rand/v2"
+	"time"
+)
+
+// What guards a campaign's units (sales.stock_guard); everything but GuardVersion is as good as GuardConditional.
+const (
+	GuardConditional = "conditional" // the UPDATE's own condition: enough is left
+	GuardVersion     = "version"     // the row's version is the one that was read
+)
+
+// guard changes one sale's stock row by sum, once, or says why not: errUnits, errOvertaken, or an error of MySQL. Whatever
+// the guard, the row's version counts the change.
+type guard func(ctx context.Context, tx *sql.Tx, sale int64, sum move) error
+
+var (
+	// errUnits: there are too few units, it is another epoch, or there is no such sale.
+	errUnits = errors.New("the stock row does not allow it")
+	// errOvertaken: whenever the stock row was about to be changed, somebody else had changed it since it was read. It says
+	// nothing of the units: roll back and begin anew.
+	errOvertaken = errors.New("the stock row was changed by others each time")
+)
+
+// conditional decides in the UPDATE itself, under the row's lock: enough must be left.
+func conditional(ctx context.Context, tx *sql.Tx, sale int64, sum move) error {
+	query := `UPDATE sale_stock SET available = available + ?, locked = locked + ?, sold = sold + ?, version = version + 1
+		WHERE sale_id = ? AND available >= ? AND locked >= ?`
+	args := []any{sum.available, sum.locked, sum.sold, sale, max(0, -sum.available), max(0, -sum.locked)}
+	if sum.epoch != anyEpoch {
+		query += ` AND epoch = ?`
+		args = append(args, sum.epoch)
+	}
+	n, err := changed(tx.ExecContext(ctx, query, args...))
+	if err == nil && n != 1 {
+		err = errUnits
+	}
+	return err
+}
+
+const (
+	versionAttempts = 8
+	versionPause    = 2 * time.Millisecond // before the second attempt, at most; each further one may take that much longer
+)
+
+// byVersion is optimistic: it reads the row without a lock, decides, and changes the row only where its version is still
+// the one that was read (Kung and Robinson, "On Optimistic Methods for Concurrency Control", 1981). A version is never
+// used again, so that a row whose units went and came back meanwhile is not taken for unchanged (the ABA problem that
+// comparing the units themselves would have). Who was overtaken reads again, after a short random pause, a bounded number
+// of times: then it is errOvertaken. READ COMMITTED lets each reading see what was committed before it.
+func (b *Book) byVersion(ctx context.Context, tx *sql.Tx, sale int64, sum move) error {
+	for attempt := 1; ; attempt++ {
+		var available, locked, epoch, version int64
+		err := tx.QueryRowContext(ctx, `SELECT available, locked, epoch, version FROM sale_stock WHERE sale_id = ?`, sale).Scan(&available, &locked, &epoch, &version)
+		if errors.Is(err, sql.ErrNoRows) {
+			return errUnits
+		}
+		if err != nil {
+			return err
+		}
+		if sum.epoch != anyEpoch && epoch != sum.epoch || available+sum.available < 0 || locked+sum.locked < 0 {
+			return errUnits
+		}
+		n, err := changed(tx.ExecContext(ctx, `UPDATE sale_stock SET available = available + ?, locked = locked + ?, sold = sold + ?, version = version + 1
+			WHERE sale_id = ? AND version = ? AND epoch = ?`, sum.available, sum.locked, sum.sold, sale, version, epoch))
+		if err != nil || n == 1 {
+			return err
+		}
+		b.metrics.overtaken.Inc()
+		if attempt == versionAttempts {
+			return errOvertaken
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(rand.N(time.Duration(attempt) * versionPause)):
+		}
+	}
+}

@@ -1,0 +1,334 @@
+// Package payment takes what payment providers say by webhook: that a shopper's payment succeeded, failed or was refunded.
+//
+// Deliveries come more than once and in any order, and change nothing the second time: payment_events remembers each event
+// by its id and gives a repeat the first one's answer; payments has one row a payment, which only ever goes forward:
+//
+//	            failed ──┐
+//	             │       v
+//	new ─────────┴────> paid | refund_due ────> refunded
+//	 └───────────────────────────────────────────^
+//
+// A success makes its order paid by the one conditional UPDATE that cancellation and expiry compete with. Where they were
+// first, or another payment was, or the amount is not what the order costs, a refund is due: it is recorded, counted and
+// listed for operators until the provider says that it was made. Nothing brings an order back that ended, and nothing but
+// an operator takes back one that was paid and whose payment was refunded later. A success after its own refund is late news.
+//
+// Locks are taken in the order payment_events, payments, and then as package order does.
+package payment
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"floodgate.internal/backend/order"
+	"floodgate.internal/backend/store"
+	"floodgate.internal/shared/clock"
+	"floodgate.internal/shared/wire"
+)
+
+// Kept is how long an event's id is remembered: longer than any provider goes on delivering, and than a signature is taken.
+// After that a delivery of it is judged anew, by what its payment has become.
+const Kept = 30 * 24 * time.Hour
+
+// MaxSecrets bounds the secrets of one provider.
+const MaxSecrets = 8
+
+// Provider is one that may send webhooks.
+type Provider struct {
+	Name    string
+	Secrets []string // that it may sign with: more than one while they are rotated
+}
+
+// Result is what came of an event, for the provider.
+type Result string
+
+// The results.
+const (
+	ResultPaid      Result = "paid"       // by this payment the order is paid
+	ResultRefundDue Result = "refund_due" // the order cannot be paid by it: give the money back
+	ResultFailed    Result = "failed"     // noted
+	ResultRefunded  Result = "refunded"   // noted
+	ResultIgnored   Result = "ignored"    // it came too late to mean anything
+	resultMismatch  Result = "mismatch"   // the answer is a MismatchError
+)
+
+// Receipt is the answer to an event.
+type Receipt struct {
+	EventID string `json:"event_id"`
+	OrderID string `json:"order_id"`
+	Result  Result `json:"result"`
+}
+
+var (
+	// ErrProvider: no such provider is configured.
+	ErrProvider = errors.New("no such payment provider")
+	// ErrQueued: the order waits for no payment yet. Nothing was recorded: the event is welcome again.
+	ErrQueued = errors.New("the order is still queued")
+	// ErrReused: the event's id came before, with another event.
+	ErrReused = errors.New("this event id came before and said something else")
+	// ErrMismatch: the event is not about what the order costs, or not about the payment that is known under its id.
+	ErrMismatch = errors.New("the payment does not fit")
+)
+
+// MismatchError says what does not fit. It matches ErrMismatch.
+type MismatchError struct{ Detail string }
+
+func (e *MismatchError) Error() string { return e.Detail }
+
+// Is makes a MismatchError match ErrMismatch.
+func (e *MismatchError) Is(target error) bool { return target == ErrMismatch }
+
+// Desk takes events. It is safe for concurrent use, by any number of processes.
+type Desk struct {
+	db      *sql.DB
+	book    *order.Book
+	clk     *clock.Clock
+	log     *slog.Logger
+	secrets map[string][]string // by provider
+	events  *prometheus.CounterVec
+	due     prometheus.Gauge
+}
+
+// New makes a Desk for these providers. clk must follow Redis's clock: by it signatures age.
+func New(providers []Provider, db *sql.DB, book *order.Book, clk *clock.Clock, log *slog.Logger, reg prometheus.Registerer) *Desk {
+	d := &Desk{db: db, book: book, clk: clk, log: log, secrets: map[string][]string{},
+		events: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "backend_payment_events_total",
+			Help: "Deliveries of payment providers, by what came of them: paid, refund_due, failed, refunded, ignored, mismatch; repeated, refused, unknown."}, []string{"result"}),
+		due: prometheus.NewGauge(prometheus.GaugeOpts{Name: "backend_payment_refunds_due",
+			Help: "Payments that wait for their refund, as the timer last counted them: alert on it."})}
+	reg.MustRegister(d.events, d.due)
+	for _, p := range providers {
+		d.secrets[p.Name] = p.Secrets
+	}
+	for _, r := range []Result{ResultPaid, ResultRefundDue, ResultFailed, ResultRefunded, ResultIgnored, resultMismatch, cameRepeated, cameRefused, cameUnknown} {
+		d.events.WithLabelValues(string(r))
+	}
+	return d
+}
+
+// Take is done with one delivery: the provider that the path names, the signature header, and the body as it came. The
+// errors, in the order of the checks: ErrProvider; ErrUnsigned, ErrForged, ErrAge; ErrBody; order.ErrNotFound, ErrQueued;
+// ErrReused, ErrMismatch. After any other nobody knows, and the same delivery may be made again.
+func (d *Desk) Take(ctx context.Context, provider, signature string, body []byte) (Receipt, error) {
+	r, repeated, err := d.take(ctx, provider, signature, body)
+	came := string(r.Result)
+	switch {
+	case repeated:
+		came = cameRepeated
+	case refused(err):
+		came = cameRefused
+	case r.Result == "":
+		came = cameUnknown
+	}
+	d.events.WithLabelValues(came).Inc()
+	return r, err
+}
+
+// What else than a Result may come of a delivery, for the metrics.
+const (
+	cameRepeated = "repeated"
+	cameRefused  = "refused"
+	cameUnknown  = "unknown"
+)
+
+// refused reports whether a delivery was refused, and nothing recorded.
+func refused(err error) bool {
+	for _, e := range []error{ErrProvider, ErrUnsigned, ErrForged, ErrAge, ErrBody, order.ErrNotFound, ErrQueued, ErrReused} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
+
+func (d *Desk) take(ctx context.Context, provider, signature string, body []byte) (r Receipt, repeated bool, err error) {
+	secrets, ok := d.secrets[provider]
+	if !ok {
+		return r, false, ErrProvider
+	}
+	if err := verify(secrets, signature, body, d.clk.Now()); err != nil {
+		return r, false, err
+	}
+	e, err := parse(body)
+	if err != nil {
+		return r, false, err
+	}
+	bill, err := d.book.Bill(ctx, e.OrderID)
+	if err != nil {
+		return r, false, fmt.Errorf("event %s of %s: %w", e.ID, provider, err)
+	}
+	if bill.Status == wire.Queued {
+		return r, false, fmt.Errorf("event %s of %s: %w", e.ID, provider, ErrQueued)
+	}
+	j := judgement{event: e, provider: provider, bill: bill}
+	err = store.InTx(ctx, d.db, func(tx *sql.Tx) error { return d.judge(ctx, tx, &j) })
+	if repeated = errors.Is(err, errRepeat); repeated {
+		err = d.again(ctx, &j)
+	}
+	if err != nil {
+		return r, false, fmt.Errorf("event %s of %s: %w", e.ID, provider, err)
+	}
+	if !repeated {
+		d.tell(ctx, &j)
+	}
+	r = Receipt{EventID: e.ID, OrderID: e.OrderID, Result: j.result}
+	if j.result == resultMismatch {
+		return r, repeated, &MismatchError{fmt.Sprintf("payment %s is of %d %s for order %s, which costs %d %s; a payment, and its refund, is of the whole amount, and of one order",
+			e.PaymentID, e.Amount, e.Currency, e.OrderID, bill.Amount, bill.Currency)}
+	}
+	return r, repeated, nil
+}
+
+// judgement is one event on its way to its result.
+type judgement struct {
+	event    Event
+	provider string
+	bill     order.Bill
+	result   Result
+	reason   string // why a refund is due
+	paid     bool   // the order is paid by it, now
+	unpaid   bool   // the order was paid by the payment, which is refunded now
+}
+
+// errRepeat: payment_events has the event.
+var errRepeat = errors.New("the event came before")
+
+// judge records the event, and what it makes of its payment and its order, in one transaction. It may run several times.
+func (d *Desk) judge(ctx context.Context, tx *sql.Tx, j *judgement) error {
+	e, now := j.event, d.now()
+	_, err := tx.ExecContext(ctx, `INSERT INTO payment_events (provider, event_id, digest, result, received_at) VALUES (?, ?, ?, '', ?)`,
+		j.provider, e.ID, e.digest(), now)
+	if store.Duplicate(err) {
+		return errRepeat
+	}
+	if err != nil {
+		return fmt.Errorf("payment_events: %w", err)
+	}
+	// The upsert locks the row, new or not.
+	if _, err := tx.ExecContext(ctx, `INSERT INTO payments (provider, payment_id, order_id, amount, currency, first_at, last_at)
+		VALUES (?, ?, ?, ?, ?, ?, ?) ON DUPLICATE KEY UPDATE last_at = VALUES(last_at)`,
+		j.provider, e.PaymentID, e.OrderID, e.Amount, e.Currency, now, now); err != nil {
+		return fmt.Errorf("payments: %w", err)
+	}
+	p := Payment{Provider: j.provider}
+	if err := p.scan(tx.QueryRowContext(ctx, `SELECT `+columns+` FROM payments WHERE provider = ? AND payment_id = ?`, j.provider, e.PaymentID)); err != nil {
+		return fmt.Errorf("payments: %w", err)
+	}
+	was := p.Status
+	if err := d.apply(ctx, tx, j, &p); err != nil {
+		return err
+	}
+	if p.Status != was {
+		if _, err := tx.ExecContext(ctx, `UPDATE payments SET status = ?, reason = ? WHERE id = ?`, string(p.Status), p.Reason, p.ID); err != nil {
+			return fmt.Errorf("payments: %w", err)
+		}
+	}
+	j.reason, j.unpaid = p.Reason, was == StatusPaid && p.Status == StatusRefunded
+	if _, err := tx.ExecContext(ctx, `UPDATE payment_events SET result = ? WHERE provider = ? AND event_id = ?`, string(j.result), j.provider, e.ID); err != nil {
+		return fmt.Errorf("payment_events: %w", err)
+	}
+	return nil
+}
+
+// reasonMismatch is the reason of a refund that is due for the amount; any other is what the order was found to be.
+const (
+	reasonMismatch = "mismatch"
+	reasonOverdue  = "overdue"
+)
+
+// apply sets the result, and what the event makes of p.
+func (d *Desk) apply(ctx context.Context, tx *sql.Tx, j *judgement, p *Payment) error {
+	e := j.event
+	j.paid, j.result = false, ResultIgnored
+	if p.OrderID != e.OrderID || p.Amount != e.Amount || p.Currency != e.Currency {
+		j.result = resultMismatch
+		return nil
+	}
+	switch e.Type {
+	case Failed:
+		if p.Status == "" || p.Status == StatusFailed {
+			p.Status, j.result = StatusFailed, ResultFailed
+		}
+		return nil
+	case Refunded:
+		p.Status, p.Reason, j.result = StatusRefunded, "", ResultRefunded
+		return nil
+	}
+	switch p.Status {
+	case StatusPaid:
+		j.result = ResultPaid
+	case StatusRefundDue:
+		j.result = ResultRefundDue
+	case "", StatusFailed:
+		p.Status, j.result = StatusRefundDue, ResultRefundDue
+		if e.Amount != j.bill.Amount || e.Currency != j.bill.Currency {
+			p.Reason = reasonMismatch
+			break
+		}
+		paid, stands, err := d.book.PayIn(ctx, tx, e.OrderID)
+		switch {
+		case err != nil:
+			return err
+		case paid:
+			p.Status, j.result, j.paid = StatusPaid, ResultPaid, true
+		case stands == wire.PendingPayment:
+			p.Reason = reasonOverdue
+		default:
+			p.Reason = string(stands)
+		}
+	}
+	if p.Reason == reasonMismatch {
+		j.result = resultMismatch
+	}
+	return nil
+}
+
+// again finds the first one's result.
+func (d *Desk) again(ctx context.Context, j *judgement) error {
+	var digest string
+	err := d.db.QueryRowContext(ctx, `SELECT digest, result FROM payment_events WHERE provider = ? AND event_id = ?`, j.provider, j.event.ID).
+		Scan(&digest, &j.result)
+	if err != nil {
+		return fmt.Errorf("payment_events: %w", err)
+	}
+	if digest != j.event.digest() {
+		return ErrReused
+	}
+	return nil
+}
+
+// tell counts and logs what is new, and does what is left of it to do in Redis.
+func (d *Desk) tell(ctx context.Context, j *judgement) {
+	if j.paid {
+		d.book.Paid(ctx, j.event.OrderID)
+	}
+	log := d.log.With("provider", j.provider, "event", j.event.ID, "payment", j.event.PaymentID, "order", j.event.OrderID, "amount", j.event.Amount, "currency", j.event.Currency)
+	switch {
+	case j.reason != "" && j.event.Type == Succeeded:
+		log.Warn("payment: a refund is due", "reason", j.reason)
+	case j.result == resultMismatch:
+		log.Warn("payment: an event contradicts its payment; nothing was changed", "type", j.event.Type)
+	case j.unpaid:
+		log.Warn("payment: the payment of a paid order was refunded; the order stays paid")
+	}
+}
+
+// now is the time as MySQL keeps it, in milliseconds: by a finer one it does not search an index.
+func (d *Desk) now() time.Time { return d.clk.Now().Truncate(time.Millisecond) }
+
+// Tend is what time does to payments, one bounded pass: it counts the refunds that are due, for the metric, and forgets
+// events that are older than Kept. It returns how many it forgot: call again at once while that is more than none.
+func (d *Desk) Tend(ctx context.Context) (int, error) {
+	var due int64
+	if err := d.db.QueryRowContext(ctx, `SELECT COUNT(*) FROM payments WHERE status = ?`, string(StatusRefundDue)).Scan(&due); err != nil {
+		return 0, fmt.Errorf("count the refunds due: %w", err)
+	}
+	d.due.Set(float64(due))
+	return store.Prune(ctx, d.db, `DELETE FROM payment_events WHERE received_at < ? ORDER BY received_at`, d.now().Add(-Kept))
+}

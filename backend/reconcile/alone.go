@@ -1,0 +1,63 @@
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"floodgate.internal/backend/lock"
+	"floodgate.internal/backend/reserve"
+	"floodgate.internal/lua"
+)
+
+// aloneLease is how long the others wait for a process that died; for one that is at it they wait for takeoverTime.
+const aloneLease = 3 * time.Second
+
+// alone waits until no other process has begun what name stands for, at most for takeoverTime, and keeps the others waiting
+// until done is called. It only saves work: any number of reconcilers may run at once, so where the lock is not to be had,
+// or is lost, the caller goes on without it. The error is that ctx has ended.
+func (r *Reconciler) alone(ctx context.Context, name string) (done func(), err error) {
+	hold, err := r.locks.Acquire(ctx, name, lock.NewOwner(), r.lease, r.takeover)
+	if ctx.Err() != nil {
+		if hold != nil {
+			r.leave(name, hold)
+		}
+		return nil, ctx.Err()
+	}
+	if err != nil {
+		r.log.Warn("going on beside whoever else is at it", "lock", name, "error", err)
+		return func() {}, nil
+	}
+	return func() { r.leave(name, hold) }, nil
+}
+
+func (r *Reconciler) leave(name string, hold *lock.Hold) {
+	if err := hold.Release(); err != nil && !errors.Is(err, lock.ErrNotOwner) {
+		r.log.Debug("the others wait until the lease ends", "lock", name, "error", err)
+	}
+}
+
+// Load brings a sale that is not in Redis there: of those that ask at the same time, in whichever process, one reconciles it
+// and the others wait. Nil: its gate is open, or was a moment ago. reserve.ErrGateClosed: it is being reconciled for
+// another reason, and is left to that, or to Keep where that has died.
+func (r *Reconciler) Load(ctx context.Context, sale int64) error {
+	done, err := r.alone(ctx, loadName(sale))
+	if err != nil {
+		return err
+	}
+	defer done()
+	states, err := r.redis.States(ctx, []int64{sale})
+	switch {
+	case err != nil:
+		return err
+	case !states[0].Present:
+		return r.Sale(ctx, sale)
+	case states[0].Gate != lua.GateOpen:
+		return fmt.Errorf("load sale %d: %w", sale, reserve.ErrGateClosed)
+	}
+	return nil
+}
+
+func loadName(sale int64) string { return "load-" + strconv.FormatInt(sale, 10) }

@@ -1,0 +1,293 @@
+//go:build servers
+
+package faults
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/redis/rueidis"
+
+	"floodgate.internal/e2e/stack"
+)
+
+// redisFaults are a Redis that keeps all that it has acknowledged, and what accept.after: fsync makes of it.
+func redisFaults(t *testing.T, g *ground) {
+	own := openServers(t, filepath.Join(g.dir, "redis"))
+	must(t, own.Redis.Start(t.Context()))
+	w := g.world(t, options{redis: own, ownConsumer: true, maxLag: "1h"})
+	w.group(t, partRedis,
+		redisPaused(own, "redis"),
+		disorder{
+			what: "redis: restarted", injected: "SIGTERM, and started again", twice: true,
+			strike: func(s *trial) { must(s.T, own.Redis.Stop(s.ctx)) },
+			heal:   func(s *trial) { must(s.T, own.Redis.Start(s.ctx)) },
+		},
+		disorder{
+			what: "redis: out of memory", injected: "maxmemory 1, noeviction", keep: true, twice: true,
+			strike: outOfMemory,
+			heal:   func(s *trial) { s.w.config(s.T, "maxmemory", "0") },
+		},
+		disorder{
+			what: "redis: restarted with its file cut back", injected: "SIGKILL, the append-only file cut behind the last order that was promised", twice: true,
+			strike: func(s *trial) {
+				must(s.T, own.Redis.Kill(s.ctx))
+				cutBehindPromised(s, own)
+			},
+			heal: func(s *trial) { must(s.T, own.Redis.Start(s.ctx)) },
+		},
+		disorder{
+			what: "redis: restarted empty", injected: "SIGKILL and no data, with 300 orders in the broker and nowhere else", keep: true, twice: true,
+			strike: func(s *trial) {
+				must(s.T, s.w.consumer.Kill(s.ctx))
+				s.more(300)
+				s.rest() // an order that is promised and not published yet would be lost: so much is said
+				s.published()
+				must(s.T, own.Redis.Kill(s.ctx))
+				must(s.T, own.Redis.Wipe())
+				s.press()
+			},
+			heal: func(s *trial) {
+				must(s.T, own.Redis.Start(s.ctx))
+				must(s.T, s.w.consumer.Start(s.ctx))
+			},
+		},
+	)
+	w.drained(t)
+}
+
+// redisConfirmed are the same and worse with accept.after: confirm: a Redis that loses what it has acknowledged.
+func redisConfirmed(t *testing.T, g *ground) {
+	own, other := openServers(t, filepath.Join(g.dir, "redis-1")), openServers(t, filepath.Join(g.dir, "redis-2"))
+	must(t, own.Redis.Start(t.Context()))
+	must(t, other.Redis.Start(t.Context()))
+	w := g.world(t, options{linked: true, redis: own, after: "confirm", ownConsumer: true, maxLag: "1h"})
+	first, second := w.books.Redis, redisClient(t, other)
+	w.group(t, partRedis,
+		redisPaused(own, "redis, confirm"),
+		disorder{
+			what: "redis, confirm: killed", injected: "SIGKILL, and started again", twice: true,
+			strike: func(s *trial) { must(s.T, own.Redis.Kill(s.ctx)) },
+			heal:   func(s *trial) { must(s.T, own.Redis.Start(s.ctx)) },
+		},
+		disorder{
+			what: "redis, confirm: restarted with its file cut back", injected: "everysec; SIGKILL, the append-only file cut 100 promised orders ago; no consumer", keep: true, twice: true,
+			strike: func(s *trial) {
+				must(s.T, s.w.consumer.Kill(s.ctx))
+				s.w.config(s.T, "appendfsync", "everysec")
+				file := aof(s.T, own)
+				s.more(50)
+				synced, err := os.Stat(file)
+				must(s.T, err)
+				s.more(100)
+				must(s.T, own.Redis.Kill(s.ctx))
+				must(s.T, os.Truncate(file, synced.Size()))
+			},
+			heal: func(s *trial) {
+				must(s.T, own.Redis.Start(s.ctx))
+				must(s.T, s.w.consumer.Start(s.ctx))
+			},
+		},
+		disorder{
+			what: "redis, confirm: fails over to a stale replica", injected: "SIGKILL; a replica takes over that stopped 100 promised orders ago; no consumer", keep: true, twice: true,
+			strike: func(s *trial) {
+				must(s.T, s.w.consumer.Kill(s.ctx))
+				follow(s, second, own)
+				standAlone(s, second)
+				s.more(100)
+				must(s.T, own.Redis.Kill(s.ctx))
+				s.w.links.redis.Target(other.RedisAddr())
+				s.w.primary(second)
+			},
+			heal: func(s *trial) { must(s.T, s.w.consumer.Start(s.ctx)) },
+		},
+		disorder{
+			what: "redis, confirm: fails back to a stale replica", injected: "the first one, which was not started anew, takes over as it was 100 promised orders ago; no consumer", keep: true, twice: true,
+			strike: func(s *trial) {
+				must(s.T, own.Redis.Start(s.ctx))
+				follow(s, first, other)
+				s.swap(own, first)
+				s.more(20)
+				follow(s, second, own)
+				s.swap(other, second)
+				s.more(20)
+				must(s.T, s.w.consumer.Kill(s.ctx))
+				follow(s, first, other)
+				standAlone(s, first)
+				s.more(100)
+				s.swap(own, first)
+			},
+			heal: func(s *trial) { must(s.T, s.w.consumer.Start(s.ctx)) },
+		},
+	)
+	w.drained(t)
+}
+
+// redisPaused stops Redis for longer than every time-out and idle bound: scripts that were given up run when it goes on.
+func redisPaused(own *stack.Servers, name string) disorder {
+	return disorder{
+		what: name + ": paused", injected: "SIGSTOP for longer than every call of it may take", twice: true,
+		strike: func(s *trial) { must(s.T, own.Redis.Signal(syscall.SIGSTOP)); s.lasts() },
+		heal:   func(s *trial) { must(s.T, own.Redis.Signal(syscall.SIGCONT)) },
+	}
+}
+
+// config sets a parameter of the world's Redis.
+func (w *world) config(t *testing.T, name, value string) {
+	t.Helper()
+	c := w.books.Redis
+	must(t, c.Do(context.Background(), c.B().ConfigSet().ParameterValue().ParameterValue(name, value).Build()).Error())
+}
+
+// outOfMemory: a script that cannot write has written nothing, and that is what buyers are told; what was promised before is
+// finished meanwhile.
+func outOfMemory(s *trial) {
+	s.loads[0].answered()
+	before := s.log.Promises()
+	known := strings.Contains(s.log.Summary(), "OUTCOME_UNKNOWN")
+	s.w.config(s.T, "maxmemory", "1")
+	s.loads[0].answered()
+	at := s.log.Promised()
+	s.until("what was promised before is in MySQL, and nothing in the outbox", func(ctx context.Context) error {
+		var rows int
+		if err := s.w.books.DB.QueryRowContext(ctx, "SELECT COUNT(*) FROM orders WHERE sale_id = ?", s.sale).Scan(&rows); err != nil {
+			return err
+		}
+		c := s.w.books.Redis
+		left, err := c.Do(ctx, c.B().Xlen().Key(s.key("outbox")).Build()).AsInt64()
+		if err == nil && (rows < len(before) || left > 0) {
+			err = fmt.Errorf("%d of %d are, the outbox holds %d", rows, len(before), left)
+		}
+		return err
+	})
+	s.until("everybody is told to come again", func(context.Context) error {
+		if text := s.log.Summary(); !strings.Contains(text, "503 OVERLOADED") {
+			return errors.New(text)
+		}
+		return nil
+	})
+	s.loads[0].answered()
+	if text := s.log.Summary(); s.log.Promised() != at || !known && strings.Contains(text, "OUTCOME_UNKNOWN") {
+		s.Errorf("%d orders were promised out of memory, want none, and nobody told that nobody knows: %s", s.log.Promised()-at, text)
+	}
+}
+
+// aof is the append-only file of what Redis has written since it was started.
+func aof(t *testing.T, v *stack.Servers) string {
+	t.Helper()
+	found, err := filepath.Glob(filepath.Join(v.Redis.DataDir(), "appendonlydir", "*.incr.aof"))
+	if err != nil || len(found) != 1 {
+		t.Fatalf("append-only files: %v, %v; want one", found, err)
+	}
+	return found[0]
+}
+
+// cutBehindPromised leaves of the file what a power cut leaves at least: with appendfsync always, all that was acknowledged.
+func cutBehindPromised(s *trial, v *stack.Servers) {
+	s.Helper()
+	for _, l := range s.loads {
+		l.answered() // so that the log has every promise that was made before the kill
+	}
+	path := aof(s.T, v)
+	text, err := os.ReadFile(path)
+	must(s.T, err)
+	last := 0
+	for _, id := range s.log.Promises() {
+		at := bytes.LastIndex(text, []byte(id))
+		if at < 0 {
+			s.Errorf("order %s was promised and is not in the file", id)
+		}
+		last = max(last, at)
+	}
+	if end := bytes.Index(text[last:], []byte("EXEC\r\n")); end >= 0 {
+		last += end + len("EXEC\r\n")
+	}
+	must(s.T, os.Truncate(path, int64(last)))
+	s.Logf("%d of %d bytes are left", last, len(text))
+}
+
+// key is the name of one of the sale's keys in Redis.
+func (s *trial) key(name string) string {
+	return fmt.Sprintf("%s{sale:%d}:%s", s.w.books.Prefix, s.sale, name)
+}
+
+// published waits until every entry of the sale's outbox is marked as confirmed by the broker.
+func (s *trial) published() {
+	s.Helper()
+	c := s.w.books.Redis
+	key := s.key("outbox")
+	s.until("the broker has every order", func(ctx context.Context) error {
+		all, err := c.Do(ctx, c.B().Xlen().Key(key).Build()).AsInt64()
+		if err != nil {
+			return err
+		}
+		list, err := c.Do(ctx, c.B().XinfoConsumers().Key(key).Group("orders").Build()).ToArray()
+		if err != nil {
+			return err
+		}
+		var marked int64
+		for _, m := range list {
+			info, err := m.AsMap()
+			if err != nil {
+				return err
+			}
+			who, pending := info["name"], info["pending"]
+			if name, _ := who.ToString(); name == "published" {
+				if marked, err = pending.AsInt64(); err != nil {
+					return err
+				}
+			}
+		}
+		if marked < all {
+			return fmt.Errorf("%d of %d", marked, all)
+		}
+		return nil
+	})
+}
+
+// redisClient talks to a Redis past every link.
+func redisClient(t *testing.T, v *stack.Servers) rueidis.Client {
+	t.Helper()
+	c, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{v.RedisAddr()}, DisableCache: true, ForceSingleClient: true})
+	must(t, err)
+	t.Cleanup(c.Close)
+	return c
+}
+
+// follow makes a Redis the replica of another, and waits until it has all that the other has now.
+func follow(s *trial, replica rueidis.Client, of *stack.Servers) {
+	s.Helper()
+	host, port, _ := strings.Cut(of.RedisAddr(), ":")
+	b := replica.B()
+	must(s.T, replica.Do(s.ctx, b.ConfigSet().ParameterValue().ParameterValue("repl-diskless-sync-delay", "0").Build()).Error())
+	must(s.T, replica.Do(s.ctx, b.Arbitrary("REPLICAOF", host, port).Build()).Error())
+	s.until("the replica follows", func(ctx context.Context) error {
+		info, err := replica.Do(ctx, b.Info().Section("replication").Build()).ToString()
+		if err == nil && !strings.Contains(info, "master_link_status:up") {
+			err = errors.New(info)
+		}
+		return err
+	})
+}
+
+// standAlone makes a replica a primary, with what it has.
+func standAlone(s *trial, replica rueidis.Client) {
+	s.Helper()
+	must(s.T, replica.Do(s.ctx, replica.B().Arbitrary("REPLICAOF", "NO", "ONE").Build()).Error())
+}
+
+// swap makes another Redis the primary that everybody talks to.
+func (s *trial) swap(to *stack.Servers, client rueidis.Client) {
+	s.Helper()
+	standAlone(s, client)
+	s.w.links.redis.Target(to.RedisAddr())
+	s.w.links.redis.Cut()
+	s.w.primary(client)
+}

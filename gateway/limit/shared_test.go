@@ -1,0 +1,200 @@
+package limit
+
+import (
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"pgregory.net/rapid"
+)
+
+func shared() *Shared { return NewShared("test", prometheus.NewRegistry()) }
+
+// waits is a shared bucket and those who wait for its tokens, in a time that the test makes.
+type waits struct {
+	*Shared
+	until []time.Time // each one's token
+}
+
+// take is Take without the sleep: it returns when the token is there.
+func (w *waits) take(law *Law, p Patience, now time.Time) (Decision, time.Time) {
+	for len(w.until) > 0 && !w.until[0].After(now) { // they come in order
+		w.until = w.until[1:]
+		w.waiting--
+	}
+	d, delay := w.promise(law, p, now)
+	if delay > 0 {
+		w.until = append(w.until, now.Add(delay))
+	}
+	return d, now.Add(delay)
+}
+
+// Row D10: a token may be waited for; one that comes too late is refused at once.
+func TestAWaitForATokenIsBounded(t *testing.T) {
+	w, law := &waits{Shared: shared()}, NewLaw("global", 10, 2, 1, start) // a token each 100 ms
+	p := Patience{Wait: 250 * time.Millisecond, Places: 10}
+	for i, c := range []struct {
+		at, delay, wait time.Duration
+	}{
+		{0, 0, 0}, {0, 0, 0}, {0, 100 * time.Millisecond, 0}, {0, 200 * time.Millisecond, 0}, // the burst, and two promises
+		{0, 0, 300 * time.Millisecond}, {0, 0, 300 * time.Millisecond}, // a refusal takes nothing
+		{50 * time.Millisecond, 250 * time.Millisecond, 0},
+		{50 * time.Millisecond, 0, 350 * time.Millisecond},
+		{400 * time.Millisecond, 0, 0}, // just there: those before had theirs at 300
+		{400 * time.Millisecond, 100 * time.Millisecond, 0},
+	} {
+		d, ready := w.take(law, p, at(c.at))
+		if delay := ready.Sub(at(c.at)); d.OK != (c.wait == 0) || d.Crowded || (delay-c.delay).Abs() > time.Microsecond || (d.Wait-c.wait).Abs() > time.Microsecond {
+			t.Errorf("step %d at %v: got %+v after %v; want a token after %v, or a refusal for %v", i, c.at, d, delay, c.delay, c.wait)
+		}
+	}
+}
+
+// Row D10: however requests come, and wait, no more are admitted in any span of time than burst + rate*t; no more wait than
+// may; nobody waits longer than they may.
+func TestLawOfTheSharedBucket(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := &waits{Shared: shared()}
+		law := NewLaw("x", rapid.SampledFrom([]float64{0.5, 3, 50, 1000}).Draw(t, "rate"), rapid.IntRange(1, 5).Draw(t, "burst"), 1, start)
+		p := Patience{time.Duration(rapid.IntRange(0, 3000).Draw(t, "wait")) * time.Millisecond, rapid.IntRange(0, 5).Draw(t, "places")}
+		now, latest := start, time.Time{} // clocks are read out of order, too: the latest counts
+		var admitted []time.Time
+		for range rapid.IntRange(1, 150).Draw(t, "steps") {
+			now = now.Add(time.Duration(rapid.IntRange(-5, 300).Draw(t, "ms")) * time.Millisecond)
+			if now.After(latest) {
+				latest = now
+			}
+			d, ready := w.take(law, p, now)
+			if !d.OK {
+				continue
+			}
+			if len(w.until) > p.Places || ready.Sub(now) > p.Wait {
+				t.Fatalf("%d wait, at most %d may; one waits %v, at most %v", len(w.until), p.Places, ready.Sub(now), p.Wait)
+			}
+			admitted = append(admitted, latest.Add(ready.Sub(now)))
+		}
+		for i := range admitted {
+			for j := i; j < len(admitted); j++ {
+				span := admitted[j].Sub(admitted[i])
+				if most := float64(law.Burst) + law.Rate*span.Seconds(); float64(j-i+1) > most+1e-6 {
+					t.Fatalf("%d admitted in %v, at most %v", j-i+1, span, most)
+				}
+			}
+		}
+	})
+}
+
+// Row D10: who waits exactly as long as told is admitted, and at once, where nobody else comes.
+func TestWaitingAsTheSharedBucketToldIsEnough(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := &waits{Shared: shared()}
+		law := NewLaw("x", rapid.Float64Range(0.01, 1000).Draw(t, "rate"), rapid.IntRange(1, 20).Draw(t, "burst"), 1, start)
+		p := Patience{time.Duration(rapid.IntRange(0, 2000).Draw(t, "wait")) * time.Millisecond, rapid.IntRange(0, 3).Draw(t, "places")}
+		now := start
+		for range 60 {
+			now = now.Add(time.Duration(rapid.Int64Range(0, int64(100*time.Millisecond)).Draw(t, "ns")))
+			if d, _ := w.take(law, p, now); !d.OK {
+				now = now.Add(time.Duration(d.Seconds()) * time.Second)
+				if d, ready := w.take(law, p, now); !d.OK || ready.After(now) {
+					t.Fatalf("after waiting as told: %+v, a token %v later", d, ready.Sub(now))
+				}
+			}
+		}
+	})
+}
+
+// Row D10: a reload gives no token back, and no promise; what is earned from then on is earned by the new law.
+func TestReloadKeepsTheLevel(t *testing.T) {
+	w, p := &waits{Shared: shared()}, Patience{Wait: 10 * time.Second, Places: 10}
+	old := NewLaw("x", 1, 3, 1, start)
+	for range 5 { // two of them wait
+		w.take(old, p, at(0))
+	}
+	for i := range 10 {
+		law := NewLaw("x", 1, 3+i, 1, at(time.Duration(i)*time.Millisecond))
+		if d, _ := w.take(law, Patience{}, at(time.Duration(i)*time.Millisecond)); d.OK || (d.Wait-3*time.Second).Abs() > 20*time.Millisecond {
+			t.Fatalf("reload %d: got %+v, want 3 s: two are promised", i, d)
+		}
+	}
+	faster := NewLaw("x", 10, 100, 1, at(time.Second))
+	if d, ready := w.take(faster, p, at(time.Second)); !d.OK || (ready.Sub(at(time.Second))-200*time.Millisecond).Abs() > time.Millisecond {
+		t.Errorf("got %+v after %v, want a token after 200 ms: one is promised, and one more at 10 a second", d, ready.Sub(at(time.Second)))
+	}
+	smaller := NewLaw("x", 10, 1, 1, at(time.Minute))
+	first, _ := w.take(smaller, Patience{}, at(time.Minute))
+	if second, _ := w.take(smaller, Patience{}, at(time.Minute)); !first.OK || second.OK {
+		t.Errorf("got %v and %v of a bucket that holds one", first, second)
+	}
+}
+
+// Row D10: those who wait go in the order in which they came, as many at once as may, and the next one is told at once.
+func TestWaitersAreServedInTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, law := shared(), NewLaw("x", 10, 1, 1, time.Now())
+		p := Patience{Wait: time.Minute, Places: 20}
+		begun := time.Now()
+		if d := s.Take(law, p, begun); !d.OK || time.Since(begun) != 0 {
+			t.Fatalf("got %+v after %v", d, time.Since(begun))
+		}
+		var wg sync.WaitGroup
+		var served atomic.Int64
+		for i := range p.Places {
+			wg.Go(func() {
+				d := s.Take(law, p, time.Now())
+				took, want := time.Since(begun), time.Duration(i+1)*100*time.Millisecond
+				if n := served.Add(1); !d.OK || n != int64(i+1) || (took-want).Abs() > time.Microsecond {
+					t.Errorf("number %d: got %+v as number %d after %v, want it after %v", i+1, d, n, took, want)
+				}
+			})
+			synctest.Wait()
+		}
+		if d := s.Take(law, p, time.Now()); d.OK || !d.Crowded || d.Wait < 2*time.Second || time.Since(begun) != 0 {
+			t.Errorf("got %+v after %v, want it refused at once: too many wait", d, time.Since(begun))
+		}
+		if d := s.Take(law, Patience{Wait: time.Second, Places: 100}, time.Now()); d.OK || d.Crowded || time.Since(begun) != 0 {
+			t.Errorf("got %+v after %v, want it refused at once: it would come too late", d, time.Since(begun))
+		}
+		wg.Wait()
+		if d := s.Take(law, p, time.Now()); !d.OK { // there is room again
+			t.Errorf("got %+v", d)
+		}
+		if waited, late, crowded := testutil.ToFloat64(s.waited), testutil.ToFloat64(s.refused), testutil.ToFloat64(s.crowded); waited != 21 || late != 1 || crowded != 1 || s.waiting != 0 {
+			t.Errorf("counted %v that waited, %v late, %v crowded, %d still wait", waited, late, crowded, s.waiting)
+		}
+	})
+}
+
+// Row D10: under threads the law holds as well.
+func TestConcurrentTakesOfTheSharedBucket(t *testing.T) {
+	s, law := shared(), NewLaw("x", 0.001, 70, 1, start)
+	var admitted atomic.Int64
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for range 1000 {
+				if s.Take(law, Patience{Wait: time.Millisecond, Places: 5}, time.Now()).OK {
+					admitted.Add(1)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if got := admitted.Load(); got != 70 {
+		t.Errorf("got %d admitted, want the burst of 70", got)
+	}
+}
+
+func BenchmarkTakeShared(b *testing.B) {
+	s, law := shared(), NewLaw("x", 1e6, 1_000_000, 1, start)
+	p := Patience{Wait: time.Second, Places: 1000}
+	b.ReportAllocs()
+	b.RunParallel(func(pb *testing.PB) {
+		for pb.Next() {
+			s.Take(law, p, time.Now())
+		}
+	})
+}

@@ -1,0 +1,25 @@
+-- lock: takes a lock, or another hold of it for the owner who has it, or says for how long somebody else still has it.
+--
+-- KEYS  1 holder  hash: owner -> holds; it is there while the lock is held, and ends with the lease
+--       2 fence   the newest fencing token; it stays for a day after the last lease
+-- ARGV  1 owner   2 lease in ms, at least 1
+-- Returns a list, its first member one of
+--   granted, fence, holds   the owner has the lock, for at least a lease from now on
+--   held, left              another owner has it; its lease ends in this many ms unless it is renewed
+-- The fence is higher than that of every grant to another hold before, also where this Redis was emptied in between (it is
+-- never lower than the clock, in ms); the holds of one owner that overlap share it. A lease is never made shorter.
+-- Not idempotent: each call is a hold more. One whose answer was lost ends with the lease.
+local owner, lease = ARGV[1], tonumber(ARGV[2])
+local mine, left = redis.call('HEXISTS', KEYS[1], owner) == 1, redis.call('PTTL', KEYS[1])
+if not mine and left ~= -2 then return {'held', left} end
+local fence = tonumber(redis.call('GET', KEYS[2]) or 0)
+if not mine or fence == 0 then
+  local time = redis.call('TIME')
+  fence = math.max(fence + 1, time[1] * 1000 + math.floor(time[2] / 1000))
+end
+local holds = redis.call('HINCRBY', KEYS[1], owner, 1)
+if left < lease then
+  redis.call('PEXPIRE', KEYS[1], lease)
+  redis.call('SET', KEYS[2], string.format('%.0f', fence), 'PX', lease + 86400000)
+end
+return {'granted', fence, holds}

@@ -1,0 +1,124 @@
+//go:build servers
+
+package lua_test
+
+import (
+	"crypto/sha1"
+	"encoding/hex"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"floodgate.internal/lua"
+)
+
+// bug is what a script has, and what it has instead.
+type bug struct{ script, good, bad string }
+
+var planted = map[string]bug{
+	"the units are taken before the buyer's limit is looked at": {"reserve", "local limit = tonumber(state[7])", "redis.call('HINCRBY', KEYS[1], 'stock', -quantity) stock = stock - quantity local limit = tonumber(state[7])"},
+	"an order takes one unit, whatever its quantity":            {"reserve", "'stock', -quantity)", "'stock', -1)"},
+	"a buyer may exceed the limit by one":                       {"reserve", "count + quantity > limit", "count + quantity > limit + 1"},
+	"the last unit is not sold":                                 {"reserve", "available < quantity", "available <= quantity"},
+	"tranches to come are sold":                                 {"reserve", "> now then available", "< now then available"},
+	"a repeat is not looked for":                                {"reserve", "redis.call('HEXISTS', KEYS[2], order) == 1", "false"},
+	"a key is everybody's":                                      {"reserve", "local before = redis.call('HGET', KEYS[4], uid .. ':' .. key)", "local before = redis.call('HGET', KEYS[4], 'ann:' .. key)"},
+	"a key is forgotten":                                        {"reserve", "if key ~= '' then redis.call('HSET'", "if false then redis.call('HSET'"},
+	"a key is taken for any quantity":                           {"reserve", "tonumber(amount) ~= quantity", "false"},
+	"any epoch will do":                                         {"reserve", "if epoch ~= ARGV[1]", "if epoch < ARGV[1]"},
+	"the gate that adopts is open to buyers":                    {"reserve", "gate ~= 'open'", "gate == 'closed'"},
+	"a freed slot is not used again":                            {"reserve", "local slots, slot = {}, 1", "local slots, slot = {}, count + 1"},
+	"the oldest order is named at the limit":                    {"reserve", "id > newest", "id < newest"},
+	"a refusal writes":                                          {"reserve", "if available <= 0 then return", "if available <= 0 then redis.call('HSET', KEYS[1], 'soldout', 1) return"},
+	"whatever is released gives a unit back":                    {"release", "if not held then return {'done'} end", "if not held then return {'released', redis.call('HINCRBY', KEYS[1], 'stock', 1)} end"},
+	"a release leaves the reservation":                          {"release", "redis.call('HDEL', KEYS[2], order)", ""},
+	"a release frees the buyer's other slots too":               {"release", "if id ~= order then", "if false then"},
+	"a release passes a closed gate":                            {"release", "gate ~= 'open'", "false"},
+	"an order that is held is adopted with a unit more":         {"adopt", "if held then\n  old", "if held then redis.call('HINCRBY', KEYS[1], 'stock', -1)\n  old"},
+	"an adopted order keeps its old entry":                      {"adopt", "redis.call('XDEL', KEYS[5], old)", ""},
+	"the old entry of an adopted order stays pending":           {"adopt", "redis.call('XACK', KEYS[5], ARGV[9], old)", ""},
+	"an adoption passes the limit":                              {"adopt", "slot <= limit", "slot <= 99"},
+	"an adoption takes units that are not there":                {"adopt", "if stock < quantity then return", "if stock < 0 then return"},
+	"an adopted order's key is forgotten":                       {"adopt", "if key ~= '' then", "if false then"},
+	"tokens are compared as text":                               {"close", "tonumber(before) >= token", "before >= ARGV[1]"},
+	"the same token closes twice":                               {"close", "tonumber(before) >= token", "tonumber(before) > token"},
+	"whoever loads is heard":                                    {"load", "state[1] ~= ARGV[1] or ", ""},
+	"a load keeps old keys":                                     {"load", "KEYS[3], KEYS[4], KEYS[5])", "KEYS[3], KEYS[5])"},
+	"a load keeps old intents":                                  {"load", "KEYS[3], KEYS[4], KEYS[5])", "KEYS[3], KEYS[4])"},
+	"a load forgets a buyer's earlier orders":                   {"load", "local held = redis.call('HGET', KEYS[3], uid)", "local held = nil"},
+	"a load brings an old definition back":                      {"load", "tonumber(state[3]) <= tonumber(ARGV[12])", "true"},
+	"a load opens the gate":                                     {"load", "'gate', 'adopt'", "'gate', 'open'"},
+	"anybody opens the gate":                                    {"open", "state[1] ~= ARGV[1] or ", ""},
+	"a gate opens before anything is loaded":                    {"open", "state[2] ~= 'adopt'", "state[2] == 'open'"},
+	"a change is applied twice":                                 {"adjust", "redis.call('SADD', KEYS[2], ARGV[1])", ""},
+	"more units leave than there are":                           {"adjust", "state[2] + ARGV[2] < 0", "false"},
+	"a change leaves the total":                                 {"adjust", "redis.call('HINCRBY', KEYS[1], 'total', ARGV[2])", "tonumber(redis.call('HGET', KEYS[1], 'total'))"},
+	"an old definition is taken":                                {"define", "tonumber(version) >= tonumber(ARGV[1])", "false"},
+	"a definition comes to a sale that is not loaded":           {"define", "if not version then return {'not_loaded'} end", "version = version or '0'"},
+	"a retired entry stays pending":                             {"retire", "redis.call('XACK', KEYS[1], ARGV[1], unpack(ARGV, 2))", ""},
+	"a retired entry stays":                                     {"retire", "redis.call('XDEL', KEYS[1], unpack(ARGV, 2))", "0"},
+	"a consumer is forgotten with what it holds":                {"sweep", "c.pending == 0 and ", ""},
+	"a consumer that was named is forgotten":                    {"sweep", "not keep[c.name]", "true"},
+	"a consumer that spoke just now is forgotten":               {"sweep", "c.idle >= tonumber(ARGV[2])", "true"},
+}
+
+// spoiled are the scripts with a bug in one of them.
+func spoiled(t *testing.T, b bug) map[string]lua.Script {
+	t.Helper()
+	all := genuine()
+	source := all[b.script].Source
+	if n := strings.Count(source, b.good); n != 1 {
+		t.Fatalf("%s.lua has %q %d times, want once", b.script, b.good, n)
+	}
+	source = strings.Replace(source, b.good, b.bad, 1)
+	sum := sha1.Sum([]byte(source))
+	all[b.script] = lua.Script{Source: source, SHA: hex.EncodeToString(sum[:])}
+	return all
+}
+
+// TestPlantedBugsAreFound shows that the property has teeth: each bug alone is seen.
+func TestPlantedBugsAreFound(t *testing.T) {
+	for _, name := range slices.Sorted(maps.Keys(planted)) {
+		bug := planted[name]
+		t.Run(name, func(t *testing.T) {
+			scripts := spoiled(t, bug)
+			seen := newTally()
+			t.Parallel()
+			for seed := range 1000 {
+				err := play(drawProgram.Example(seed), scripts, func(s *scene) error { return s.inTurns(seen) })
+				if errors.Is(err, errBroken) {
+					t.Logf("found by program %d: %v", seed+1, err)
+					return
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			t.Error("it is not found")
+		})
+	}
+}
+
+// TestABugThatOnlyCallsAtOnceShowIsFound has reserve read the stock and, in a second command, write what is left.
+func TestABugThatOnlyCallsAtOnceShowIsFound(t *testing.T) {
+	seen := newTally()
+	for seed := range 1000 {
+		inTwo := func(way func(*scene, *tally) error) error {
+			return play(drawProgram.Example(seed), genuine(), func(s *scene) error { s.inTwo = true; return way(s, seen) })
+		}
+		if err := inTwo((*scene).inTurns); err != nil {
+			t.Fatalf("in turns it is no bug: %v", err)
+		}
+		err := inTwo((*scene).atOnce)
+		if errors.Is(err, errBroken) {
+			t.Logf("found by program %d: %v", seed+1, err)
+			return
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Error("it is not found")
+}

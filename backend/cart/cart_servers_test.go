@@ -4,7 +4,6 @@ package cart
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -416,13 +415,13 @@ func TestAnUndecidedCartSaysSo(t *testing.T) {
 	s, cut := behind(t)
 	sku := s.sku(10)
 	r := s.begun("ann", "k", lines(sku, 3))
-	ctx, cancel := context.WithCancel(t.Context())
-	cut.BeforeAnswerTo("\x03COMMIT", cancel)
-	cut.LoseAnswerTo("\x03COMMIT")
-	err := s.decide(ctx, r)
+	cut.BeforeAnswerTo("\x03COMMIT", func() { cut.Refuse(); cut.Cut() })
+	err := s.decide(t.Context(), r)
 	if !errors.Is(err, ErrUndecided) {
 		t.Fatalf("got %v, want ErrUndecided", err)
 	}
+	cut.BeforeAnswerTo("", nil)
+	cut.Heal()
 	s.want(s.place("ann", "k", lines(sku, 3)), ok)
 	s.rest()
 	s.balanced(sku, 7, 3, 0)

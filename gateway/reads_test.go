@@ -13,13 +13,16 @@ import (
 func TestThousandMissesAreOneCall(t *testing.T) {
 	p := newPeer(t)
 	p.set(1, nil)
-	release, entered := make(chan struct{}), make(chan struct{}, 1000)
+	wait, entered := make(chan struct{}), make(chan struct{}, 1000)
+	release := sync.OnceFunc(func() { close(wait) })
+	t.Cleanup(release)
 	p.onPage = func(ctx *fastCtx) {
 		entered <- struct{}{}
-		<-release
+		<-wait
 		p.page(ctx, string(ctx.Path()))
 	}
-	g := run(t, []string{p.addr}, with("cache: {ttl: 1s", "cache: {ttl: 1m"))
+	g := run(t, []string{p.addr}, with("cache: {ttl: 1s", "cache: {ttl: 1m"), // a thousand connections may take a while
+		with("read_timeout: 2s, idle_timeout: 5s", "read_timeout: 1m, idle_timeout: 1m"), with("upstream: {timeout: 3s", "upstream: {timeout: 1m"))
 	g.client.Transport.(*http.Transport).MaxIdleConnsPerHost = 1000
 	const n = 1000
 	var wg sync.WaitGroup
@@ -40,7 +43,7 @@ func TestThousandMissesAreOneCall(t *testing.T) {
 		wg.Go(get)
 	}
 	g.until("all wait", func() bool { return g.metric("gateway_connections") == fmt.Sprint(n) })
-	close(release)
+	release()
 	wg.Wait()
 	if calls := len(p.got("/v1/sales/1")); calls != 1 {
 		t.Errorf("got %d calls, want 1", calls)

@@ -45,6 +45,9 @@ func newDesk(t *testing.T) *desk {
 		t.Fatal(err)
 	}
 	t.Cleanup(d.redis.Close)
+	if err := d.redis.Arm(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	d.db = backendtest.OpenMySQL(t, d.c.MySQL, 2)
 	d.book = order.NewBook(d.db, d.redis, new(clock.Clock), d.c.Log, prometheus.NewRegistry())
 	return d

@@ -66,6 +66,9 @@ func claimAll(text string) error {
 	if err != nil {
 		return err
 	}
+	if err := redis.Arm(ctx); err != nil {
+		return err
+	}
 	defer redis.Close()
 	clk := new(clock.Clock)
 	clk.Set(time.Now(), time.Now())

@@ -406,15 +406,15 @@ func writeCookie(path, cookie string) error {
 	return os.Chmod(path, 0o400)
 }
 
-// electLeaders asks every quorum queue without a leader for an election; an error while there was one. A queue of a broker
-// with a single node may come back from a SIGKILL as a follower that waits for ever, through further restarts:
-// then it takes no message and answers no consumer.
+// electLeaders asks every quorum queue of a single member without a leader for an election; an error while there was one. Such
+// a queue may come back from a SIGKILL as a follower that waits for ever, through further restarts: then it takes no message
+// and answers no consumer. Members on several nodes elect one by themselves.
 func (v *Servers) electLeaders(ctx context.Context) error {
 	if _, err := os.Stat(filepath.Join(v.RabbitMQ.data, "rabbitmq.conf")); err != nil {
 		return nil // not started by prepare: a container's broker is out of rabbitmqctl's reach
 	}
 	out, err := v.RabbitMQCtl(ctx, "eval", `[begin ra:trigger_election(amqqueue:get_pid(Q)), element(4, amqqueue:get_name(Q)) end || `+
-		`Q <- rabbit_amqqueue:list(), amqqueue:get_type(Q) =:= rabbit_quorum_queue, `+
+		`Q <- rabbit_amqqueue:list(), amqqueue:get_type(Q) =:= rabbit_quorum_queue, length(maps:get(nodes, amqqueue:get_type_state(Q))) =:= 1, `+
 		`ra_leaderboard:lookup_leader(element(1, amqqueue:get_pid(Q))) =:= undefined].`)
 	if err != nil {
 		return err

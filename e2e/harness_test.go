@@ -197,6 +197,7 @@ identity:
 limits:
   order: %s
   ip_exempt: ["127.0.0.0/8", "::1/128"]
+server: {read_timeout: 1m} # thousands press at once from the machine that answers them
 log: {level: info}
 `, w.ports.Public, w.ports.Ops, backends, development.SigningKeyID, development.SigningSecret, development.LoginKeyID, development.LoginSecret, limit))
 	config := backend("backend.yaml", w.ports.Internal, w.ports.Admin)

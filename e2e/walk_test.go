@@ -487,7 +487,7 @@ func (k *walk) coupons() {
 	}
 	a.decode(k.w, &campaign)
 	k.w.state(campaign.ID, wire.Open)
-	mine, other := k.tokens[10], k.tokens[11]
+	mine, other := k.w.tokens(150, 150)[0], k.w.tokens(151, 151)[0] // who has not ordered a moment ago
 	order := k.public("POST", fmt.Sprintf("/v1/sales/%d/orders", campaign.ID), mine, "", 202, "")
 	k.w.order(order.orderID, mine, wire.Issued)
 	var list wire.ClaimList

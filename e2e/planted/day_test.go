@@ -107,7 +107,7 @@ func newDay(t *testing.T, r tree, bin, judge, kind string) *day {
 		queue = fmt.Sprintf(`queue: {driver: rabbitmq, url: "%s"}`, d.makeVhost())
 	}
 	if kind == confirm {
-		queue += "\naccept: {after: confirm}"
+		queue += "\naccept: {after: confirm, confirm_within: 500ms}"
 	}
 	d.ports, err = stack.FreeSystemPorts()
 	must(t, err)
@@ -398,11 +398,17 @@ func (d *day) status(uid int, order string, want wire.OrderStatus) {
 	})
 }
 
-// lose lets a script be carried out once more, and its answer be lost. The script is the one of the tree under test.
+// lose lets a script be carried out once more, and its answer be lost. The script is the one of the tree under test;
+// reserve.lua is called under the name of the present life of Redis.
 func (d *day) lose(script string) {
 	d.t.Helper()
 	source, err := os.ReadFile(filepath.Join(d.tree.dir, "lua", script))
 	must(d.t, err)
+	if script == "reserve.lua" {
+		var life string
+		must(d.t, d.books.DB.QueryRowContext(d.t.Context(), `SELECT name FROM redis_life WHERE only_row = 1`).Scan(&life))
+		source = fmt.Appendf(source, "-- life %s\n", life)
+	}
 	must(d.t, d.books.Redis.Do(d.t.Context(), d.books.Redis.B().ScriptLoad().Script(string(source)).Build()).Error()) // else NOSCRIPT would be lost
 	sum := sha1.Sum(source)
 	d.redis.loseAnswerTo(hex.EncodeToString(sum[:]))

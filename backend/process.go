@@ -262,6 +262,7 @@ func (p *process) begin(base, work *tier) error {
 		work.start("done intents", p.repeat("done intents", pruneEvery, p.book.PruneIntents))
 		work.start("old Idempotency-Keys", p.repeat("old Idempotency-Keys", pruneEvery, operator.PruneKeys))
 		work.start("old lists", p.repeat("old lists", pruneEvery, func(ctx context.Context) (int, error) { return eligibility.Prune(ctx, p.db) }))
+		work.start("done intents of SKUs", p.repeat("done intents of SKUs", pruneEvery, stock.Intents{DB: p.db, Redis: p.redis, Clock: p.clk}.Prune))
 	}
 	p.front.become(operator)
 	p.status.set("")

@@ -1,6 +1,6 @@
 // Package lua holds every script that runs inside Redis. Each file's head is its contract: keys, arguments, answers, and
-// what makes it idempotent. All keys of one call share a hash tag, {sale:ID}, {sku:ID} or {lock:NAME}, so each script runs on
-// a Redis Cluster.
+// what makes it idempotent. All keys of one call share a hash tag, {sale:ID}, {sku:ID} or {lock:NAME}, so each script runs
+// on a Redis Cluster.
 package lua
 
 import (
@@ -32,8 +32,10 @@ var Reserve = script(reserve)
 // is reconciled. A Redis that does not know it (NOSCRIPT) was not reconciled in that life: it was started anew; or it has
 // taken over from another, with data that may be older. Redis does not replicate scripts, and keeps them when a primary
 // becomes a replica; so a node that was the primary once may know the script of an earlier life, and not this one.
-func ReserveIn(life string) Script {
-	s := script(reserve + "-- life " + life + "\n")
+func ReserveIn(life string) Script { return inLife(reserve, life) }
+
+func inLife(source, life string) Script {
+	s := script(source + "-- life " + life + "\n")
 	s.Life = true
 	return s
 }
@@ -125,16 +127,18 @@ var Forget = script(forget)
 //go:embed reduce.lua
 var reduce string
 
-// Reduce locks units of a SKU for an order of a cart.
-//
-// A Redis that does not know it (NOSCRIPT) was started anew: it must be loaded only after every SKU was forgotten there.
+// Reduce locks units of a SKU for an order of a cart. It is called as the ReduceIn of a life of Redis.
 var Reduce = script(reduce)
 
-//go:embed unreduce.lua
-var unreduce string
+// ReduceIn is Reduce under the name of a life of Redis, as ReserveIn is Reserve. It must be loaded only after every SKU was
+// forgotten in that life.
+func ReduceIn(life string) Script { return inLife(reduce, life) }
 
-// Unreduce ends the lock of an order of a cart: its units are sold, or available again.
-var Unreduce = script(unreduce)
+//go:embed sku_unlock.lua
+var skuUnlock string
+
+// UnlockSKU ends the lock of an order of a cart: its units are sold, or available again.
+var UnlockSKU = script(skuUnlock)
 
 //go:embed sku_adjust.lua
 var skuAdjust string
@@ -174,6 +178,10 @@ const (
 	Applied        = "applied"
 	Defined        = "defined"
 	Older          = "older"
+	Reduced        = "reduced"
+	AlreadyApplied = "already_applied"
+	Unlocked       = "unlocked"
+	Claimed        = "claimed"
 	Granted        = "granted"
 	Held           = "held"
 	Renewed        = "renewed"
@@ -183,10 +191,6 @@ const (
 	Made           = "made"
 	Forgotten      = "forgotten"
 	Queued         = "queued"
-	Reduced        = "reduced"
-	AlreadyApplied = "already_applied"
-	Unlocked       = "unlocked"
-	Claimed        = "claimed"
 )
 
 // A gate, as the state hash has it.
@@ -203,7 +207,7 @@ const (
 	StepDrop   = "drop"
 )
 
-// What Unreduce makes of units.
+// What UnlockSKU makes of units.
 const (
 	ToSold = "sold"
 	ToBack = "back"

@@ -15,9 +15,9 @@ import (
 var scripts = map[string]lua.Script{
 	"reserve.lua": lua.Reserve, "release.lua": lua.Release, "close.lua": lua.Close, "load.lua": lua.Load, "open.lua": lua.Open,
 	"adopt.lua": lua.Adopt, "retire.lua": lua.Retire, "adjust.lua": lua.Adjust, "define.lua": lua.Define, "sweep.lua": lua.Sweep,
-	"lock.lua": lua.Lock, "renew.lua": lua.Renew, "unlock.lua": lua.Unlock,
 	"group.lua": lua.Group, "forget.lua": lua.Forget,
-	"reduce.lua": lua.Reduce, "unreduce.lua": lua.Unreduce, "sku_adjust.lua": lua.AdjustSKU, "sku_load.lua": lua.LoadSKU,
+	"reduce.lua": lua.Reduce, "sku_unlock.lua": lua.UnlockSKU, "sku_adjust.lua": lua.AdjustSKU, "sku_load.lua": lua.LoadSKU,
+	"lock.lua": lua.Lock, "renew.lua": lua.Renew, "unlock.lua": lua.Unlock,
 }
 
 func TestEveryFileIsAScriptWithItsContract(t *testing.T) {

@@ -89,7 +89,7 @@ func (s *sku) reduce(order string, units int64) []string {
 }
 
 func (s *sku) tryUnlock(order, lock, to string) ([]string, error) {
-	return s.try(lua.Unreduce, keys(s.state, s.orders, s.open), order, lock, to)
+	return s.try(lua.UnlockSKU, keys(s.state, s.orders, s.open), order, lock, to)
 }
 
 func (s *sku) unlock(order, lock, to string) []string {

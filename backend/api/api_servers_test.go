@@ -69,9 +69,9 @@ func workOn(t testing.TB, limits Limits, addr string, direct *reserve.Store, db 
 	})
 	book := order.NewBook(db, redis, s.Clock, log, reg)
 	shelf := stock.NewShelf(db, redis, log, reg)
-	s.Begin(Parts{Catalog: known, Redis: redis, Book: book, Webhooks: payment.New([]payment.Provider{testProvider}, db, book, s.Clock, log, reg), Payer: book, Shelf: shelf,
-		Carts:  cart.New(cart.Config{PayWithin: time.Minute, MaxInFlight: 2}, db, shelf, s.Clock, log, reg),
-		Orders: order.NewReader(db, redis, s.Clock, log, reg), Claims: coupon.New(db, s.Clock, reg), Reconciler: reconcile.New(db, redis, nil, log, reg)})
+	carts := cart.New(cart.Config{PayWithin: time.Minute, MaxInFlight: 2}, db, shelf, s.Clock, log, reg)
+	s.Begin(Parts{Catalog: known, Redis: redis, Book: book, Webhooks: payment.New([]payment.Provider{testProvider}, db, book, s.Clock, log, reg), Payer: book,
+		Orders: order.NewReader(db, redis, s.Clock, log, reg), Claims: coupon.New(db, s.Clock, reg), Carts: carts, Shelf: shelf, Reconciler: reconcile.New(db, redis, nil, log, reg)})
 	w := &working{s, c, t, db, direct}
 	return w
 }

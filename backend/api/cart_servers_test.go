@@ -29,7 +29,7 @@ func (w *working) cart(uid, key, body string) *fasthttp.Response {
 
 // Rows E3, E7, B6: what a cart is answered, and what is no cart.
 func TestCarts(t *testing.T) {
-	w := work(t, Limits{InFlight: 100, Waiting: 1, Connections: 100, Queued: 100, Lag: time.Hour}, os.Getenv("REDIS_ADDR"))
+	w := work(t, Limits{InFlight: 100, Waiting: 1, Connections: 100, Queued: 100, Lag: time.Hour, Line: longLine}, os.Getenv("REDIS_ADDR"))
 	sku := backendtest.SKU(t, w.db, 5, 100, "EUR")
 	body := fmt.Sprintf(`{"items":[{"sku_id":%d,"quantity":3},{"sku_id":999}]}`, sku)
 
@@ -79,7 +79,7 @@ func TestCarts(t *testing.T) {
 
 // Row D7: what carts can hold, without a count.
 func TestSKUs(t *testing.T) {
-	w := work(t, Limits{InFlight: 100, Waiting: 1, Connections: 100, Queued: 100, Lag: time.Hour}, os.Getenv("REDIS_ADDR"))
+	w := work(t, Limits{InFlight: 100, Waiting: 1, Connections: 100, Queued: 100, Lag: time.Hour, Line: longLine}, os.Getenv("REDIS_ADDR"))
 	sku := backendtest.SKU(t, w.db, 5, 100, "EUR")
 	backendtest.Sale(t, w.db, backendtest.SaleOptions{})
 	res := w.signed(w.request("GET", wire.SKUsPath, ""), "")

@@ -26,7 +26,6 @@ import (
 
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/store"
-	"floodgate.internal/lua"
 )
 
 func env(t testing.TB, name string) string {
@@ -46,18 +45,15 @@ func fresh() string {
 	return hex.EncodeToString(b)
 }
 
-// Redis returns a store on the real Redis under a key prefix of its own. reserve.lua and reduce.lua are loaded already: a
-// server that several tests share was not started anew for this one.
+// Redis returns a store on the real Redis under a key prefix of its own. reserve.lua is loaded already: a server that
+// several tests share was not started anew for this one.
 func Redis(t testing.TB) *reserve.Store {
 	t.Helper()
 	s, err := reserve.Open(reserve.Config{Addrs: []string{env(t, "REDIS_ADDR")}, Prefix: "t" + fresh() + ":"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	life := s.Life()
-	err = errors.Join(s.Arm(t.Context()), life.Teach(t.Context(), lua.Reduce))
-	life.End()
-	if err != nil {
+	if err := s.Arm(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {

@@ -4,7 +4,7 @@ package cart
 
 import (
 	"bytes"
-	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"slices"
@@ -17,6 +17,7 @@ import (
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/stock"
+	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/wire"
 )
@@ -416,15 +417,13 @@ func TestAnUndecidedCartSaysSo(t *testing.T) {
 	s, cut := behind(t)
 	sku := s.sku(10)
 	r := s.begun("ann", "k", lines(sku, 3))
-	ctx, cancel := context.WithCancel(t.Context())
-	cut.BeforeAnswerTo("\x03COMMIT", func() { // the statement itself: READ COMMITTED has the word, too
-		cancel()
-		cut.Cut()
-	})
-	err := s.decide(ctx, r)
+	cut.BeforeAnswerTo("\x03COMMIT", func() { cut.Refuse(); cut.Cut() })
+	err := s.decide(t.Context(), r)
 	if !errors.Is(err, ErrUndecided) {
 		t.Fatalf("got %v, want ErrUndecided", err)
 	}
+	cut.BeforeAnswerTo("", nil)
+	cut.Heal()
 	s.want(s.place("ann", "k", lines(sku, 3)), ok)
 	s.rest()
 	s.balanced(sku, 7, 3, 0)
@@ -437,7 +436,8 @@ func TestALostAnswerOfRedisIsAskedForAgain(t *testing.T) {
 	s.must(s.shelf.Load(t.Context(), sku))
 	redis, cut := slowRedis(t, s)
 	far := shopOn(t, s.db, redis, config())
-	cut.LoseAnswerTo(lua.Reduce.SHA)
+	script, _ := redis.Reduce()
+	cut.LoseAnswerTo(script.SHA)
 	if _, _, err := far.Place(t.Context(), "ann", "k", lines(sku, 3)); err == nil || errors.Is(err, ErrUndecided) {
 		t.Fatalf("got %v, want an error that says that nothing was decided", err)
 	}
@@ -538,4 +538,31 @@ func TestASKUWhoseLoaderDiedIsLoaded(t *testing.T) {
 	if n := s.count(`SELECT COUNT(*) FROM sku_intents WHERE done_at IS NULL`); n != 0 {
 		t.Errorf("%d intents are open", n)
 	}
+}
+
+// A payment provider takes the payment of a cart's order: of its amount, in the currency that it was ordered in.
+func TestACartsOrderIsPaidByAProvider(t *testing.T) {
+	s := newShop(t)
+	a, b := s.sku(10), s.sku(10)
+	id := *s.place("ann", "k", lines(a, 2, b, 1)).OrderID
+	s.exec(`UPDATE skus SET currency = 'USD', price = 5`)
+	bill, err := s.book.Bill(t.Context(), id)
+	if err != nil || bill.Amount != 300 || bill.Currency != "EUR" || bill.Status != wire.PendingPayment {
+		t.Errorf("got %+v, %v", bill, err)
+	}
+	if _, err := s.book.Bill(t.Context(), newID()); !errors.Is(err, order.ErrNotFound) {
+		t.Errorf("no order: got %v", err)
+	}
+	for _, want := range []bool{true, false} {
+		s.must(store.InTx(t.Context(), s.db, func(tx *sql.Tx) error {
+			paid, stands, err := s.book.PayIn(t.Context(), tx, id)
+			if paid != want || stands != wire.Paid {
+				t.Errorf("got %v, %s", paid, stands)
+			}
+			return err
+		}))
+	}
+	s.book.Paid(t.Context(), id)
+	s.balanced(a, 8, 0, 2) // Redis, too, at once
+	s.balanced(b, 9, 0, 1)
 }

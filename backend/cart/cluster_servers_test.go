@@ -96,6 +96,9 @@ func TestCartsOnARedisCluster(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(redis.Close)
+	if err := redis.Arm(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	s := shopOn(t, backendtest.MySQL(t), redis, config())
 	ctx, cancel := context.WithCancel(t.Context())
 	kept := make(chan error, 1)

@@ -55,7 +55,7 @@ func shopOn(t *testing.T, db *sql.DB, redis *reserve.Store, c Config) *shop {
 		book: order.NewBook(db, redis, clk, log, reg), reader: order.NewReader(db, redis, clk, log, reg)}
 }
 
-// behind is a shop whose connections to MySQL go through a link that can be cut.
+// behind is a shop whose connections to MySQL go through a Link.
 func behind(t *testing.T) (*shop, *netfault.Link) {
 	t.Helper()
 	dsn := backendtest.MySQLDSN(t)
@@ -72,7 +72,7 @@ func behind(t *testing.T) (*shop, *netfault.Link) {
 	return shopOn(t, backendtest.OpenMySQL(t, c.FormatDSN(), 4), backendtest.Redis(t), config()), cut
 }
 
-// slowRedis is another connection to the same Redis, through a link that can be cut.
+// slowRedis is another connection to the same Redis, through a Link.
 func slowRedis(t *testing.T, s *shop) (*reserve.Store, *netfault.Link) {
 	t.Helper()
 	cut := netfault.New(t, os.Getenv("REDIS_ADDR"))
@@ -80,6 +80,7 @@ func slowRedis(t *testing.T, s *shop) (*reserve.Store, *netfault.Link) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	s.must(redis.Arm(t.Context()))
 	t.Cleanup(redis.Close)
 	return redis, cut
 }

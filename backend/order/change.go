@@ -59,8 +59,13 @@ func (b *Book) PayIn(ctx context.Context, tx *sql.Tx, orderID string) (paid bool
 	return false, o.status, nil
 }
 
-// Paid counts an order that PayIn made paid.
-func (b *Book) Paid() { b.metrics.changes.WithLabelValues(string(wire.Paid)).Inc() }
+// Paid counts an order that PayIn made paid, and does what is left to do of it in Redis.
+func (b *Book) Paid(ctx context.Context, orderID string) {
+	b.metrics.changes.WithLabelValues(string(wire.Paid)).Inc()
+	if wire.IsCartOrder(orderID) {
+		b.unlockNow(ctx, []row{{id: orderID}})
+	}
+}
 
 // Bill is what is to be paid for an order, and how the order stands. It never changes but for the status.
 type Bill struct {
@@ -78,12 +83,14 @@ func (b *Book) Bill(ctx context.Context, orderID string) (Bill, error) {
 		return Bill{}, err
 	}
 	bill := Bill{Order: o.wire()}
-	query, of := `SELECT currency FROM sales WHERE id = ?`, any(o.sale)
-	if o.ofCart() { // its lines all have the same
-		query, of = `SELECT currency FROM cart_lines WHERE order_id = ? LIMIT 1`, orderID
+	if o.ofCart() { // its lines have one currency, which is the SKUs' as they were then
+		if err := b.db.QueryRowContext(ctx, `SELECT currency FROM cart_lines WHERE order_id = ? LIMIT 1`, orderID).Scan(&bill.Currency); err != nil {
+			return Bill{}, fmt.Errorf("currency of order %s: %w", orderID, err)
+		}
+		return bill, nil
 	}
-	if err := b.db.QueryRowContext(ctx, query, of).Scan(&bill.Currency); err != nil {
-		return Bill{}, fmt.Errorf("currency of order %s: %w", orderID, err)
+	if err := b.db.QueryRowContext(ctx, `SELECT currency FROM sales WHERE id = ?`, o.sale).Scan(&bill.Currency); err != nil {
+		return Bill{}, fmt.Errorf("currency of sale %d: %w", o.sale, err)
 	}
 	return bill, nil
 }

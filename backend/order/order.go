@@ -3,7 +3,8 @@
 //
 // MySQL is the judge. Every change of an order's state is one conditional UPDATE or one INSERT under the order id, in one
 // transaction with the stock row, the ledger, and an intent for what is left to do in Redis. Every transaction takes its
-// locks in the same order: orders, order_slots, coupon_claims, skus by ascending id, sale_stock by ascending sale, ledgers, intents.
+// locks in the same order: orders, order_slots, coupon_claims, skus by ascending id, sale_stock by ascending sale, ledgers,
+// intents.
 //
 // A cart's order is a row with sale 0, made by package cart; its units are those of package stock.
 package order

@@ -175,7 +175,7 @@ func (d *Desk) take(ctx context.Context, provider, signature string, body []byte
 		return r, false, fmt.Errorf("event %s of %s: %w", e.ID, provider, err)
 	}
 	if !repeated {
-		d.tell(&j)
+		d.tell(ctx, &j)
 	}
 	r = Receipt{EventID: e.ID, OrderID: e.OrderID, Result: j.result}
 	if j.result == resultMismatch {
@@ -303,10 +303,10 @@ func (d *Desk) again(ctx context.Context, j *judgement) error {
 	return nil
 }
 
-// tell counts and logs what is new.
-func (d *Desk) tell(j *judgement) {
+// tell counts and logs what is new, and does what is left of it to do in Redis.
+func (d *Desk) tell(ctx context.Context, j *judgement) {
 	if j.paid {
-		d.book.Paid()
+		d.book.Paid(ctx, j.event.OrderID)
 	}
 	log := d.log.With("provider", j.provider, "event", j.event.ID, "payment", j.event.PaymentID, "order", j.event.OrderID, "amount", j.event.Amount, "currency", j.event.Currency)
 	switch {

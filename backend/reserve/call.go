@@ -11,8 +11,7 @@ import (
 	"floodgate.internal/lua"
 )
 
-// Call runs a script and returns its answer, each member as text. A script that Redis does not know is sent whole, but for
-// reserve.lua and reduce.lua: ErrRestarted.
+// Call runs a script and returns its answer, each member as text. A script that Redis does not know is sent whole.
 func (s *Store) Call(ctx context.Context, script lua.Script, keys []string, args ...string) ([]string, error) {
 	r, err := s.run(ctx, script, keys, args)
 	if err != nil {

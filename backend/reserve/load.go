@@ -154,15 +154,16 @@ func (s *Store) Armed(ctx context.Context) (bool, error) {
 	return l.Armed(ctx)
 }
 
-// Arm is a Life's, which is believed in then, whatever MySQL has: for who is alone with this store.
+// Arm is a Life's, which is believed in then, whatever MySQL has, and the life's reduce.lua: for who is alone with this store.
 func (s *Store) Arm(ctx context.Context) error {
 	l := s.Life()
 	defer l.End()
 	name, err := l.Arm(ctx)
-	if err == nil {
-		s.Believe(name)
+	if err != nil {
+		return err
 	}
-	return err
+	s.Believe(name)
+	return l.Teach(ctx, lua.ReduceIn(name))
 }
 
 // Life is the present life of every Redis node, held by a connection to each: when one is restarted, everything fails.
@@ -200,16 +201,6 @@ func (l *Life) Armed(ctx context.Context) (bool, error) {
 	return l.Knows(ctx, l.store.life.Load().reserve)
 }
 
-// Arm gives this life a name that no other has, and loads its reserve.lua into every node. Only for a reconciler, after every
-// live sale is reconciled. Nobody calls it before the life is believed in.
-func (l *Life) Arm(ctx context.Context) (name string, err error) {
-	name = uuid.NewString()
-	if err := l.Teach(ctx, lua.ReserveIn(name)); err != nil {
-		return "", err
-	}
-	return name, nil
-}
-
 // Knows reports whether every node knows a script.
 func (l *Life) Knows(ctx context.Context, script lua.Script) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
@@ -223,6 +214,13 @@ func (l *Life) Knows(ctx context.Context, script lua.Script) (bool, error) {
 		all = all && known[0] == 1
 	}
 	return all, nil
+}
+
+// Arm gives this life a name that no other has, and loads its reserve.lua into every node. Only for a reconciler, after every
+// live sale is reconciled. Nobody calls it before the life is believed in.
+func (l *Life) Arm(ctx context.Context) (name string, err error) {
+	name = uuid.NewString()
+	return name, l.Teach(ctx, lua.ReserveIn(name))
 }
 
 // Teach loads a script into every node.

@@ -25,8 +25,8 @@ import (
 
 // What stands between a caller and a decision.
 var (
-	// ErrRestarted: Redis does not know the reserve.lua of the life that this process believes in, or reduce.lua. So it was
-	// started anew, or taken over by another node: every live sale must be reconciled, every SKU be forgotten.
+	// ErrRestarted: Redis does not know the reserve.lua, or the reduce.lua, of the life that this process believes in. So it
+	// was started anew, or taken over by another node: every live sale must be reconciled, every SKU be forgotten.
 	ErrRestarted = errors.New("redis was restarted: its sales must be reconciled")
 	// ErrNotLoaded: the sale is not in Redis.
 	ErrNotLoaded = errors.New("the sale is not in redis")
@@ -49,10 +49,10 @@ type Store struct {
 	life   atomic.Pointer[life]
 }
 
-// life is one of Redis, by the name under which MySQL has it, with its reserve.lua.
+// life is one of Redis, by the name under which MySQL has it, with its reserve.lua and its reduce.lua.
 type life struct {
-	name    string
-	reserve lua.Script
+	name            string
+	reserve, reduce lua.Script
 }
 
 // Config says where Redis is.
@@ -94,15 +94,21 @@ func (s *Store) dialMarked(ctx context.Context, addr string, dialer *net.Dialer,
 		return nil, err
 	}
 	c = failpoint.Sent("api.script-sent", c, func() string { return s.life.Load().reserve.SHA })
-	return failpoint.Sent("cart.script-sent", c, func() string { return lua.Reduce.SHA }), nil
+	return failpoint.Sent("cart.script-sent", c, func() string { return s.life.Load().reduce.SHA }), nil
 }
 
 // Believe names the life of Redis in which Reserve may decide: the newest that MySQL has. In any other, and with "" in all, it
 // answers ErrRestarted.
 func (s *Store) Believe(name string) {
 	if l := s.life.Load(); l == nil || l.name != name {
-		s.life.Store(&life{name, lua.ReserveIn(name)})
+		s.life.Store(&life{name, lua.ReserveIn(name), lua.ReduceIn(name)})
 	}
+}
+
+// Reduce is the reduce.lua of the life that is believed in; false while none is.
+func (s *Store) Reduce() (lua.Script, bool) {
+	l := s.life.Load()
+	return l.reduce, l.name != ""
 }
 
 // Close closes the connections.
@@ -138,7 +144,7 @@ func (s *Store) Now(ctx context.Context) (time.Time, error) {
 	return time.Unix(t[0], t[1]*1000).UTC(), nil
 }
 
-// call runs a script by EVALSHA; one that Redis does not know is sent whole, but for reserve.lua and reduce.lua.
+// call runs a script by EVALSHA; one that Redis does not know is sent whole, but for reserve.lua.
 func (s *Store) call(ctx context.Context, script lua.Script, keys []string, args ...string) ([]rueidis.RedisMessage, error) {
 	r, err := s.run(ctx, script, keys, args)
 	if err != nil {
@@ -161,7 +167,7 @@ func runOn(ctx context.Context, c rueidis.CoreClient, script lua.Script, keys, a
 	r := c.Do(ctx, c.B().Evalsha().Sha1(script.SHA).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build())
 	err := r.Error()
 	if e, ok := rueidis.IsRedisErr(err); ok && e.IsNoScript() {
-		if script.Life || script.SHA == lua.Reduce.SHA {
+		if script.Life {
 			return r, ErrRestarted
 		}
 		r = c.Do(ctx, c.B().Eval().Script(script.Source).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build())

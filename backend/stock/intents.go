@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/failpoint"
@@ -93,6 +94,15 @@ func (i Intents) Run(ctx context.Context) (n int, err error) {
 		after = page[len(page)-1].id
 	}
 	return n, nil
+}
+
+// kept is how long an intent is kept after it was done, for people to look at.
+const kept = 7 * 24 * time.Hour
+
+// Prune forgets intents that were done long ago, a bounded number, and says how many: call again at once while that is more
+// than none. Operators' stay: the newest of a SKU's is the floor of its next load. They are as few as operators' changes.
+func (i Intents) Prune(ctx context.Context) (int, error) {
+	return store.Prune(ctx, i.DB, `DELETE FROM sku_intents WHERE done_at < ? AND kind <> ? ORDER BY done_at`, i.Clock.Now().Add(-kept).Truncate(time.Millisecond), adjusts)
 }
 
 func (i Intents) read(ctx context.Context, where string, args ...any) ([]intent, error) {

@@ -24,15 +24,15 @@ func keysOf(redis *reserve.Store, sku int64) keys {
 
 func (k keys) all() []string { return []string{k.state, k.orders, k.open, k.applied} }
 
-// held are the keys of reduce.lua and unreduce.lua.
+// held are the keys of reduce.lua and sku_unlock.lua.
 func (k keys) held() []string { return []string{k.state, k.orders, k.open} }
 
 // errLoading: the SKU is being brought into Redis: keep the intent, ask again.
 var errLoading = errors.New("the SKU is being loaded into redis")
 
-// unlock calls unreduce.lua. A SKU that is not in Redis needs none: loading it brings what MySQL has. errLoading.
+// unlock calls sku_unlock.lua. A SKU that is not in Redis needs none: loading it brings what MySQL has. errLoading.
 func unlock(ctx context.Context, redis *reserve.Store, h Hold, to string) error {
-	answer, err := redis.Call(ctx, lua.Unreduce, keysOf(redis, h.SKU).held(), h.Order, h.Lock, to)
+	answer, err := redis.Call(ctx, lua.UnlockSKU, keysOf(redis, h.SKU).held(), h.Order, h.Lock, to)
 	if err != nil {
 		return fmt.Errorf("unlock order %s at SKU %d: %w", h.Order, h.SKU, err)
 	}
@@ -75,13 +75,15 @@ func Epoch(lock string) int64 {
 }
 
 // Reduce locks units for an order, each line by itself, in one pipeline: the SKUs may live in different slots. It may be
-// repeated. reserve.ErrRestarted: nothing was locked, Wake was called. After another error some lines may be locked.
+// repeated. reserve.ErrRestarted: a Redis locks nothing before Keep was there, and Wake was called. After any error some lines
+// may be locked.
 func (s *Shelf) Reduce(ctx context.Context, order string, lines []Line) ([]Verdict, error) {
 	calls := make([]reserve.Args, len(lines))
 	for i, l := range lines {
 		calls[i] = reserve.Args{Keys: keysOf(s.redis, l.SKU).held(), Args: []string{order, strconv.FormatInt(l.Units, 10)}}
 	}
-	answers, err := s.redis.CallAll(ctx, lua.Reduce, calls)
+	script, _ := s.redis.Reduce()
+	answers, err := s.redis.CallAll(ctx, script, calls)
 	if err != nil {
 		if errors.Is(err, reserve.ErrRestarted) {
 			s.Wake()

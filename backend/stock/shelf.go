@@ -75,7 +75,7 @@ type sku struct {
 	available int64
 }
 
-// NewShelf makes a Shelf. Redis locks nothing before Keep, of some process, has taught it to.
+// NewShelf makes a Shelf. Redis locks nothing before Keep, of some process, was there.
 func NewShelf(db *sql.DB, redis *reserve.Store, log *slog.Logger, reg prometheus.Registerer) *Shelf {
 	s := &Shelf{db: db, redis: redis, log: log, wake: make(chan struct{}, 1), absent: map[int64]time.Time{},
 		results: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "backend_sku_loads_total",
@@ -434,16 +434,16 @@ func (s *Shelf) Wake() {
 	}
 }
 
-// Keep runs until ctx is cancelled, and then returns nil. It looks each second, and when woken: a Redis that does not know
-// reduce.lua was started anew and may have lost anything, so every SKU is forgotten there, and only then the script is
-// loaded. Whoever asks for a SKU next loads it.
+// Keep runs until ctx is cancelled, and then returns nil. It looks each second, and when woken: a Redis that does not know the
+// reduce.lua of the life that this process believes in was started anew, or taken over by another node, and may have lost
+// anything. So every SKU is forgotten there, and only then the script is loaded. Whoever asks for a SKU next loads it.
 func (s *Shelf) Keep(ctx context.Context) error {
-	tick := time.NewTicker(lookEvery)
-	defer tick.Stop()
 	told := ""
 	for ctx.Err() == nil {
-		err := s.look(ctx)
-		if err == nil {
+		rest := lookEvery
+		if _, believed := s.redis.Reduce(); !believed {
+			rest = lookEvery / 20 // a reconciler is at it
+		} else if err := s.look(ctx); err == nil {
 			told = ""
 		} else if text := err.Error(); ctx.Err() == nil && text != told {
 			told = text
@@ -451,24 +451,29 @@ func (s *Shelf) Keep(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-		case <-tick.C:
+		case <-time.After(rest):
 		case <-s.wake:
 		}
 	}
 	return nil
 }
 
-// Armed reports whether Redis locks units: every node knows reduce.lua.
+// Armed reports whether Redis locks units: every node knows the reduce.lua of the life that is believed in.
 func (s *Shelf) Armed(ctx context.Context) (bool, error) {
+	script, believed := s.redis.Reduce()
+	if !believed {
+		return false, nil
+	}
 	life := s.redis.Life()
 	defer life.End()
-	return life.Knows(ctx, lua.Reduce)
+	return life.Knows(ctx, script)
 }
 
 func (s *Shelf) look(ctx context.Context) error {
+	script, _ := s.redis.Reduce()
 	life := s.redis.Life() // the same from the look on until the script is loaded
 	defer life.End()
-	known, err := life.Knows(ctx, lua.Reduce)
+	known, err := life.Knows(ctx, script)
 	if err != nil || known {
 		return err
 	}
@@ -487,11 +492,11 @@ func (s *Shelf) look(ctx context.Context) error {
 		n += len(ids)
 		last = ids[len(ids)-1]
 	}
-	if err := life.Teach(ctx, lua.Reduce); err != nil {
+	if err := life.Teach(ctx, script); err != nil {
 		return fmt.Errorf("redis was restarted again: %w", err)
 	}
 	s.restarts.Inc()
-	s.log.Info("stock: redis was started anew: every SKU was forgotten there and is loaded when it is asked for", "skus", n)
+	s.log.Info("stock: redis was started anew, or has another life: every SKU was forgotten there and is loaded when it is asked for", "skus", n)
 	return nil
 }
 

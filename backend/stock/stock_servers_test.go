@@ -230,6 +230,10 @@ func herdProcess() int {
 		fmt.Println(err)
 		return 1
 	}
+	if err := redis.Arm(context.Background()); err != nil {
+		fmt.Println(err)
+		return 1
+	}
 	sku, _ := strconv.ParseInt(f[2], 10, 64)
 	s := NewShelf(db, redis, slog.New(slog.NewTextHandler(io.Discard, nil)), prometheus.NewRegistry())
 	fmt.Println("ready")
@@ -424,7 +428,65 @@ func TestRestartedRedisForgetsEverySKU(t *testing.T) {
 	if n := testutil.ToFloat64(r.restarts); n != 1 {
 		t.Errorf("%v restarts", n)
 	}
-	r.must(r.redis.Arm(t.Context())) // for the others
+}
+
+// Row E6: Redis was taken over by another node, which may be an older copy: its life has another name, and what it has of SKUs is
+// forgotten, though it knows the script of the life before.
+func TestAnotherLifeOfRedisForgetsEverySKU(t *testing.T) {
+	r := newRoom(t)
+	sku := backendtest.SKU(t, r.db, 10, 100, "EUR")
+	r.must(r.Load(t.Context(), sku))
+	r.reduce("o", sku, 1)
+	r.redis.Believe("another life")
+	if _, err := r.Reduce(t.Context(), "p", []Line{{sku, 1}}); !errors.Is(err, reserve.ErrRestarted) {
+		t.Errorf("got %v, want ErrRestarted", err)
+	}
+	r.must(r.look(t.Context()))
+	if s := r.state(sku); s != (State{}) {
+		t.Errorf("the SKU is still there: %+v", s)
+	}
+	r.must(r.Load(t.Context(), sku))
+	if v := r.reduce("p", sku, 1); v.Answer != lua.Reduced || Epoch(v.Lock) != 2 {
+		t.Errorf("got %+v", v)
+	}
+	r.redis.Believe("") // no reconciler was there yet
+	if armed, err := r.Armed(t.Context()); armed || err != nil {
+		t.Errorf("without a life: armed %v, %v", armed, err)
+	}
+	if _, err := r.Reduce(t.Context(), "q", []Line{{sku, 1}}); !errors.Is(err, reserve.ErrRestarted) {
+		t.Errorf("without a life: got %v, want ErrRestarted", err)
+	}
+}
+
+// Intents that were done long ago are forgotten, a bounded number at a time; never one that is open, nor an operator's.
+func TestDoneIntentsAreForgotten(t *testing.T) {
+	r := newRoom(t)
+	i := r.intents()
+	old, young := i.Clock.Now().Add(-kept-time.Minute), i.Clock.Now().Add(-kept+time.Hour)
+	write := func(n int, kind string, done any) {
+		t.Helper()
+		for n > 0 {
+			some := min(n, 500)
+			var args []any
+			for range some {
+				args = append(args, 1, kind, old, done)
+			}
+			r.exec(`INSERT INTO sku_intents (sku_id, kind, created_at, done_at) VALUES `+tuples(some, 4), args...)
+			n -= some
+		}
+	}
+	write(1200, lua.ToSold, old)
+	write(3, adjusts, old)
+	write(5, lua.ToBack, young)
+	write(7, lua.ToBack, nil)
+	for _, want := range []int{1000, 200, 0} {
+		if n, err := i.Prune(t.Context()); n != want || err != nil {
+			t.Errorf("got %d, %v; want %d", n, err, want)
+		}
+	}
+	if n := r.count(`SELECT COUNT(*) FROM sku_intents`); n != 15 {
+		t.Errorf("%d are left, want 15", n)
+	}
 }
 
 // Row D7: a list says available or sold out, and loads what Redis does not have.

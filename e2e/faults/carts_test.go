@@ -263,7 +263,9 @@ func sweeping(s *scene) {
 	must(s.t, err)
 	text, err := os.ReadFile(filepath.Join(root, "lua", "reduce.lua"))
 	must(s.t, err)
-	sum := sha1.Sum(text)
+	var life string
+	must(s.t, s.w.books.DB.QueryRowContext(ctx, `SELECT name FROM redis_life`).Scan(&life))
+	sum := sha1.Sum([]byte(string(text) + "-- life " + life + "\n"))
 	base := fmt.Sprintf("%s{sku:%d}:", s.w.books.Prefix, shop.skus[0])
 	c := s.w.books.Redis
 	for i := range 3 {

@@ -11,7 +11,7 @@ import (
 	"floodgate.internal/shared/wire"
 )
 
-// cart is POST /v1/cart/orders. It draws on the user's limit of orders.
+// cart is POST /v1/cart/orders. It draws on the user's limit of orders, and on the bucket of all.
 func (x *exchange) cart() {
 	who, ok := x.user()
 	if !ok {
@@ -43,6 +43,10 @@ func (x *exchange) cart() {
 	d := x.s.orders.Take(who.UID, x.set.Order, x.now)
 	if !d.OK {
 		x.limited(ruleOrder, x.set.Order, d)
+		return
+	}
+	if !x.takeGlobal() {
+		x.notBefore(d.Seconds())
 		return
 	}
 	text, err := json.Marshal(wire.Cart{Items: items})

@@ -32,8 +32,8 @@ const (
 )
 
 var routeNames = [routes]string{
-	"none", "malformed", "page", "time", "sales", "sale", "order_post", "orders_get", "order_get", "payment", "cancellation", "cart_post", "skus",
-	"webhook", "coupons", "coupon_use", "session", "dev_session",
+	"none", "malformed", "page", "time", "sales", "sale", "order_post", "orders_get", "order_get", "payment", "cancellation",
+	"webhook", "coupons", "coupon_use", "cart_post", "skus", "session", "dev_session",
 }
 
 // allow is the methods of each route, as the Allow field lists them. HEAD goes wherever GET goes.

@@ -1,4 +1,4 @@
--- unreduce: ends a lock that an order of a cart has on units of a SKU: they are sold, or available again. Once.
+-- sku_unlock: ends a lock that an order of a cart has on units of a SKU: they are sold, or available again. Once.
 --
 -- KEYS  1 state   2 orders   3 open      (as in reduce)
 -- ARGV  1 order id   2 lock   3 sold or back

@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"floodgate.internal/backend/cart"
+	"floodgate.internal/backend/eligibility"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
 )
@@ -32,7 +33,14 @@ func (s *Server) postCart(r *request) string {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), workTimeout)
 	defer cancel()
-	answer, repeated, err := s.Carts.Place(ctx, uid, key, items)
+	banned := s.mayBuy(eligibility.Bans, uid)
+	var answer []byte
+	repeated := banned != nil
+	if banned == nil {
+		answer, repeated, err = s.Carts.Place(ctx, uid, key, items)
+	} else if banned.Code != problem.Overloaded {
+		answer, err = s.Carts.First(ctx, uid, key, items) // an order is a promise, also to who may make no new one
+	}
 	switch {
 	case errors.Is(err, cart.ErrKeyReused):
 		return r.refuse(problem.New(problem.IdempotencyKeyReused, "this Idempotency-Key was used for another cart; use a new key for another order"))
@@ -44,6 +52,8 @@ func (s *Server) postCart(r *request) string {
 	case err != nil:
 		s.sparse.warn("api: a cart could not be decided", "request_id", r.id, "error", err)
 		return r.refuse(overloaded("carts cannot be decided at the moment"))
+	case answer == nil:
+		return r.refuse(banned)
 	}
 	r.Response.Header.Set("Cache-Control", "no-store")
 	r.Response.Header.SetContentType("application/json")

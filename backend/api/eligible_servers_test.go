@@ -97,6 +97,27 @@ func TestWhoMayNotBuyIsToldSo(t *testing.T) {
 	wantProblem(t, w.press("ann", sale, "k", `{"quantity":2}`), problem.Overloaded, "cannot be looked up") // never "no" to who may have one
 }
 
+// Row D13: a ban holds for carts, too; a cart that was ordered before stands.
+func TestWhoIsBannedMayNotBuyACart(t *testing.T) {
+	w := work(t, roomy, os.Getenv("REDIS_ADDR"))
+	change := w.lists()
+	sku := backendtest.SKU(t, w.db, 5, 100, "EUR")
+	body := fmt.Sprintf(`{"items":[{"sku_id":%d}]}`, sku)
+	wantProblem(t, w.cart("ann", "k", body), problem.Overloaded, "being read") // nothing is known yet
+	change(eligibility.Bans, []string{"bob"}, nil)
+	first := string(w.cart("ann", "k", body).Body())
+	change(eligibility.Bans, []string{"ann"}, nil)
+	if again := w.cart("ann", "k", body); again.StatusCode() != 200 || string(again.Body()) != first {
+		t.Errorf("a repeat: got %d %s, want %s", again.StatusCode(), again.Body(), first)
+	}
+	wantProblem(t, w.cart("ann", "other", body), problem.Forbidden, "orders that it has stand")
+	wantProblem(t, w.cart("ann", "k", `{"items":[{"sku_id":999}]}`), problem.IdempotencyKeyReused, "")
+	wantProblem(t, w.cart("bob", "k", body), problem.Forbidden, "")
+	if u := backendtest.SKUBalanced(t, w.db, w.redis, sku); u != (backendtest.Units{Available: 4, Locked: 1}) {
+		t.Errorf("got %+v", u)
+	}
+}
+
 // Row D13: where accepted orders come from is counted, as the gateway signed it.
 func TestWhereOrdersComeFromIsCounted(t *testing.T) {
 	w := work(t, roomy, os.Getenv("REDIS_ADDR"))

@@ -141,15 +141,25 @@ type line struct {
 // open says that Redis has not been asked about a line.
 func (l line) open() bool { return l == line{} }
 
+// First is the answer that a cart of a key was given before; nil if it has none. ErrKeyReused.
+func (c *Carts) First(ctx context.Context, uid, key string, items []wire.CartItem) (answer []byte, err error) {
+	_, answer, err = c.before(ctx, uid, key, digest(items))
+	switch {
+	case errors.Is(err, sql.ErrNoRows):
+		return nil, nil
+	case errors.Is(err, ErrKeyReused):
+		return nil, err
+	case err != nil:
+		return nil, fmt.Errorf("cart of uid %s by its key: %w", uid, err)
+	}
+	return answer, nil
+}
+
 // begin writes the request's row, or finds it.
 func (c *Carts) begin(ctx context.Context, uid, key string, items []wire.CartItem) (*request, error) {
 	r := &request{uid: uid, key: key, items: items, lines: make([]line, len(items))}
-	text, err := json.Marshal(items)
-	if err != nil {
-		panic("BUG: a cart that does not marshal: " + err.Error())
-	}
-	sum := sha256.Sum256(text)
-	hash := hex.EncodeToString(sum[:])
+	hash := digest(items)
+	var err error
 	if r.order, err = newOrder(); err != nil {
 		return nil, err
 	}
@@ -161,19 +171,31 @@ func (c *Carts) begin(ctx context.Context, uid, key string, items []wire.CartIte
 	if !store.Duplicate(err) {
 		return nil, fmt.Errorf("note the request: %w", err)
 	}
-	var before string
-	var answer sql.NullString
-	err = c.db.QueryRowContext(ctx, `SELECT request, order_id, answer FROM cart_requests WHERE uid = ? AND idem_key = ?`, uid, key).Scan(&before, &r.order, &answer)
+	r.order, r.answer, err = c.before(ctx, uid, key, hash)
+	return r, err
+}
+
+// before reads the request of a key: its order, and its answer, nil if it has none. ErrKeyReused; sql.ErrNoRows.
+func (c *Carts) before(ctx context.Context, uid, key, hash string) (order string, answer []byte, err error) {
+	var request string
+	err = c.db.QueryRowContext(ctx, `SELECT request, order_id, answer FROM cart_requests WHERE uid = ? AND idem_key = ?`, uid, key).Scan(&request, &order, &answer)
 	if err != nil {
-		return nil, fmt.Errorf("read the request: %w", err)
+		return "", nil, fmt.Errorf("read the request: %w", err)
 	}
-	if before != hash {
-		return nil, ErrKeyReused
+	if request != hash {
+		return "", nil, ErrKeyReused
 	}
-	if answer.Valid {
-		r.answer = []byte(answer.String)
+	return order, answer, nil
+}
+
+// digest is what a request is told apart by.
+func digest(items []wire.CartItem) string {
+	text, err := json.Marshal(items)
+	if err != nil {
+		panic("BUG: a cart that does not marshal: " + err.Error())
 	}
-	return r, nil
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:])
 }
 
 func newOrder() (string, error) {

@@ -83,7 +83,7 @@ func (l *Lists) uids() (n int) {
 // Ready reports whether the lists were read once: before, nobody may buy.
 func (l *Lists) Ready() bool { return l.ready.Load() }
 
-// Refuse says why this uid may not buy in this sale.
+// Refuse says why this uid may not buy in this sale, or, for Bans, anywhere.
 func (l *Lists) Refuse(sale int64, uid string) Refusal {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
@@ -97,7 +97,7 @@ func (l *Lists) Refuse(sale int64, uid string) Refusal {
 			return Banned
 		}
 	}
-	if only != nil {
+	if only != nil && sale != Bans {
 		if _, ok := only.uids[k]; !ok {
 			return NotListed
 		}

@@ -165,6 +165,8 @@ func TestHalfNeverPay(t *testing.T) {
 
 // TestReturnedUnitsAreSoldAgain measures how soon: from the answer to a cancellation, and from the end of the time to pay, to
 // the next shopper's 202 through the gateway, which knew that all was sold out. What is measured is told, not judged.
+//
+// Row D9: the sold-out mark clears when stock returns.
 func TestReturnedUnitsAreSoldAgain(t *testing.T) {
 	const rounds = 10
 	w := newWorld(t, options{orders: "{rate: 1000, burst: 1000, max_keys: 1000000}"})

@@ -13,6 +13,8 @@ import (
 )
 
 // TestStory is what a person tries first, through the gateway alone, with production's limits.
+//
+// Rows A1, D8, D9: one order from the press to the payment.
 func TestStory(t *testing.T) {
 	w := newWorld(t, options{})
 	sale := w.newSale("One keyboard", 1, time.Now().Add(-time.Minute), 600)

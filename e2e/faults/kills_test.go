@@ -77,6 +77,8 @@ func seed(t *testing.T) uint64 {
 
 // TestKills kills a random component again and again, under a load that never pauses, starts it again at once, and waits
 // until orders are promised again. After some kills the load ends, and all that was promised is held against the stores.
+//
+// Rows B3, D9: any process dies at any moment, and nothing accepted is lost.
 func TestKills(t *testing.T) {
 	w := newWorld(t)
 	long, chosen := length(t), seed(t)

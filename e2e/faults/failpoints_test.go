@@ -118,6 +118,7 @@ const (
 //
 // Row B3: a process dies at each place where it hurts.
 func TestFailpoints(t *testing.T) {
+	sideBySide(t)
 	covered := []string{migration}
 	for _, f := range faults {
 		covered = append(covered, f.name())

@@ -142,6 +142,7 @@ const (
 //
 // Row D1: the page greys its button, sends one order per x seconds, and counts by the server's clock.
 func TestShopperPage(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, options{})
 	b := newBrowser(t)
 	sale := w.newSale("A <b>keyboard</b> & more", 3, time.Now().Add(30*time.Minute), 600)

@@ -31,7 +31,7 @@ func (k *walk) operate() {
 	order := k.public("POST", fmt.Sprintf("/v1/sales/%d/orders", sale), k.tokens[12], "", 202, "").orderID
 	k.w.order(order, k.tokens[12], wire.PendingPayment)
 
-	for _, q := range []string{"", "?uid=11", fmt.Sprintf("?sale_id=%d", sale), "?status=pending_payment", fmt.Sprintf("?uid=11&sale_id=%d&status=pending_payment&limit=1", sale)} {
+	for _, q := range []string{"", "?uid=13", fmt.Sprintf("?sale_id=%d", sale), "?status=pending_payment", fmt.Sprintf("?uid=13&sale_id=%d&status=pending_payment&limit=1", sale)} {
 		if a := k.admin("GET", "/orders"+q, "", 200, ""); !strings.Contains(string(a.body), order) {
 			k.w.t.Errorf("orders%s: got %s, want order %s in it", q, a, order)
 		}

@@ -305,6 +305,8 @@ func (k *walk) ops() {
 	k.try(call{method: "GET", url: ops + "/debug/pprof/"}, 200, "")
 	k.try(call{method: "GET", url: k.w.ports.AdminURL() + "/debug/pprof/", token: development.AdminToken}, 200, "")
 	k.try(call{method: "GET", url: k.w.ports.AdminURL() + "/debug/pprof/"}, 401, "UNAUTHENTICATED")
+	k.try(call{method: "GET", url: ops + "/-/top?n=3"}, 200, "")
+	k.try(call{method: "GET", url: ops + "/-/top?n=0"}, 400, "BAD_REQUEST")
 	a := k.try(call{method: "GET", url: ops + "/-/config"}, 200, "")
 	for _, secret := range []string{development.LoginSecret, development.SigningSecret} {
 		if strings.Contains(string(a.body), secret) {

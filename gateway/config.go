@@ -108,7 +108,8 @@ type CacheConfig struct {
 
 // LogConfig is about the log.
 type LogConfig struct {
-	Level slog.Level `yaml:"level"`
+	Level       slog.Level `yaml:"level"`
+	AccessEvery int        `yaml:"access_every"`
 }
 
 // DefaultConfig is what holds where the file says nothing. Keys and secrets have no default.
@@ -129,6 +130,7 @@ func DefaultConfig() Config {
 		Upstream: UpstreamConfig{Timeout: 3 * time.Second, MaxInFlight: 1024, MaxWaiting: 16384},
 		Feed:     FeedConfig{StaleAfter: 5 * time.Second},
 		Cache:    CacheConfig{MaxBytes: 64 << 20, TTL: time.Second, Stale: 30 * time.Second},
+		Log:      LogConfig{AccessEvery: 1000},
 	}
 }
 
@@ -256,6 +258,7 @@ func (c *Config) Validate() error {
 	number("cache.max_bytes", c.Cache.MaxBytes, 64<<10, 64<<30)
 	duration("cache.ttl", c.Cache.TTL, time.Millisecond, time.Minute)
 	duration("cache.stale", c.Cache.Stale, 0, time.Hour)
+	number("log.access_every", int64(c.Log.AccessEvery), 0, 1_000_000_000)
 	return errors.Join(errs...)
 }
 

@@ -258,6 +258,65 @@ func TestOpsListener(t *testing.T) {
 	}
 }
 
+func TestTopNamesWhoAsksMost(t *testing.T) {
+	p := newPeer(t)
+	p.set(1, nil)
+	g := run(t, []string{p.addr}, with("read: {rate: 10, burst: 20", "read: {rate: 0.01, burst: 2"))
+	for range 5 {
+		g.do("GET", "/v1/orders", g.as("ann"))
+	}
+	g.do("GET", "/v1/orders", g.as("bob"))
+	g.do("GET", "/v1/orders", "Authorization: Bearer x")
+	a := g.do("GET", "http://"+g.ops+"/-/top?n=1")
+	for _, want := range []string{`"uids": [
+    {
+      "name": "ann",
+      "requests": 5,
+      "over": 0,
+      "refused": 3
+    }
+  ]`, `"addresses": [
+    {
+      "name": "127.0.0.1",
+      "requests": 7,
+      "over": 0,
+      "refused": 4
+    }
+  ]`} {
+		if a.code != 200 || !strings.Contains(a.body, want) {
+			t.Errorf("got %v, want %s", a.body, want)
+		}
+	}
+	for _, n := range []string{"0", "x", "1025"} {
+		if a := g.do("GET", "http://"+g.ops+"/-/top?n="+n); a.problem() != "BAD_REQUEST" {
+			t.Errorf("n=%s: got %v", n, a)
+		}
+	}
+}
+
+func TestAccessLog(t *testing.T) {
+	p := newPeer(t)
+	p.set(1, nil)
+	const trace = "0af7651916cd43dd8448eb211c80319c"
+	g := run(t, []string{p.addr}, func(s string) string { return s + "log: {access_every: 1}\n" }, with("read: {rate: 10, burst: 20", "read: {rate: 0.01, burst: 1"))
+	g.do("GET", "/v1/orders?sale_id=1", g.as("ann"), "X-Request-Id: the-first", "traceparent: 00-"+trace+"-b7ad6b7169203331-01")
+	g.do("GET", "/v1/orders", g.as("ann"), "X-Request-Id: the-second")
+	g.log.await(t, `msg=request request_id=the-first method=GET route=orders_get status=202 result=ok took=\S+ bytes=\d+ uid=ann network=127.0.0.0/24 trace_id=`+trace)
+	g.log.await(t, `msg=request request_id=the-second method=GET route=orders_get status=429 result=rate_limited took=\S+ bytes=\d+ rule=read uid=ann`)
+	if c := p.got("/v1/orders?"); len(c) != 1 || !strings.Contains(c[0].Header, "\r\nTraceparent: 00-"+trace) {
+		t.Errorf("the backend got %+v", c)
+	}
+	g.write(strings.Replace(configText([]string{p.addr}), "cache:", "log: {access_every: 0}\ncache:", 1))
+	g.log.await(t, `generation=2`)
+	g.do("GET", "/v1/time", "X-Request-Id: the-third")
+	if strings.Contains(g.log.String(), "the-third") {
+		t.Error("a request is logged, though none is to be")
+	}
+	if strings.Contains(g.log.String(), "Bearer") || strings.Contains(g.log.String(), "eyJ") {
+		t.Error("a token is in the log")
+	}
+}
+
 func TestNotReadyBeforeTheFeed(t *testing.T) {
 	p := newPeer(t)
 	p.set(1, nil)

@@ -121,6 +121,7 @@ func (r *running) build(old *Config, c Config) (edge.Settings, error) {
 	s.Exempt = c.exempt()
 	s.Pages = pagecache.Rule{TTL: c.Cache.TTL, Stale: c.Cache.Stale}
 	s.InsecureCookies = c.Development
+	s.LogEvery = c.Log.AccessEvery
 	return s, nil
 }
 
@@ -201,7 +202,8 @@ func (r *running) forOperators() ops.Running {
 			l := r.current.Load()
 			return ops.Config{Generation: l.Generation, Hash: l.Hash, Config: l.Tree()}
 		},
-		Token: func() string { return r.current.Load().OpsToken.Reveal() },
+		Noisiest: r.edge.Noisiest,
+		Token:    func() string { return r.current.Load().OpsToken.Reveal() },
 	}
 }
 

@@ -367,19 +367,6 @@ func TestTagMatches(t *testing.T) {
 	}
 }
 
-func TestTraceparentIsCarriedOnlyWhereItIsOne(t *testing.T) {
-	for header, want := range map[string]bool{
-		"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01": true, "": false, "x": false,
-		"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-0\n": false,
-	} {
-		var ctx fasthttp.RequestCtx
-		ctx.Request.Header.SetBytesV("traceparent", []byte(header))
-		if got := traceparent(&request{RequestCtx: &ctx}); (got == header && got != "") != want {
-			t.Errorf("%q: got %q", header, got)
-		}
-	}
-}
-
 // BenchmarkRequest is what every request costs before and after its own work: the signature, the route, the metrics.
 func BenchmarkRequest(b *testing.B) {
 	clk := &clock.Clock{}

@@ -84,7 +84,7 @@ func (s *Server) postOrder(r *request) string {
 	}
 	req := reserve.Request{
 		Sale: id, UID: uid, Quantity: quantity, OrderID: orderID, Key: key,
-		Trace: traceparent(r),
+		Trace: wire.Traceparent(r.Request.Header.Peek("traceparent")),
 	}
 	verdict, err := s.reserve(ctx, &req)
 	if errors.Is(err, catalog.ErrArchived) { // and this process had not heard of it
@@ -340,20 +340,6 @@ func (r *request) accept(orderID, result string) string {
 		failpoint.Halfway("api.halfway-through-202", r.Conn(), []byte(r.Response.String()))
 	}
 	return result
-}
-
-// traceparent is the W3C trace context that came with the request, "" where there is none that looks like one.
-func traceparent(r *request) string {
-	b := r.Request.Header.Peek("traceparent")
-	if len(b) != 55 {
-		return ""
-	}
-	for _, c := range b {
-		if c != '-' && (c < '0' || c > '9') && (c < 'a' || c > 'f') {
-			return ""
-		}
-	}
-	return string(b)
 }
 
 // newOrderID makes an id that no process anywhere makes again; one process's are in the order of their making (RFC 9562,

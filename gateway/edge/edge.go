@@ -24,6 +24,7 @@ import (
 	"floodgate.internal/gateway/limit"
 	"floodgate.internal/gateway/pagecache"
 	"floodgate.internal/gateway/salegate"
+	"floodgate.internal/gateway/top"
 	"floodgate.internal/gateway/upstream"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/problem"
@@ -40,6 +41,7 @@ type Settings struct {
 	Pages            pagecache.Rule
 	Sign             *identity.Key // may mint test tokens; nil outside development
 	InsecureCookies  bool          // without Secure, for plain HTTP in development
+	LogEvery         int           // one request in so many is logged; 0 for none
 	pagesMaxAge      string
 	cookieAttributes string
 }
@@ -65,6 +67,9 @@ type Server struct {
 	ips, webhooks *limit.Buckets[[16]byte]
 	global        *limit.Shared
 	metrics       *metrics
+	uids          *top.Table[string]
+	addrs         *top.Table[[16]byte]
+	accesses      *rate.Limiter
 
 	idPrefix string
 	idCount  atomic.Uint64
@@ -90,6 +95,8 @@ func New(parts Parts, reg prometheus.Registerer) *Server {
 		webhooks: limit.New[[16]byte]("webhook", reg),
 		global:   limit.NewShared("global", reg),
 		metrics:  newMetrics(reg),
+		uids:     top.New[string](), addrs: top.New[[16]byte](),
+		accesses: rate.NewLimiter(maxLogged, maxLogged),
 		idPrefix: hex.EncodeToString(prefix[:]) + "-",
 		warnings: rate.NewLimiter(2, 5),
 	}
@@ -148,22 +155,25 @@ type exchange struct {
 	id   string    // X-Request-Id
 	addr *conn
 
+	uid    string // whose request it is, once that is known
 	route  route
 	result result
+	by     rule // what refused it; rules for none
 }
 
 func (s *Server) begin(ctx *fasthttp.RequestCtx) *exchange {
-	x := &exchange{s: s, ctx: ctx, set: s.settings.Load(), now: time.Now(), result: resultOther}
+	x := &exchange{s: s, ctx: ctx, set: s.settings.Load(), now: time.Now(), result: resultOther, by: rules}
 	x.addr, _ = ctx.Conn().(*conn)
 	return x
 }
 
-// finish puts on what every answer has, and counts it.
+// finish puts on what every answer has, counts it, and notes whose it is.
 func (x *exchange) finish() {
 	h := &x.ctx.Response.Header
 	h.Set("X-Request-Id", x.id)
 	h.Set("X-Content-Type-Options", "nosniff")
 	x.s.metrics.requests[x.route][x.result].Inc()
+	x.note()
 }
 
 func (s *Server) handle(ctx *fasthttp.RequestCtx) {
@@ -244,6 +254,7 @@ func (x *exchange) refuse(p *problem.Problem) {
 // reject is refuse by a rule of the gateway's own.
 func (x *exchange) reject(by rule, p *problem.Problem) {
 	x.s.metrics.refusals[by].Inc()
+	x.by = by
 	x.refuse(p)
 }
 
@@ -253,6 +264,7 @@ func jitter(d time.Duration) time.Duration { return mathrand.N(d) }
 // prepared answers with bytes made in advance.
 func (x *exchange) prepared(r *salegate.Refusal) {
 	x.s.metrics.refusals[ruleGate].Inc()
+	x.by = ruleGate
 	x.result = resultOf(r.Code)
 	resp := &x.ctx.Response
 	resp.SetStatusCode(r.Status)

@@ -29,6 +29,14 @@ var codes = func() []problem.Code {
 	return all
 }()
 
+var resultNames = func() []string {
+	names := []string{"ok", "not_modified", "other"}
+	for _, c := range codes {
+		names = append(names, strings.ToLower(string(c)))
+	}
+	return names
+}()
+
 func resultOf(code problem.Code) result {
 	if i, ok := slices.BinarySearch(codes, code); ok {
 		return firstCode + result(i)
@@ -78,12 +86,8 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	refusals := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gateway_refusals_total", Help: "Requests that the gateway refused itself, by rule."}, []string{"rule"})
 	m.panics = prometheus.NewCounter(prometheus.CounterOpts{Name: "gateway_panics_total", Help: "Requests that broke the handler and were answered 500."})
 	reg.MustRegister(requests, refusals, m.panics)
-	names := []string{"ok", "not_modified", "other"}
-	for _, c := range codes {
-		names = append(names, strings.ToLower(string(c)))
-	}
 	for r := range m.requests {
-		for _, name := range names {
+		for _, name := range resultNames {
 			m.requests[r] = append(m.requests[r], requests.WithLabelValues(routeNames[r], name))
 		}
 	}

@@ -178,6 +178,7 @@ func (x *exchange) identify() (identity.Who, bool) {
 		x.reject(ruleIdentity, problem.New(problem.Unauthenticated, err.Error()))
 		return identity.Who{}, false
 	}
+	x.uid = who.UID
 	return who, true
 }
 
@@ -441,7 +442,7 @@ func plainCursor(s string) bool {
 // forward sends r and passes the answer on: its status, body and the headers that are allowed. It returns the status, 0
 // where there was no answer.
 func (x *exchange) forward(r *upstream.Request) int {
-	r.RequestID = x.id
+	r.RequestID, r.Trace = x.id, wire.Traceparent(x.ctx.Request.Header.Peek("traceparent"))
 	resp := fasthttp.AcquireResponse()
 	defer fasthttp.ReleaseResponse(resp)
 	err := x.s.Pool.Do(r, resp)

@@ -8,16 +8,19 @@ import (
 	"crypto/subtle"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
 	"net/http/pprof"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"floodgate.internal/gateway/top"
 	"floodgate.internal/shared/problem"
 )
 
@@ -29,6 +32,8 @@ type Running struct {
 	Reload func() (diff string, err error)
 	// Config is the present configuration, secrets masked.
 	Config func() Config
+	// Noisiest is the n uids and the n addresses that asked most since then.
+	Noisiest func(n int) (since time.Time, uids, addrs []top.Client)
 	// Token is what POST /-/reload needs; "" for nothing.
 	Token func() string
 }
@@ -78,6 +83,22 @@ func Handler(r Running, metrics prometheus.Gatherer, log *slog.Logger) http.Hand
 	mux.HandleFunc("GET /-/config", func(w http.ResponseWriter, _ *http.Request) {
 		writeJSON(w, 200, r.Config())
 	})
+	mux.HandleFunc("GET /-/top", func(w http.ResponseWriter, req *http.Request) {
+		n := 20
+		if s := req.URL.Query().Get("n"); s != "" {
+			var err error
+			if n, err = strconv.Atoi(s); err != nil || n < 1 || n > top.Size {
+				refuse(w, problem.Invalid("n", fmt.Sprintf("it must be 1 to %d", top.Size)))
+				return
+			}
+		}
+		since, uids, addrs := r.Noisiest(n)
+		writeJSON(w, 200, struct {
+			Since time.Time    `json:"since"`
+			UIDs  []top.Client `json:"uids"`
+			Addrs []top.Client `json:"addresses"`
+		}{since, uids, addrs})
+	})
 	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{
 		MaxRequestsInFlight: 4, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 	}))
@@ -87,7 +108,7 @@ func Handler(r Running, metrics prometheus.Gatherer, log *slog.Logger) http.Hand
 	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
 	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
 	for path, allow := range map[string]string{
-		"/-/healthy": "GET, HEAD", "/-/ready": "GET, HEAD", "/-/config": "GET, HEAD", "/metrics": "GET, HEAD", "/-/reload": "POST",
+		"/-/healthy": "GET, HEAD", "/-/ready": "GET, HEAD", "/-/config": "GET, HEAD", "/-/top": "GET, HEAD", "/metrics": "GET, HEAD", "/-/reload": "POST",
 	} {
 		mux.HandleFunc(path, func(w http.ResponseWriter, req *http.Request) {
 			w.Header().Set("Allow", allow)

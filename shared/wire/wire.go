@@ -335,3 +335,25 @@ func Network(a netip.Addr) string {
 	}
 	return p.String()
 }
+
+// Traceparent is a W3C trace context (https://www.w3.org/TR/trace-context/), "" where the field does not look like one.
+func Traceparent(field []byte) string {
+	if len(field) != 55 || field[2] != '-' || field[35] != '-' || field[52] != '-' {
+		return ""
+	}
+	for i, c := range field {
+		hex := '0' <= c && c <= '9' || 'a' <= c && c <= 'f'
+		if dash := i == 2 || i == 35 || i == 52; dash != (c == '-') || !dash && !hex {
+			return ""
+		}
+	}
+	return string(field)
+}
+
+// TraceID is the trace's id in a W3C trace context, "" where there is none.
+func TraceID(field []byte) string {
+	if t := Traceparent(field); t != "" {
+		return t[3:35]
+	}
+	return ""
+}

@@ -128,3 +128,15 @@ func TestNetwork(t *testing.T) {
 		t.Errorf("no address: got %q", got)
 	}
 }
+
+func TestTraceparent(t *testing.T) {
+	const good = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+	if got := TraceID([]byte(good)); got != "0af7651916cd43dd8448eb211c80319c" || Traceparent([]byte(good)) != good {
+		t.Errorf("got %q", got)
+	}
+	for _, bad := range []string{"", "x", good + "0", good[:54] + "\n", strings.ToUpper(good), strings.Replace(good, "-", "0", 1), strings.Replace(good, "a", "-", 1), strings.Replace(good, "a", "g", 1)} {
+		if got := Traceparent([]byte(bad)); got != "" {
+			t.Errorf("%q: got %q", bad, got)
+		}
+	}
+}

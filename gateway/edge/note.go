@@ -1,0 +1,75 @@
+package edge
+
+import (
+	"context"
+	"log/slog"
+	"math/rand/v2"
+	"net/netip"
+	"time"
+
+	"floodgate.internal/gateway/top"
+	"floodgate.internal/shared/wire"
+)
+
+// maxLogged bounds the requests that are logged, in lines a second; what is beyond it is not logged.
+const maxLogged = 100
+
+// note counts whose request it was, and logs one in so many.
+func (x *exchange) note() {
+	refused := x.ctx.Response.StatusCode() >= 400
+	if x.addr != nil {
+		x.s.addrs.Add(x.addr.key, refused, x.now)
+	}
+	if x.uid != "" {
+		x.s.uids.Add(x.uid, refused, x.now)
+	}
+	if n := x.set.LogEvery; n > 0 && (n == 1 || rand.IntN(n) == 0) && x.s.accesses.Allow() {
+		x.log()
+	}
+}
+
+// log is the request's line. It has no token, no query and no body: only what was judged, and how.
+func (x *exchange) log() {
+	h := &x.ctx.Request.Header
+	attrs := []slog.Attr{
+		slog.String("request_id", x.id), slog.String("method", string(h.Method())), slog.String("route", routeNames[x.route]),
+		slog.Int("status", x.ctx.Response.StatusCode()), slog.String("result", resultNames[x.result]),
+		slog.Duration("took", time.Since(x.now)), slog.Int("bytes", len(x.ctx.Response.Body())),
+	}
+	if x.by < rules {
+		attrs = append(attrs, slog.String("rule", ruleNames[x.by]))
+	}
+	if x.uid != "" {
+		attrs = append(attrs, slog.String("uid", x.uid))
+	}
+	if network := x.network(); network != "" {
+		attrs = append(attrs, slog.String("network", network))
+	}
+	if trace := wire.TraceID(h.Peek("traceparent")); trace != "" {
+		attrs = append(attrs, slog.String("trace_id", trace))
+	}
+	x.s.Log.LogAttrs(context.Background(), slog.LevelInfo, "request", attrs...)
+}
+
+// Noisiest is the n uids and the n addresses that asked most since the beginning of the last whole minute.
+func (s *Server) Noisiest(n int) (since time.Time, uids, addrs []top.Client) {
+	now := time.Now()
+	_, byUID := s.uids.Top(n, now)
+	since, byAddr := s.addrs.Top(n, now)
+	name := func(key [16]byte) string {
+		a := netip.AddrFrom16(key).Unmap()
+		if a.Is6() {
+			return netip.PrefixFrom(a, 64).String()
+		}
+		return a.String()
+	}
+	return since, clients(byUID, func(uid string) string { return uid }), clients(byAddr, name)
+}
+
+func clients[K comparable](all []top.Entry[K], name func(K) string) []top.Client {
+	list := make([]top.Client, 0, len(all))
+	for _, e := range all {
+		list = append(list, top.Client{Name: name(e.Client), Requests: e.Requests, Over: e.Over, Refused: e.Refused})
+	}
+	return list
+}

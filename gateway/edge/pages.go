@@ -95,7 +95,7 @@ func (s *Server) fetch(target, requestID string) pagecache.Fetch {
 	return func() (*pagecache.Page, error) {
 		resp := fasthttp.AcquireResponse()
 		defer fasthttp.ReleaseResponse(resp)
-		err := s.Pool.Do(&upstream.Request{Method: fasthttp.MethodGet, Target: target, RequestID: requestID}, resp)
+		err := s.Pool.Do(&upstream.Request{Method: fasthttp.MethodGet, Class: upstream.Page, Target: target, RequestID: requestID}, resp)
 		if err != nil {
 			return nil, err
 		}

@@ -255,7 +255,7 @@ func (x *exchange) order(sale int64) {
 	}
 	status := x.forward(&upstream.Request{
 		Method: fasthttp.MethodPost, Target: "/v1/sales/" + strconv.FormatInt(sale, 10) + "/orders", UID: who.UID,
-		IdempotencyKey: key, Client: x.network(), Body: append(strconv.AppendInt([]byte(`{"quantity":`), int64(quantity), 10), '}'),
+		Class: upstream.Order, Sale: sale, IdempotencyKey: key, Client: x.network(), Body: append(strconv.AppendInt([]byte(`{"quantity":`), int64(quantity), 10), '}'),
 	})
 	x.notBefore(d.Seconds())
 	if v.Sale == nil {

@@ -181,6 +181,13 @@ func (x *exchange) identify() (identity.Who, bool) {
 	return who, true
 }
 
+// known reports whether the request names a user, without a word to who does not.
+func (x *exchange) known() bool {
+	token, _ := x.token()
+	_, err := x.set.Verifier.Verify(token)
+	return err == nil
+}
+
 // sameOrigin reports whether a browser says that its request comes from a page of this host.
 func (x *exchange) sameOrigin() bool {
 	h := &x.ctx.Request.Header
@@ -217,7 +224,7 @@ func (x *exchange) order(sale int64) {
 		return
 	}
 	v := x.s.Gate.Order(sale, x.now)
-	if v.Refusal != nil {
+	if v.Refusal != nil && !(v.Doubtful() && x.known()) {
 		x.prepared(v.Refusal)
 		return
 	}
@@ -245,6 +252,10 @@ func (x *exchange) order(sale int64) {
 		return
 	}
 	d := x.s.orders.Take(who.UID, x.set.Order, x.now)
+	if v.Refusal != nil && !(d.OK && x.s.Gate.Ask(v, x.now)) {
+		x.prepared(v.Refusal)
+		return
+	}
 	if !d.OK {
 		x.limited(ruleOrder, x.set.Order, d)
 		return

@@ -56,7 +56,7 @@ func (x *exchange) serve() {
 		body, _ := wire.Millis(x.s.Clock.NowMillis()).MarshalJSON()
 		x.json(200, append(append([]byte(`{"now":`), body...), '}'))
 	case routeSales:
-		x.cached("/v1/sales")
+		x.cached(path)
 	case routeSale:
 		if refusal, sure := x.s.Gate.Unknown(sale, x.now); sure {
 			x.prepared(refusal)
@@ -66,7 +66,7 @@ func (x *exchange) serve() {
 			x.refuse(problem.New(problem.SaleNotFound, "there is no such sale"))
 			return
 		}
-		x.cached("/v1/sales/" + strconv.FormatInt(sale, 10))
+		x.cached(path) // as canonical as the id: there is one way to write it
 	case routeOrder:
 		x.order(sale)
 	case routeWebhook:
@@ -74,7 +74,7 @@ func (x *exchange) serve() {
 	case routeCart:
 		x.cart()
 	case routeSKUs:
-		x.cached(wire.SKUsPath)
+		x.cached(path)
 	case routeSession:
 		x.session()
 	case routeDevSession:

@@ -162,6 +162,7 @@ func (p *peer) got(prefix string) []call {
 }
 
 func (p *peer) handle(ctx *fasthttp.RequestCtx) {
+	ctx.Response.Header.SetBytesV(signing.HeaderNonce, ctx.Request.Header.Peek(signing.HeaderNonce))
 	uid, err := p.verifier.Verify(&ctx.Request, p.now())
 	if err != nil {
 		ctx.Response.Header.Set(signing.HeaderTime, strconv.FormatInt(p.now().UnixMilli(), 10))
@@ -171,8 +172,11 @@ func (p *peer) handle(ctx *fasthttp.RequestCtx) {
 	h := &ctx.Request.Header
 	c := call{string(h.Method()), string(h.RequestURI()), uid, string(h.Peek("Idempotency-Key")), string(ctx.Request.Body()), string(h.Peek("X-Request-Id")), string(h.Header())}
 	path := string(ctx.Path())
-	if path == wire.FeedPath {
+	switch path {
+	case wire.FeedPath:
 		p.feed(ctx)
+		return
+	case wire.HealthPath:
 		return
 	}
 	p.mu.Lock()

@@ -20,7 +20,7 @@ import (
 
 // peer is an HTTP server that stands where a backend stands: it checks signatures, keeps a feed and notes what it is sent.
 type peer struct {
-	t        *testing.T
+	t        testing.TB
 	addr     string
 	verifier *signing.Verifier
 	skew     time.Duration // of its clock, which is the system's
@@ -50,7 +50,7 @@ const (
 	testSecret = "dev-signing-secret-for-tests-only-0001"
 )
 
-func newPeer(t *testing.T) *peer {
+func newPeer(t testing.TB) *peer {
 	p := &peer{
 		t: t, verifier: signing.NewVerifier(signing.Key{ID: testKeyID, Secret: testSecret}), skew: -time.Hour,
 		instance: "one", sales: map[int64]wire.Sale{}, changed: map[int64]uint64{}, news: make(chan struct{}),

@@ -3,7 +3,7 @@
 //
 // It is advisory. Whatever it lets through the backend judges, and nothing is refused for ever: after stale_after without
 // news the backend is asked again, at a bounded rate; and with news, too, a sale that is refused as sold out or paused is
-// probed, by one order each stale_after, should the backend that is followed be wrong.
+// probed, by one order in ten seconds, should the backend that is followed be wrong.
 package salegate
 
 import (
@@ -24,6 +24,8 @@ const (
 	// markFor is how long a backend's own answer about a sale counts beside the feed. The feed confirms it within that
 	// time; should its message be lost, the sale is asked for again.
 	markFor = time.Second
+	// probeEvery is how long the feed's own word counts that a sale is sold out or paused, until one order looks.
+	probeEvery = 10 * time.Second
 	// Stale news: this many requests a second may ask the backend what the gate would refuse.
 	staleRate, staleBurst = 20, 20
 )
@@ -186,7 +188,7 @@ func (g *Gate) refuse(r *Refusal, s *Sale, now time.Time) Verdict {
 		return Verdict{r, s, staleNews, 0}
 	}
 	if r != s.ended && r.Code != problem.SaleNotStarted { // whose time is known
-		if asked := s.asked.Load(); now.Sub(g.epoch)-time.Duration(asked) > g.StaleAfter() {
+		if asked := s.asked.Load(); now.Sub(g.epoch)-time.Duration(asked) >= probeEvery {
 			return Verdict{r, s, oldRefusal, asked}
 		}
 	}

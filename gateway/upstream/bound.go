@@ -18,9 +18,8 @@ const (
 	classes
 )
 
-// share is how many of n places may be taken when one more of a class is let in: all, 4 of 5, 3 of 5. So a fifth is left
-// to Settle and two fifths to Settle and Order, whatever the other classes want (trunk reservation, as telephone networks
-// do it), and all of it is anybody's while the places last.
+// share is below how many in flight, of n, one more of a class is let in: all of them, 4/5, 3/5. So whatever the other classes
+// want, a fifth is left to Settle, and two fifths to Settle and Order (trunk reservation, as telephone networks do it).
 func (c Class) share(n int) int64 { return int64(n - n*int(c)/5) }
 
 // bound is what refused a request: a class's share, or one of those that follow.

@@ -35,6 +35,9 @@ var codingNames = [codings]string{"", "gzip", "br"}
 // String is the value of Content-Encoding, "" for the page as it is.
 func (c Coding) String() string { return codingNames[c] }
 
+// brotliFrom is the size of a page, in bytes, from which brotli saves more than it costs to begin.
+const brotliFrom = 1 << 10
+
 // NewPage makes a page, and compresses it if it is a good one: once, not for each reader. body belongs to the page.
 func NewPage(status int, contentType, etag string, body []byte) *Page {
 	if etag != "" && !strings.HasPrefix(etag, "W/") {
@@ -46,7 +49,10 @@ func NewPage(status int, contentType, etag string, body []byte) *Page {
 		if s == nil {
 			s = newPress()
 		}
-		p.bodies[Gzip], p.bodies[Brotli] = s.gzip(body), s.brotli(body)
+		p.bodies[Gzip] = s.gzip(body)
+		if len(body) >= brotliFrom {
+			p.bodies[Brotli] = s.brotli(body)
+		}
 		presses <- s
 	}
 	return p

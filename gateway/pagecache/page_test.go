@@ -40,7 +40,7 @@ func TestChoose(t *testing.T) {
 		{fields("gzip;q=0"), Identity, Identity}, {fields("gzip;q=0, br"), Brotli, Identity}, {fields("gzip;q=0.000,br;q=0.0"), Identity, Identity},
 		{fields("*"), Brotli, Identity}, {fields("*, br;q=0"), Gzip, Identity}, {fields("*;q=0"), none, none}, {fields("*;q=0, gzip"), Gzip, Gzip},
 		{fields("identity"), Identity, Identity}, {fields("identity;q=0.5, gzip;q=1"), Gzip, Gzip}, {fields("identity;q=1, gzip;q=0.5"), Identity, Identity},
-		{fields("identity;q=0"), none, none}, {fields("identity;q=0, gzip"), Gzip, Gzip}, {fields("identity;q=0, *"), Brotli, Brotli}, {fields("identity, *;q=0"), Identity, Identity},
+		{fields("identity;q=0"), none, none}, {fields("identity;q=0, gzip"), Gzip, Gzip}, {fields("identity;q=0, *"), Brotli, Gzip}, {fields("identity;q=0, br"), Brotli, none}, {fields("identity, *;q=0"), Identity, Identity},
 		{fields("gzip ; q=0.5 , br ; Q=0.4"), Gzip, Identity},
 		{fields("gzip;q=2"), Identity, Identity}, {fields("gzip;q=1.5"), Identity, Identity}, {fields("gzip;q=-1"), Identity, Identity}, {fields("gzip;q="), Identity, Identity},
 		{fields("gzip;q=0.5555"), Identity, Identity}, {fields("gzip;level=9"), Identity, Identity}, {fields(",,;,;q=1,gzip"), Gzip, Identity},
@@ -74,6 +74,9 @@ func TestCodingsHoldThePage(t *testing.T) {
 				body := strings.Repeat(fmt.Sprint("page ", i), size)
 				p := NewPage(200, "text/plain", "", []byte(body))
 				for c, open := range unpack {
+					if c == Brotli && len(body) < brotliFrom {
+						continue
+					}
 					r, err := open(bytes.NewReader(p.Body(c)))
 					if err != nil {
 						t.Error(err)

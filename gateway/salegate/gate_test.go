@@ -238,6 +238,9 @@ func TestResyncsAfterAGapOrAnotherLife(t *testing.T) {
 		if whole != 2 {
 			t.Errorf("asked for the whole %d times, want 2: %v", whole, asked)
 		}
+		if _, ok := g.apply(&wire.Feed{Instance: "c", Version: 1000, Sales: []wire.Sale{sale(2, wire.SoldOut)}}); ok {
+			t.Error("a part of another life fits, because its version is higher")
+		}
 		f.say(wire.Feed{Instance: "b", Version: 1}, wire.Feed{Instance: "b", Version: 1, Full: true}) // backwards
 		if got := changed(); !equal(got, 1, 3) || g.Known() != 0 {
 			t.Errorf("got changes %v, %d known", got, g.Known())

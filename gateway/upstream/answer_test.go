@@ -175,6 +175,9 @@ func TestABackendThatIsRemovedDrains(t *testing.T) {
 	if a := <-got; a != "old<nil>" {
 		t.Errorf("what was in flight: got %s", a)
 	}
+	for range 20 { // when both are idle, too
+		do(p, "POST")
+	}
 	if old.read() != 1 || p.InFlight() != 0 {
 		t.Errorf("the old backend read %d, %d in flight", old.read(), p.InFlight())
 	}

@@ -233,7 +233,7 @@ func TestWhatWasPromisedComesFirst(t *testing.T) {
 		}
 		accept(ctx)
 	})
-	g := run(t, []string{p.addr}, with("max_in_flight: 64", "max_in_flight: 10, max_per_sale: 7"), with("order: {rate: 0.2, burst: 1", "order: {rate: 1000, burst: 1000"))
+	g := run(t, []string{p.addr}, with("timeout: 3s, max_in_flight: 64", "timeout: 60s, max_in_flight: 10, max_per_sale: 7"), with("order: {rate: 0.2, burst: 1", "order: {rate: 1000, burst: 1000"))
 	me := g.as("7")
 	var wg sync.WaitGroup
 	order := func(sale string) {

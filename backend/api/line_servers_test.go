@@ -192,7 +192,7 @@ func TestNothingIsBegunForWhoHasGone(t *testing.T) {
 		req.Header.Set(signing.HeaderDeadline, strconv.FormatInt(until.UnixMilli(), 10))
 		return w.signed(req, uid)
 	}
-	wantProblem(t, press("gone", w.clock.Now().Add(-time.Millisecond)), problem.Overloaded, "nothing was done")
+	wantProblem(t, press("gone", w.clock.Now().Add(-time.Millisecond)), problem.Overloaded, "came too late for its answer; nothing was done")
 	req := reserve.Request{Sale: sale, UID: "in line", Quantity: 1, OrderID: wire.NewOrderID(uuid.NewString(), sale)}
 	if _, err := w.Server.reserve(t.Context(), &req, w.clock.Now().Add(-time.Millisecond)); !errors.Is(err, line.ErrLate) {
 		t.Errorf("its turn came too late: got %v, want %v", err, line.ErrLate)

@@ -329,6 +329,7 @@ func (k *walk) feed() {
 	for _, q := range []string{"?since=x", "?wait_ms=20001", "?wait_ms=x", "?instance=a/b", "?x=1"} {
 		k.try(k.signed(signer, "GET", wire.FeedPath+q, "", "", ""), 400, "BAD_REQUEST")
 	}
+	k.try(k.signed(signer, "GET", wire.HealthPath, "", "", ""), 200, "")
 	for _, path := range []string{"/v1/time", "/v1/sales", "/v1/sales/1"} {
 		// The paths of the public API are there, too; what they answer is held against the contract at the gateway.
 		if a := k.w.do(k.w.ctx, k.signed(signer, "GET", path, "", "", "")); a.status != 200 {

@@ -91,6 +91,7 @@ type ServerConfig struct {
 type UpstreamConfig struct {
 	Timeout     time.Duration `yaml:"timeout"`
 	MaxInFlight int           `yaml:"max_in_flight"`
+	MaxPerSale  int           `yaml:"max_per_sale"`
 	MaxWaiting  int           `yaml:"max_waiting"`
 }
 
@@ -127,7 +128,7 @@ func DefaultConfig() Config {
 			ReadTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: 30 * time.Second,
 			MaxHeader: 8192, MaxBody: 65536, MaxConnections: 65536, MaxConnectionsPerIP: 512, Drain: 20 * time.Second,
 		},
-		Upstream: UpstreamConfig{Timeout: 3 * time.Second, MaxInFlight: 1024, MaxWaiting: 16384},
+		Upstream: UpstreamConfig{Timeout: 3 * time.Second, MaxInFlight: 1024, MaxPerSale: 768, MaxWaiting: 16384},
 		Feed:     FeedConfig{StaleAfter: 5 * time.Second},
 		Cache:    CacheConfig{MaxBytes: 64 << 20, TTL: time.Second, Stale: 30 * time.Second},
 		Log:      LogConfig{AccessEvery: 1000},
@@ -253,6 +254,7 @@ func (c *Config) Validate() error {
 	duration("server.drain", s.Drain, 0, 10*time.Minute)
 	duration("upstream.timeout", c.Upstream.Timeout, 10*time.Millisecond, time.Minute)
 	number("upstream.max_in_flight", int64(c.Upstream.MaxInFlight), 1, 1<<20)
+	number("upstream.max_per_sale", int64(c.Upstream.MaxPerSale), 1, 1<<20)
 	number("upstream.max_waiting", int64(c.Upstream.MaxWaiting), 1, 1<<20)
 	duration("feed.stale_after", c.Feed.StaleAfter, 100*time.Millisecond, 5*time.Minute)
 	number("cache.max_bytes", c.Cache.MaxBytes, 64<<10, 64<<30)

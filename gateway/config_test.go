@@ -91,6 +91,7 @@ func TestValidateNamesFieldValueAndBound(t *testing.T) {
 		{"alg: HS256", "alg: none", "identity.keys[0].alg: \"none\" must be EdDSA or HS256"},
 		{"secret: " + testSecret, "secret: short", "signing_key.secret: 5 bytes, at least 32"},
 		{"timeout: 3s", "timeout: 0s", "upstream.timeout: 0s must be"},
+		{"max_in_flight: 64", "max_in_flight: 64, max_per_sale: 0", "upstream.max_per_sale: 0 must be 1 to"},
 		{"stale_after: 2s", "stale_after: 1ns", "feed.stale_after: 1ns must be"},
 		{"cache: {ttl: 1s", "cache: {max_bytes: 1, ttl: 1s", "cache.max_bytes: 1 must be"},
 		{"feed: {", "log: {level: loud}\nfeed: {", "loud"},

@@ -219,3 +219,83 @@ func TestStartProblems(t *testing.T) {
 		t.Errorf("help: got %v", err)
 	}
 }
+
+// When places at the backends are short pages are refused first, then new orders; what was promised is served to the last.
+func TestWhatWasPromisedComesFirst(t *testing.T) {
+	p := newPeer(t)
+	p.set(1, nil)
+	p.set(2, nil)
+	release, entered := make(chan struct{}), make(chan struct{}, 20)
+	p.on(func(ctx *fastCtx, c call) {
+		if c.Method == "POST" && strings.HasSuffix(c.Target, "/orders") {
+			entered <- struct{}{}
+			<-release
+		}
+		accept(ctx)
+	})
+	g := run(t, []string{p.addr}, with("timeout: 3s, max_in_flight: 64", "timeout: 60s, max_in_flight: 10, max_per_sale: 7"), with("order: {rate: 0.2, burst: 1", "order: {rate: 1000, burst: 1000"))
+	me := g.as("7")
+	var wg sync.WaitGroup
+	order := func(sale string) {
+		wg.Go(func() {
+			if a := g.do("POST", "/v1/sales/"+sale+"/orders", me); a.code != 202 {
+				t.Errorf("got %v", a)
+			}
+		})
+		<-entered
+	}
+	for range 7 {
+		order("1")
+	}
+	refused := func(what string, a answer, bound string) {
+		t.Helper()
+		if a.problem() != "OVERLOADED" || a.code != 503 || a.header.Get("Retry-After") == "" || g.metric(`gateway_upstream_refused_total{bound="`+bound+`"}`) != "1" {
+			t.Errorf("%s: got %v, %s counted", what, a, g.metric(`gateway_upstream_refused_total{bound="`+bound+`"}`))
+		}
+	}
+	refused("an eighth of one sale", g.do("POST", "/v1/sales/1/orders", me), "sale")
+	refused("a page", g.do("GET", "/v1/sales/1"), "page")
+	order("2")
+	refused("an order of another sale", g.do("POST", "/v1/sales/2/orders", me), "order")
+	if a := g.do("POST", "/v1/cart/orders", me, "Idempotency-Key: k", `{"items":[{"sku_id":1,"quantity":1}]}`); a.problem() != "OVERLOADED" {
+		t.Errorf("a cart: got %v", a)
+	}
+	for _, promised := range [][]string{{"GET", "/v1/orders/" + orderID}, {"POST", "/v1/orders/" + orderID + "/payment"}, {"POST", "/v1/orders/" + orderID + "/cancellation"},
+		{"GET", "/v1/orders"}, {"POST", "/v1/coupons/" + orderID + ".1/use"}, {"POST", "/v1/payments/webhook/test"}} {
+		if a := g.do(promised[0], promised[1], me); a.code != 202 {
+			t.Errorf("%v: got %v", promised, a)
+		}
+	}
+	close(release)
+	wg.Wait()
+	if a := g.do("GET", "/v1/sales/1"); a.code != 200 {
+		t.Errorf("afterwards: got %v", a)
+	}
+	if got := g.metric(`gateway_upstream_backend_up{backend="` + p.addr + `"}`); got != "1" {
+		t.Errorf("the backend is up: %s", got)
+	}
+}
+
+// Without news the backend is asked, by those who can order: the others are told what the gate believes, and take no place.
+func TestWhoCannotOrderAsksNobody(t *testing.T) {
+	p := newPeer(t)
+	p.set(1, func(s *sale) { s.State = "sold_out" })
+	g := run(t, []string{p.addr}, with("stale_after: 2s", "stale_after: 500ms"))
+	p.mu.Lock()
+	p.silent = true
+	p.mu.Unlock()
+	g.until("the feed is lost", func() bool { return g.metric("gateway_feed_fresh") == "0" })
+	for range 100 {
+		for _, token := range []string{"Authorization: Bearer rubbish", "X-User-Id: 7"} {
+			if a := g.do("POST", "/v1/sales/1/orders", token); a.problem() != "SOLD_OUT" {
+				t.Fatalf("%s: got %v", token, a)
+			}
+		}
+	}
+	if got := g.metric(`gateway_gate_asked_total{why="stale"}`); got != "0" || len(p.got("/v1/sales/1/orders")) != 0 {
+		t.Errorf("%s asked", got)
+	}
+	if a := g.do("POST", "/v1/sales/1/orders", g.as("7")); a.code != 202 { // it reopened, and nobody could tell
+		t.Errorf("got %v", a)
+	}
+}

@@ -91,6 +91,10 @@ func serve(ctx context.Context, path string, stderr io.Writer) (err error) {
 		run.gate.Follow(last, run.pool, log, run.edge.Changed)
 		return nil
 	})
+	behind.Go(func() error {
+		run.pool.Watch(last)
+		return nil
+	})
 
 	group, first := errgroup.WithContext(ctx)
 	group.Go(func() error { return run.watch(first, hangups(first)) })

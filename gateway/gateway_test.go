@@ -23,6 +23,12 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if file := os.Getenv(asGateway); file != "" { // of a benchmark that wants a gateway in a process of its own
+		if err := Run(context.Background(), []string{"-config", file}, io.Discard, os.Stderr); err != nil {
+			os.Exit(1)
+		}
+		return
+	}
 	goleak.VerifyTestMain(m,
 		// fasthttp's own, which end by themselves some seconds after their work, or never.
 		goleak.IgnoreAnyFunction("github.com/valyala/fasthttp.(*HostClient).connsCleaner"),
@@ -55,7 +61,7 @@ func (l *logs) String() string {
 }
 
 // await waits until the log matches.
-func (l *logs) await(t *testing.T, pattern string) []string {
+func (l *logs) await(t testing.TB, pattern string) []string {
 	t.Helper()
 	re := regexp.MustCompile(pattern)
 	timeout := time.After(20 * time.Second)
@@ -73,7 +79,7 @@ func (l *logs) await(t *testing.T, pattern string) []string {
 
 // gw is a gateway at work.
 type gw struct {
-	t           *testing.T
+	t           testing.TB
 	public, ops string
 	file        string
 	log         *logs

@@ -20,7 +20,7 @@ import (
 
 // peer is an HTTP server that stands where a backend stands: it checks signatures, keeps a feed and notes what it is sent.
 type peer struct {
-	t        *testing.T
+	t        testing.TB
 	addr     string
 	verifier *signing.Verifier
 	skew     time.Duration // of its clock, which is the system's
@@ -50,7 +50,7 @@ const (
 	testSecret = "dev-signing-secret-for-tests-only-0001"
 )
 
-func newPeer(t *testing.T) *peer {
+func newPeer(t testing.TB) *peer {
 	p := &peer{
 		t: t, verifier: signing.NewVerifier(signing.Key{ID: testKeyID, Secret: testSecret}), skew: -time.Hour,
 		instance: "one", sales: map[int64]wire.Sale{}, changed: map[int64]uint64{}, news: make(chan struct{}),
@@ -162,6 +162,7 @@ func (p *peer) got(prefix string) []call {
 }
 
 func (p *peer) handle(ctx *fasthttp.RequestCtx) {
+	ctx.Response.Header.SetBytesV(signing.HeaderNonce, ctx.Request.Header.Peek(signing.HeaderNonce))
 	uid, err := p.verifier.Verify(&ctx.Request, p.now())
 	if err != nil {
 		ctx.Response.Header.Set(signing.HeaderTime, strconv.FormatInt(p.now().UnixMilli(), 10))
@@ -171,8 +172,11 @@ func (p *peer) handle(ctx *fasthttp.RequestCtx) {
 	h := &ctx.Request.Header
 	c := call{string(h.Method()), string(h.RequestURI()), uid, string(h.Peek("Idempotency-Key")), string(ctx.Request.Body()), string(h.Peek("X-Request-Id")), string(h.Header())}
 	path := string(ctx.Path())
-	if path == wire.FeedPath {
+	switch path {
+	case wire.FeedPath:
 		p.feed(ctx)
+		return
+	case wire.HealthPath:
 		return
 	}
 	p.mu.Lock()

@@ -3,11 +3,15 @@ package gateway
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/klauspost/compress/gzip"
+	brotli "github.com/molecule-man/go-brrr"
 )
 
 func TestThousandMissesAreOneCall(t *testing.T) {
@@ -125,7 +129,7 @@ func TestStalePageIsBetterThanNone(t *testing.T) {
 	}
 }
 
-// Row D3: over the limit is the page from the cache, not an error.
+// Row D3: who is over the limit gets the page that there is, and 429 only where there is none.
 func TestOverTheLimitGetsThePageThereIs(t *testing.T) {
 	p := newPeer(t)
 	p.set(1, nil)
@@ -434,5 +438,89 @@ func TestSession(t *testing.T) {
 		if a := g.do("POST", "/v1/dev/session", body); a.code != 400 {
 			t.Errorf("%s: got %v", body, a)
 		}
+	}
+}
+
+// One page, in the coding that the client likes best, under one tag; there are no ranges of it.
+func TestCodings(t *testing.T) {
+	p := newPeer(t)
+	for id := range int64(50) {
+		p.set(id+1, nil)
+	}
+	g := run(t, []string{p.addr}, with("cache: {ttl: 1s", "cache: {ttl: 1m"))
+	for _, path := range []string{"/v1/sales", "/assets/app.js"} {
+		plain := g.do("GET", path, "Accept-Encoding: identity")
+		tag := plain.header.Get("ETag")
+		if plain.code != 200 || !strings.HasPrefix(tag, "W/") || plain.header.Get("Content-Encoding") != "" {
+			t.Fatalf("%s: got %v %v", path, plain, plain.header)
+		}
+		for accept, want := range map[string]string{"gzip": "gzip", "gzip, deflate, br": "br", "br;q=0.5, gzip;q=0.8": "gzip", "gzip;q=0": "", "identity;q=0, gzip": "gzip", "deflate": "", "*": "br"} {
+			a := g.do("GET", path, "Accept-Encoding: "+accept)
+			var r io.Reader = strings.NewReader(a.body)
+			var err error
+			switch want {
+			case "gzip":
+				r, err = gzip.NewReader(r)
+			case "br":
+				r = brotli.NewReader(r)
+			}
+			if err != nil {
+				t.Errorf("%s, %s: %v", path, accept, err)
+				continue
+			}
+			body, err := io.ReadAll(r)
+			if a.code != 200 || err != nil || string(body) != plain.body || a.header.Get("Content-Encoding") != want || a.header.Get("ETag") != tag || a.header.Get("Vary") != "Accept-Encoding" {
+				t.Errorf("%s, %s: got %d %v of %d bytes, %v", path, accept, a.code, a.header, len(a.body), err)
+			}
+			head := g.do("HEAD", path, "Accept-Encoding: "+accept)
+			if head.body != "" || head.header.Get("Content-Length") != fmt.Sprint(len(a.body)) || head.header.Get("Content-Encoding") != want {
+				t.Errorf("HEAD %s, %s: got %v", path, accept, head.header)
+			}
+			if a := g.do("GET", path, "Accept-Encoding: "+accept, "If-None-Match: "+tag); a.code != 304 || a.header.Get("Vary") != "Accept-Encoding" || a.body != "" {
+				t.Errorf("%s, %s: got %v %v, want 304", path, accept, a, a.header)
+			}
+		}
+		for _, accept := range []string{"*;q=0", "identity;q=0", "identity;q=0, deflate"} {
+			if a := g.do("GET", path, "Accept-Encoding: "+accept); a.code != 406 || a.problem() != "BAD_REQUEST" || a.header.Get("ETag") != "" || a.header.Get("Cache-Control") != "no-store" {
+				t.Errorf("%s, %s: got %v %v, want 406", path, accept, a, a.header)
+			}
+		}
+		if a := g.do("GET", path, "Range: bytes=0-1", "Accept-Encoding: identity"); a.code != 200 || a.body != plain.body || a.header.Get("Accept-Ranges") != "" {
+			t.Errorf("%s: a range: got %d of %d bytes", path, a.code, len(a.body))
+		}
+	}
+	if n := len(p.got("/v1/sales")); n != 1 {
+		t.Errorf("the backend was asked %d times", n)
+	}
+	if a := g.do("GET", "/v1/sales/1"); a.header.Get("X-Cache") != "MISS" {
+		t.Errorf("got %v", a.header)
+	}
+}
+
+func TestWhatTheBackendForbidsToKeepIsNotKept(t *testing.T) {
+	p := newPeer(t)
+	p.set(1, nil)
+	g := run(t, []string{p.addr}, with("cache: {ttl: 1s", "cache: {ttl: 1m"))
+	for i, rule := range []string{"private", "no-store", "private, max-age=9"} {
+		p.mu.Lock()
+		p.onPage = func(ctx *fastCtx) { ctx.Response.Header.Set("Cache-Control", rule); p.page(ctx, string(ctx.Path())) }
+		p.mu.Unlock()
+		for range 2 {
+			if a := g.do("GET", "/v1/sales/1"); a.code != 200 || a.header.Get("X-Cache") != "MISS" {
+				t.Errorf("%s: got %v %v", rule, a, a.header)
+			}
+		}
+		if n := len(p.got("/v1/sales/1")); n != 2*i+2 {
+			t.Errorf("%s: asked %d times, want %d", rule, n, 2*i+2)
+		}
+	}
+	p.mu.Lock()
+	p.onPage = func(ctx *fastCtx) {
+		ctx.Response.Header.Set("Content-Encoding", "gzip")
+		p.page(ctx, string(ctx.Path()))
+	}
+	p.mu.Unlock()
+	if a := g.do("GET", "/v1/sales/1"); a.problem() != "OVERLOADED" {
+		t.Errorf("in a coding that nobody asked for: got %v", a)
 	}
 }

@@ -82,7 +82,7 @@ func start(path string, level *slog.LevelVar, log *slog.Logger, reg prometheus.R
 func upstreamConfig(c Config) upstream.Config {
 	return upstream.Config{
 		Backends: c.backends(), Key: signing.Key{ID: c.SigningKey.ID, Secret: c.SigningKey.Secret.Reveal()},
-		Timeout: c.Upstream.Timeout, MaxInFlight: c.Upstream.MaxInFlight, MaxWaiting: c.Upstream.MaxWaiting,
+		Timeout: c.Upstream.Timeout, MaxInFlight: c.Upstream.MaxInFlight, MaxPerSale: c.Upstream.MaxPerSale, MaxWaiting: c.Upstream.MaxWaiting,
 	}
 }
 

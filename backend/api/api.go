@@ -204,6 +204,7 @@ type request struct {
 	route *route
 	arg   string // what stands for {id} in the path
 	query query
+	until time.Time // nobody waits for the answer any more, by the server's clock; zero: that is not known
 }
 
 // serve verifies, finds the route, answers, and counts.
@@ -211,6 +212,7 @@ func (s *Server) serve(ctx *fasthttp.RequestCtx) {
 	began := time.Now()
 	r := &request{RequestCtx: ctx, id: requestID(ctx), route: &unrouted}
 	ctx.Response.Header.Set("X-Request-Id", r.id)
+	ctx.Response.Header.SetBytesV(signing.HeaderNonce, ctx.Request.Header.Peek(signing.HeaderNonce)) // it is the answer to this
 	result := s.guarded(r)
 	s.metrics.request(r.route, result, time.Since(began))
 }
@@ -242,12 +244,32 @@ func (s *Server) guarded(r *request) (result string) {
 	if p := r.find(); p != nil {
 		return r.refuse(p)
 	}
+	if r.route == &healthRoute { // however many are in flight
+		return r.route.handle(s, r)
+	}
+	if ms, err := strconv.ParseInt(string(r.Request.Header.Peek(signing.HeaderDeadline)), 10, 64); err == nil {
+		r.until = time.UnixMilli(ms)
+	}
+	if s.late(r.until) {
+		return r.refuse(nobodyWaits())
+	}
 	if p := s.enter(); p != nil {
 		return r.refuse(p)
 	}
 	defer s.inFlight.Add(-1)
 	return r.route.handle(s, r)
 }
+
+// late reports, and counts, that nobody waits any more for what has not begun. What is done is never taken back for it.
+func (s *Server) late(until time.Time) bool {
+	if until.IsZero() || s.Clock.Now().Before(until) {
+		return false
+	}
+	s.metrics.shed[shedLate].Inc()
+	return true
+}
+
+func nobodyWaits() *problem.Problem { return overloaded("the request came too late for its answer") }
 
 // enter counts a request in, unless too many are in flight.
 func (s *Server) enter() *problem.Problem {

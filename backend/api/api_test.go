@@ -367,6 +367,30 @@ func TestTagMatches(t *testing.T) {
 	}
 }
 
+// Every answer says which request it is to, and a backend that is full says that it serves.
+func TestAnswersNameTheirRequestAndHealthIsNeverFull(t *testing.T) {
+	s, c := start(t, Limits{InFlight: 0, Waiting: 1, Connections: 100, Line: longLine})
+	health := func() *fasthttp.Response {
+		req := c.request("GET", wire.HealthPath, "")
+		res := c.signed(req, "")
+		if nonce := req.Header.Peek(signing.HeaderNonce); len(nonce) == 0 || !bytes.Equal(nonce, res.Header.Peek(signing.HeaderNonce)) {
+			t.Errorf("got nonce %q for %q", res.Header.Peek(signing.HeaderNonce), nonce)
+		}
+		return res
+	}
+	wantProblem(t, health(), problem.Overloaded, "starting")
+	s.begin()
+	wantProblem(t, health(), problem.Overloaded, "being read")
+	wantProblem(t, c.signed(c.request("GET", "/v1/time", ""), ""), problem.Overloaded, "in flight")
+	unsigned := c.request("GET", "/v1/time", "")
+	unsigned.Header.Set(signing.HeaderNonce, "n")
+	if res := c.do(unsigned); res.StatusCode() != 401 || string(res.Header.Peek(signing.HeaderNonce)) != "n" {
+		t.Errorf("a refusal: got %s", &res.Header)
+	}
+	s.stop()
+	wantProblem(t, health(), problem.Overloaded, "draining")
+}
+
 // BenchmarkRequest is what every request costs before and after its own work: the signature, the route, the metrics.
 func BenchmarkRequest(b *testing.B) {
 	clk := &clock.Clock{}

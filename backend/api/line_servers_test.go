@@ -4,20 +4,27 @@ package api
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"runtime"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/valyala/fasthttp"
 
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/line"
+	"floodgate.internal/backend/reserve"
 	"floodgate.internal/shared/problem"
+	"floodgate.internal/shared/signing"
+	"floodgate.internal/shared/wire"
 )
 
 // narrow lets one order at a time be decided.
@@ -166,6 +173,44 @@ func TestAShutdownAnswersTheLine(t *testing.T) {
 	}
 	if err := <-ended; err != nil {
 		t.Error(err)
+	}
+}
+
+// An order for which nobody waits any more is not begun, however far it has come; and one that is begun in time is as good as
+// any other.
+func TestNothingIsBegunForWhoHasGone(t *testing.T) {
+	w := work(t, narrow(1000), os.Getenv("REDIS_ADDR"))
+	sale := backendtest.Sale(t, w.db, backendtest.SaleOptions{Stock: 3})
+	if err := w.Reconciler.Load(t.Context(), sale); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Catalog.Refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	press := func(uid string, until time.Time) *fasthttp.Response {
+		req := w.request("POST", fmt.Sprintf("/v1/sales/%d/orders", sale), "")
+		req.Header.Set(signing.HeaderDeadline, strconv.FormatInt(until.UnixMilli(), 10))
+		return w.signed(req, uid)
+	}
+	wantProblem(t, press("gone", w.clock.Now().Add(-time.Millisecond)), problem.Overloaded, "came too late for its answer; nothing was done")
+	req := reserve.Request{Sale: sale, UID: "in line", Quantity: 1, OrderID: wire.NewOrderID(uuid.NewString(), sale)}
+	if _, err := w.Server.reserve(t.Context(), &req, w.clock.Now().Add(-time.Millisecond)); !errors.Is(err, line.ErrLate) {
+		t.Errorf("its turn came too late: got %v, want %v", err, line.ErrLate)
+	}
+	if got := w.decided(); got != 0 {
+		t.Errorf("Redis was asked %d times", got)
+	}
+	if w.line.Waiting() != 0 || w.line.Enter(sale, nil) != nil {
+		t.Error("who has gone keeps a place")
+	}
+	w.line.Leave()
+	accepted(t, press("there", w.clock.Now().Add(time.Hour)))
+	snap, err := w.redis.Snapshot(t.Context(), sale)
+	if err != nil || len(snap.Outbox) != 1 {
+		t.Errorf("%d orders, %v; want 1", len(snap.Outbox), err)
+	}
+	if got := testutil.ToFloat64(w.metrics.shed[shedLate]); got != 2 {
+		t.Errorf("%v counted, want 2", got)
 	}
 }
 

@@ -49,7 +49,7 @@ func newMetrics(reg prometheus.Registerer, inFlight, waiting *atomic.Int64) *met
 		Help: "Requests refused for their signature, by what is wrong with it."}, []string{"reason"})
 	panics := prometheus.NewCounter(prometheus.CounterOpts{Name: "backend_panics_total", Help: "Requests that ended in a panic."})
 	shed := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "backend_shed_total",
-		Help: "Orders refused before anything was done, by what is past its bound: queued orders, lag, an outage."}, []string{"reason"})
+		Help: "Requests refused before anything was done, by what is past its bound: a sale's queued orders, their lag, an outage; or the time at which whoever asked goes away."}, []string{"reason"})
 	refused := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "backend_ineligible_total",
 		Help: "Orders refused for who asked: a banned uid, or one that is not on the sale's list."}, []string{"reason"})
 	reg.MustRegister(requests, duration, reserve, unsigned, panics, shed, refused,
@@ -63,7 +63,7 @@ func newMetrics(reg prometheus.Registerer, inFlight, waiting *atomic.Int64) *met
 	for _, reason := range []eligibility.Refusal{eligibility.Banned, eligibility.NotListed} {
 		m.refused[reason] = refused.WithLabelValues(string(reason))
 	}
-	for _, reason := range []string{shedQueued, shedLag, shedOutage} {
+	for _, reason := range []string{shedQueued, shedLag, shedOutage, shedLate} {
 		m.shed[reason] = shed.WithLabelValues(reason)
 	}
 	results := []string{resultOK, resultAccepted, resultRepeated, resultNotModified}

@@ -86,7 +86,7 @@ func (s *Server) postOrder(r *request) string {
 		Sale: id, UID: uid, Quantity: quantity, OrderID: orderID, Key: key,
 		Trace: wire.Traceparent(r.Request.Header.Peek("traceparent")),
 	}
-	verdict, err := s.reserve(ctx, &req)
+	verdict, err := s.reserve(ctx, &req, r.until)
 	if errors.Is(err, catalog.ErrArchived) { // and this process had not heard of it
 		return s.tooLate(ctx, r, id, key, body)
 	}
@@ -133,13 +133,13 @@ func (s *Server) sale(ctx context.Context, id int64) (catalog.Sale, *problem.Pro
 }
 
 // reserve asks Redis to decide, and once more where Redis says what to do first: with the epoch that it named, or after
-// loading the sale. The epoch that it asked with is in req then.
-func (s *Server) reserve(ctx context.Context, req *reserve.Request) (reserve.Verdict, error) {
+// loading the sale. The epoch that it asked with is in req then. Nobody waits for the verdict after until.
+func (s *Server) reserve(ctx context.Context, req *reserve.Request, until time.Time) (reserve.Verdict, error) {
 	corrected, loaded := false, false
 	for {
 		req.Epoch = s.Catalog.Epoch(req.Sale)
 		finished := s.loads.finished.Load()
-		verdict, err := s.decide(ctx, req)
+		verdict, err := s.decide(ctx, req, until)
 		switch {
 		case err == nil && verdict.Answer == lua.StaleEpoch && !corrected:
 			corrected = true
@@ -162,13 +162,14 @@ func (s *Server) reserve(ctx context.Context, req *reserve.Request) (reserve.Ver
 }
 
 // decide asks Redis once, when it is the order's turn. Those in line behind the last unit are told that it is gone before
-// anybody else's turn comes. An error may be the line's.
-func (s *Server) decide(ctx context.Context, req *reserve.Request) (reserve.Verdict, error) {
+// anybody else's turn comes. An order whose shopper has gone is not begun; one that was begun is finished, for it may be
+// promised. An error may be the line's.
+func (s *Server) decide(ctx context.Context, req *reserve.Request, until time.Time) (reserve.Verdict, error) {
 	if err := s.line.Enter(req.Sale, func() (int64, bool) { return s.Catalog.Left(req.Sale) }); err != nil {
 		return reserve.Verdict{}, err
 	}
 	defer s.line.Leave()
-	if ctx.Err() != nil { // in line, or while the sale was loaded
+	if ctx.Err() != nil || s.late(until) { // in line, or while the sale was loaded
 		return reserve.Verdict{}, line.ErrLate
 	}
 	began := time.Now()

@@ -10,11 +10,12 @@ import (
 	"floodgate.internal/shared/wire"
 )
 
-// Why new orders are not taken, for the metrics.
+// Why requests are not begun, for the metrics.
 const (
 	shedQueued = "queued"
 	shedLag    = "lag"
 	shedOutage = "outage"
+	shedLate   = "late"
 )
 
 // pressure refuses an order that could not be finished soon. Those that were accepted are finished.

@@ -108,6 +108,17 @@ func (s *Server) getSale(r *request) string {
 	return r.page(sale, tagged)
 }
 
+// getHealth is what gateways check.
+func (s *Server) getHealth(r *request) string {
+	if s.stopping.Err() != nil {
+		return r.refuse(overloaded("the backend is draining"))
+	}
+	if err := s.Catalog.Ready(); err != nil {
+		return r.refuse(overloaded("the sales are being read"))
+	}
+	return r.private(struct{}{})
+}
+
 // getFeed is the long poll of gateways.
 func (s *Server) getFeed(r *request) string {
 	wait, p := r.query.wait()

@@ -22,6 +22,7 @@ type route struct {
 var (
 	unrouted     = route{name: "none"}
 	feedRoute    = route{"feed", "GET", []string{"instance", "since", "wait_ms"}, (*Server).getFeed}
+	healthRoute  = route{"health", "GET", nil, (*Server).getHealth}
 	timeRoute    = route{"time", "GET", nil, (*Server).getTime}
 	salesRoute   = route{"sales", "GET", nil, (*Server).getSales}
 	saleRoute    = route{"sale", "GET", nil, (*Server).getSale}
@@ -38,7 +39,7 @@ var (
 )
 
 // routes lists them all, for the metrics.
-var routes = []*route{&unrouted, &feedRoute, &timeRoute, &salesRoute, &saleRoute, &orderRoute, &statusRoute, &listRoute,
+var routes = []*route{&unrouted, &feedRoute, &healthRoute, &timeRoute, &salesRoute, &saleRoute, &orderRoute, &statusRoute, &listRoute,
 	&paymentRoute, &cancelRoute, &webhookRoute, &couponsRoute, &useRoute, &cartRoute, &skusRoute}
 
 // match finds the route of a path as it stands in the request line: nothing is decoded, so what would need decoding is no
@@ -47,6 +48,8 @@ func match(path string) (rt *route, arg string) {
 	switch path {
 	case wire.FeedPath:
 		return &feedRoute, ""
+	case wire.HealthPath:
+		return &healthRoute, ""
 	case "/v1/time":
 		return &timeRoute, ""
 	case "/v1/sales":

@@ -53,6 +53,6 @@ func (x *exchange) cart() {
 	if err != nil {
 		panic("BUG: a cart that does not marshal: " + err.Error())
 	}
-	x.forward(&upstream.Request{Method: fasthttp.MethodPost, Target: wire.CartPath, UID: who.UID, IdempotencyKey: key, Body: text})
+	x.forward(&upstream.Request{Method: fasthttp.MethodPost, Class: upstream.Order, Target: wire.CartPath, UID: who.UID, IdempotencyKey: key, Body: text})
 	x.notBefore(d.Seconds())
 }

@@ -1,6 +1,10 @@
 package edge
 
 import (
+	"bytes"
+	"fmt"
+	"sync"
+
 	"github.com/valyala/fasthttp"
 
 	"floodgate.internal/gateway/limit"
@@ -10,6 +14,9 @@ import (
 	"floodgate.internal/shared/problem"
 )
 
+// pressed is the page's files as pages, by ETag: as many as there are files.
+var pressed sync.Map
+
 // page answers with the shopper page or a file of it.
 func (x *exchange) page(path string) {
 	a, ok := page.Get(path)
@@ -17,51 +24,70 @@ func (x *exchange) page(path string) {
 		x.refuse(problem.New(problem.NotFound, "there is no such path"))
 		return
 	}
+	p, ok := pressed.Load(a.ETag)
+	if !ok {
+		p, _ = pressed.LoadOrStore(a.ETag, pagecache.NewPage(200, a.ContentType, a.ETag, a.Body))
+	}
 	h := &x.ctx.Response.Header
 	h.Set("Content-Security-Policy", page.Policy)
 	h.Set("Referrer-Policy", "same-origin")
 	h.Set("X-Frame-Options", "DENY")
 	h.Set("Cross-Origin-Opener-Policy", "same-origin")
-	x.kept(&pagecache.Page{Status: 200, ContentType: a.ContentType, ETag: a.ETag, Body: a.Body}, pagecache.Hit, "public, max-age=10")
+	x.kept(p.(*pagecache.Page), pagecache.Hit, "public, max-age=10")
 }
 
-// kept answers with a page that may be kept, or 304.
+// kept answers with a page that may be kept, in the coding that the client likes best, or with 304, or 406.
 func (x *exchange) kept(p *pagecache.Page, how pagecache.How, cacheControl string) {
+	in := &x.ctx.Request.Header
 	h := &x.ctx.Response.Header
-	h.Set("Cache-Control", cacheControl)
 	h.Set("X-Cache", string(how))
+	h.Set("Vary", "Accept-Encoding")
+	coding, ok := p.Choose(in.PeekAll("Accept-Encoding"))
+	if !ok {
+		x.refuse(status(fasthttp.StatusNotAcceptable, "there is no coding that Accept-Encoding accepts: ask for gzip, br or identity"))
+		return
+	}
+	h.Set("Cache-Control", cacheControl)
 	if p.ETag != "" {
 		h.Set("ETag", p.ETag)
 	}
-	if pagecache.Matches(x.ctx.Request.Header.Peek("If-None-Match"), p.ETag) {
+	if pagecache.Matches(in.PeekAll("If-None-Match"), p.ETag) {
 		x.ctx.Response.SetStatusCode(fasthttp.StatusNotModified)
 		x.result = resultNotModified
 		return
 	}
 	x.ctx.Response.SetStatusCode(p.Status)
 	h.SetContentType(p.ContentType)
-	x.ctx.Response.SetBodyRaw(p.Body)
+	if coding != pagecache.Identity {
+		h.SetContentEncoding(coding.String())
+	}
+	x.ctx.Response.SetBodyRaw(p.Body(coding))
 	x.result = resultOK
 }
 
-// cached answers a public read. Nobody's token is looked at while the page is fresh; who is over a limit gets the page that
-// is kept, however stale within the rule, and 429 only where there is none.
-func (x *exchange) cached(target string) {
+// cached answers a public read. Its key is the canonical path, which is also what a backend is asked for. Nobody's token is
+// looked at while the page is fresh; who is over a limit gets the page that is kept, however stale within the rule, and 429
+// only where there is none.
+func (x *exchange) cached(path []byte) {
 	cache, rule := x.s.Cache, x.set.Pages
-	fetch := x.s.fetch(target, x.id)
-	if p, how, ok := cache.Fresh(target, rule, x.now, fetch); ok {
+	if p, how, renew := cache.Fresh(path, rule, x.now); how != "" {
+		if renew {
+			target := string(path)
+			cache.Renew(target, x.s.fetch(target, x.id))
+		}
 		x.kept(p, how, x.set.pagesMaxAge)
 		return
 	}
 	if by, law, d := x.overReading(); !d.OK {
-		if p, ok := cache.Kept(target, rule, x.now); ok {
+		if p, ok := cache.Kept(path, rule, x.now); ok {
 			x.kept(p, pagecache.Stale, x.set.pagesMaxAge)
 			return
 		}
 		x.limited(by, law, d)
 		return
 	}
-	p, how, err := cache.Get(target, rule, x.now, 2*x.s.Pool.Timeout(), fetch)
+	target := string(path)
+	p, how, err := cache.Get(target, rule, x.now, 2*x.s.Pool.Timeout(), x.s.fetch(target, x.id))
 	switch {
 	case err != nil:
 		x.ctx.Response.Header.Set("X-Cache", string(how))
@@ -95,17 +121,20 @@ func (s *Server) fetch(target, requestID string) pagecache.Fetch {
 	return func() (*pagecache.Page, error) {
 		resp := fasthttp.AcquireResponse()
 		defer fasthttp.ReleaseResponse(resp)
-		err := s.Pool.Do(&upstream.Request{Method: fasthttp.MethodGet, Target: target, RequestID: requestID}, resp)
+		err := s.Pool.Do(&upstream.Request{Method: fasthttp.MethodGet, Class: upstream.Page, Target: target, RequestID: requestID}, resp)
 		if err != nil {
 			return nil, err
 		}
 		if code := resp.StatusCode(); code == fasthttp.StatusUnauthorized {
 			s.warn("check the signing keys on both sides", errSignature, requestID)
 		}
-		return &pagecache.Page{
-			Status: resp.StatusCode(), ContentType: string(resp.Header.ContentType()), ETag: string(resp.Header.Peek("ETag")),
-			Body: append([]byte(nil), resp.Body()...),
-		}, nil
+		if coding := resp.Header.ContentEncoding(); len(coding) > 0 {
+			return nil, fmt.Errorf("the page %s came as %q, which nobody asked for", target, coding)
+		}
+		p := pagecache.NewPage(resp.StatusCode(), string(resp.Header.ContentType()), string(resp.Header.Peek("ETag")), bytes.Clone(resp.Body()))
+		rule := resp.Header.Peek("Cache-Control")
+		p.Private = bytes.Contains(rule, []byte("no-store")) || bytes.Contains(rule, []byte("private"))
+		return p, nil
 	}
 }
 

@@ -56,7 +56,7 @@ func (x *exchange) serve() {
 		body, _ := wire.Millis(x.s.Clock.NowMillis()).MarshalJSON()
 		x.json(200, append(append([]byte(`{"now":`), body...), '}'))
 	case routeSales:
-		x.cached("/v1/sales")
+		x.cached(path)
 	case routeSale:
 		if refusal, sure := x.s.Gate.Unknown(sale, x.now); sure {
 			x.prepared(refusal)
@@ -66,7 +66,7 @@ func (x *exchange) serve() {
 			x.refuse(problem.New(problem.SaleNotFound, "there is no such sale"))
 			return
 		}
-		x.cached("/v1/sales/" + strconv.FormatInt(sale, 10))
+		x.cached(path) // as canonical as the id: there is one way to write it
 	case routeOrder:
 		x.order(sale)
 	case routeWebhook:
@@ -74,7 +74,7 @@ func (x *exchange) serve() {
 	case routeCart:
 		x.cart()
 	case routeSKUs:
-		x.cached(wire.SKUsPath)
+		x.cached(path)
 	case routeSession:
 		x.session()
 	case routeDevSession:
@@ -182,6 +182,13 @@ func (x *exchange) identify() (identity.Who, bool) {
 	return who, true
 }
 
+// known reports whether the request names a user, without a word to who does not.
+func (x *exchange) known() bool {
+	token, _ := x.token()
+	_, err := x.set.Verifier.Verify(token)
+	return err == nil
+}
+
 // sameOrigin reports whether a browser says that its request comes from a page of this host.
 func (x *exchange) sameOrigin() bool {
 	h := &x.ctx.Request.Header
@@ -218,7 +225,7 @@ func (x *exchange) order(sale int64) {
 		return
 	}
 	v := x.s.Gate.Order(sale, x.now)
-	if v.Refusal != nil {
+	if v.Refusal != nil && !(v.Doubtful() && x.known()) {
 		x.prepared(v.Refusal)
 		return
 	}
@@ -246,6 +253,10 @@ func (x *exchange) order(sale int64) {
 		return
 	}
 	d := x.s.orders.Take(who.UID, x.set.Order, x.now)
+	if v.Refusal != nil && !(d.OK && x.s.Gate.Ask(v, x.now)) {
+		x.prepared(v.Refusal)
+		return
+	}
 	if !d.OK {
 		x.limited(ruleOrder, x.set.Order, d)
 		return
@@ -256,7 +267,7 @@ func (x *exchange) order(sale int64) {
 	}
 	status := x.forward(&upstream.Request{
 		Method: fasthttp.MethodPost, Target: "/v1/sales/" + strconv.FormatInt(sale, 10) + "/orders", UID: who.UID,
-		IdempotencyKey: key, Client: x.network(), Body: append(strconv.AppendInt([]byte(`{"quantity":`), int64(quantity), 10), '}'),
+		Class: upstream.Order, Sale: sale, IdempotencyKey: key, Client: x.network(), Body: append(strconv.AppendInt([]byte(`{"quantity":`), int64(quantity), 10), '}'),
 	})
 	x.notBefore(d.Seconds())
 	if v.Sale == nil {

@@ -2,28 +2,20 @@
 //
 // A page is fresh for Rule.TTL. For as long again it is served while one request behind the scenes fetches it anew; after
 // that a request fetches it, and those that come meanwhile wait for the same answer. When the backend does not answer, a
-// page of up to TTL + Stale is served. Errors are never kept.
+// page of up to TTL + Stale is served, and once that is known nobody waits to find it out again. Errors are never kept.
 package pagecache
 
 import (
 	"bytes"
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 )
-
-// Page is one answer. It is never changed.
-type Page struct {
-	Status      int
-	ContentType string
-	ETag        string
-	RetryAfter  string
-	Body        []byte
-}
 
 // How a page was found. Its text is the X-Cache field.
 type How string
@@ -39,7 +31,8 @@ const (
 // Rule is how long pages count.
 type Rule struct{ TTL, Stale time.Duration }
 
-// Fetch gets a page from the backend. A page whose status is not 200 is given to everybody who waits, and not kept.
+// Fetch gets a page from the backend. A page whose status is not 200, or that is Private, is given to everybody who waits, and
+// not kept.
 type Fetch func() (*Page, error)
 
 // ErrWaited is returned to who waited for somebody else's fetch and heard nothing in time.
@@ -48,8 +41,12 @@ var ErrWaited = errors.New("no answer from the backend in time")
 // ErrClosed is returned for a page that would have to be fetched after Close.
 var ErrClosed = errors.New("the page cache is closed")
 
-// overhead is what an entry costs beside its strings and body, in bytes, about.
-const overhead = 256
+const (
+	// overhead is what an entry costs beside its strings and bodies, in bytes, about.
+	overhead = 256
+	// again is the pause between attempts to renew a page behind the scenes while the backend does not answer.
+	again = 100 * time.Millisecond
+)
 
 // Cache is safe for concurrent use. Make it with New; Close waits for the fetches behind the scenes.
 type Cache struct {
@@ -71,6 +68,7 @@ type entry struct {
 	stored  time.Time
 	purged  atomic.Bool  // to be served only when the backend does not answer
 	touched atomic.Int64 // nanoseconds since the cache's epoch
+	failed  atomic.Int64 // when the last attempt to renew it failed, likewise; 0: none did
 }
 
 // call is one fetch under way; done is closed by who fetches, after page and err are set.
@@ -104,33 +102,37 @@ func (c *Cache) SetMaxBytes(n int64) {
 	c.mu.Unlock()
 }
 
-// Fresh returns the page if it may be served without asking anybody. One that is just past its time is served too, and
-// fetched anew behind the scenes with fetch.
-func (c *Cache) Fresh(key string, rule Rule, now time.Time, fetch Fetch) (*Page, How, bool) {
+// Fresh returns the page if it may be served without waiting for anybody; "" if not. With renew the caller is to call Renew: the
+// page is just past its time, or the backend did not answer when it was asked last.
+func (c *Cache) Fresh(key []byte, rule Rule, now time.Time) (p *Page, how How, renew bool) {
 	c.mu.RLock()
-	e := c.pages[key]
+	e := c.pages[string(key)]
 	c.mu.RUnlock()
-	if e == nil || e.purged.Load() {
+	if e == nil {
 		return nil, "", false
 	}
-	switch age := now.Sub(e.stored); {
-	case age <= rule.TTL:
+	age, since, failed := now.Sub(e.stored), int64(now.Sub(c.epoch)), e.failed.Load()
+	switch {
+	case age <= rule.TTL && !e.purged.Load():
 		c.hits.Inc()
-		e.touched.Store(int64(now.Sub(c.epoch)))
-		return e.page, Hit, true
-	case age <= rule.TTL+min(rule.TTL, rule.Stale):
-		c.revalidate(key, fetch)
-		c.stale.Inc()
-		e.touched.Store(int64(now.Sub(c.epoch)))
-		return e.page, Stale, true
+		e.touched.Store(since)
+		return e.page, Hit, false
+	case failed > 0 && age <= rule.TTL+rule.Stale:
+		renew = since-failed >= int64(again)
+	case age <= rule.TTL+min(rule.TTL, rule.Stale) && !e.purged.Load():
+		renew = true
+	default:
+		return nil, "", false
 	}
-	return nil, "", false
+	c.stale.Inc()
+	e.touched.Store(since)
+	return e.page, Stale, renew
 }
 
 // Kept returns the page, however stale within the rule, for who may not ask the backend.
-func (c *Cache) Kept(key string, rule Rule, now time.Time) (*Page, bool) {
+func (c *Cache) Kept(key []byte, rule Rule, now time.Time) (*Page, bool) {
 	c.mu.RLock()
-	e := c.pages[key]
+	e := c.pages[string(key)]
 	c.mu.RUnlock()
 	if e == nil || now.Sub(e.stored) > rule.TTL+rule.Stale {
 		return nil, false
@@ -182,14 +184,15 @@ func usable(k *call) bool { return k.err == nil && k.page.Status < 500 }
 
 // instead is what is served for a failed fetch: the old page if there is one, else the failure.
 func (c *Cache) instead(key string, rule Rule, now time.Time, k *call) (*Page, How, error) {
-	if page, ok := c.Kept(key, rule, now); ok {
+	if page, ok := c.Kept([]byte(key), rule, now); ok {
 		return page, Stale, nil
 	}
 	c.misses.Inc()
 	return k.page, Miss, k.err
 }
 
-func (c *Cache) revalidate(key string, fetch Fetch) {
+// Renew fetches a page anew behind the scenes, unless that is being done.
+func (c *Cache) Renew(key string, fetch Fetch) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.calls[key] != nil || c.closed {
@@ -206,16 +209,20 @@ func (c *Cache) begin(key string) *call {
 	return k
 }
 
-// run fetches. A call that was purged meanwhile gives its page to those who wait for it, and is not kept.
+// run fetches. A call that was purged meanwhile gives its page to those who wait for it, and is not kept. A backend that does
+// not answer leaves a note on the page that there is.
 func (c *Cache) run(key string, k *call, fetch Fetch) {
 	k.err = errors.New("the fetch of the page broke off")
 	defer func() { // also when fetch panics
 		c.mu.Lock()
 		if c.calls[key] == k {
 			delete(c.calls, key)
-			if k.err == nil && k.page.Status == 200 {
+			if k.err == nil && k.page.Status == 200 && !k.page.Private {
 				c.store(key, k.page, time.Now())
 			}
+		}
+		if e := c.pages[key]; e != nil && !usable(k) {
+			e.failed.Store(int64(time.Since(c.epoch)))
 		}
 		c.mu.Unlock()
 		close(k.done)
@@ -262,7 +269,11 @@ func (c *Cache) drop(key string) {
 }
 
 func size(key string, p *Page) int64 {
-	return int64(overhead + len(key) + len(p.Body) + len(p.ContentType) + len(p.ETag))
+	n := overhead + len(key) + len(p.ContentType) + len(p.ETag)
+	for _, body := range p.bodies {
+		n += len(body)
+	}
+	return int64(n)
 }
 
 // Purge makes what is kept under these keys, and what is being fetched, old: the next request fetches anew.
@@ -285,19 +296,20 @@ func (c *Cache) Close() {
 	c.wg.Wait()
 }
 
-// Matches reports whether an If-None-Match field names etag, by weak comparison (RFC 9110, 13.1.2).
-func Matches(ifNoneMatch []byte, etag string) bool {
+// Matches reports whether If-None-Match fields name etag, by weak comparison (RFC 9110, 13.1.2).
+func Matches(fields [][]byte, etag string) bool {
 	if etag == "" {
 		return false
 	}
-	bare := []byte(etag)
-	bare = bytes.TrimPrefix(bare, []byte("W/"))
-	for len(ifNoneMatch) > 0 {
-		var one []byte
-		one, ifNoneMatch, _ = bytes.Cut(ifNoneMatch, []byte(","))
-		one = bytes.TrimSpace(one)
-		if bytes.Equal(one, []byte("*")) || bytes.Equal(bytes.TrimPrefix(one, []byte("W/")), bare) {
-			return true
+	bare := strings.TrimPrefix(etag, "W/")
+	for _, field := range fields {
+		for len(field) > 0 {
+			var one []byte
+			one, field, _ = bytes.Cut(field, []byte(","))
+			one = bytes.TrimSpace(one)
+			if string(one) == "*" || string(bytes.TrimPrefix(one, []byte("W/"))) == bare {
+				return true
+			}
 		}
 	}
 	return false

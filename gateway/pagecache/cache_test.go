@@ -18,7 +18,9 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var rule = Rule{TTL: time.Second, Stale: 30 * time.Second}
 
-func page(body string) *Page { return &Page{Status: 200, Body: []byte(body)} }
+func page(body string) *Page { return NewPage(200, "text/plain", "", []byte(body)) }
+
+func (p *Page) text() string { return string(p.Body(Identity)) }
 
 // source counts what is fetched, and answers with what it is told.
 type source struct {
@@ -35,7 +37,10 @@ func (s *source) says(f func() (*Page, error)) { s.answer.Store(&f) }
 
 // read is what the edge does.
 func read(c *Cache, key string, s *source) (*Page, How, error) {
-	if p, how, ok := c.Fresh(key, rule, time.Now(), s.fetch); ok {
+	if p, how, renew := c.Fresh([]byte(key), rule, time.Now()); how != "" {
+		if renew {
+			c.Renew(key, s.fetch)
+		}
 		return p, how, nil
 	}
 	return c.Get(key, rule, time.Now(), time.Second, s.fetch)
@@ -68,8 +73,8 @@ func TestFreshThenStaleThenFetched(t *testing.T) {
 			time.Sleep(step.after)
 			p, how, err := read(c, "/a", s)
 			synctest.Wait()
-			if err != nil || string(p.Body) != step.body || how != step.how || s.calls.Load() != step.calls {
-				t.Errorf("after %v: got %s %s %v, %d calls; want %+v", step.after, p.Body, how, err, s.calls.Load(), step)
+			if err != nil || p.text() != step.body || how != step.how || s.calls.Load() != step.calls {
+				t.Errorf("after %v: got %s %s %v, %d calls; want %+v", step.after, p.text(), how, err, s.calls.Load(), step)
 			}
 		}
 	})
@@ -121,7 +126,7 @@ func TestErrorsAreNeverKept(t *testing.T) {
 		read(c, "/a", s)
 		s.says(func() (*Page, error) { return nil, boom })
 		time.Sleep(30 * time.Second)
-		if p, how, err := read(c, "/a", s); err != nil || how != Stale || string(p.Body) != "good" {
+		if p, how, err := read(c, "/a", s); err != nil || how != Stale || p.text() != "good" {
 			t.Errorf("stale on error: got %v %s %v", p, how, err)
 		}
 		time.Sleep(2 * time.Second)
@@ -133,12 +138,79 @@ func TestErrorsAreNeverKept(t *testing.T) {
 	})
 }
 
+// A backend that hangs holds up the reader who finds out, and nobody after: the old page is served at once while one
+// request at a time, behind the scenes, looks whether the backend is back.
+func TestNobodyWaitsForABackendThatHangs(t *testing.T) {
+	bubble(t, func(c *Cache, s *source) {
+		read(c, "/a", s)
+		time.Sleep(10 * time.Second)
+		s.says(func() (*Page, error) { time.Sleep(3 * time.Second); return nil, errors.New("no answer") })
+		took := func() (time.Duration, string, How) {
+			began := time.Now()
+			p, how, err := read(c, "/a", s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return time.Since(began), p.text(), how
+		}
+		if d, text, how := took(); d != 3*time.Second || text != "v1" || how != Stale {
+			t.Fatalf("the first: %v, %s %s", d, text, how)
+		}
+		c.Purge("/a") // what the feed says meanwhile makes it no worse
+		before := s.calls.Load()
+		for range 100 {
+			if d, text, how := took(); d != 0 || text != "v1" || how != Stale {
+				t.Fatalf("a later one: %v, %s %s", d, text, how)
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		if n := s.calls.Load() - before; n < 3 || n > 4 {
+			t.Errorf("asked %d times in 10 s, want one after the other", n)
+		}
+		s.says(func() (*Page, error) { return page("back"), nil })
+		time.Sleep(3 * time.Second)
+		synctest.Wait()
+		read(c, "/a", s)
+		synctest.Wait()
+		if d, text, how := took(); d != 0 || text != "back" || how != Hit {
+			t.Errorf("it is back: %v, %s %s", d, text, how)
+		}
+		// One that refuses at once is not asked by every reader.
+		s.says(func() (*Page, error) { return nil, errors.New("refused") })
+		time.Sleep(5 * time.Second)
+		took()
+		before = s.calls.Load()
+		for range 1000 {
+			took()
+			synctest.Wait()
+			time.Sleep(time.Millisecond)
+		}
+		if n := s.calls.Load() - before; n > 10 {
+			t.Errorf("asked %d times in a second", n)
+		}
+	})
+}
+
+func TestWhatIsPrivateIsNotKept(t *testing.T) {
+	bubble(t, func(c *Cache, s *source) {
+		s.says(func() (*Page, error) { p := page("v"); p.Private = true; return p, nil })
+		for range 3 {
+			if _, how, err := read(c, "/a", s); how != Miss || err != nil {
+				t.Errorf("got %s, %v", how, err)
+			}
+		}
+		if s.calls.Load() != 3 {
+			t.Errorf("%d calls, want 3", s.calls.Load())
+		}
+	})
+}
+
 func TestPurge(t *testing.T) {
 	bubble(t, func(c *Cache, s *source) {
 		read(c, "/a", s)
 		c.Purge("/a", "/never")
-		if p, how, _ := read(c, "/a", s); how != Miss || string(p.Body) != "v2" {
-			t.Errorf("got %s %s", p.Body, how)
+		if p, how, _ := read(c, "/a", s); how != Miss || p.text() != "v2" {
+			t.Errorf("got %s %s", p.text(), how)
 		}
 		// A fetch that began before the purge may bring the old page: it is not kept.
 		c.Purge("/a")
@@ -149,20 +221,20 @@ func TestPurge(t *testing.T) {
 		synctest.Wait()
 		c.Purge("/a")
 		s.says(func() (*Page, error) { return page("new"), nil })
-		if p, how, _ := read(c, "/a", s); how != Miss || string(p.Body) != "new" {
-			t.Errorf("got %s %s", p.Body, how)
+		if p, how, _ := read(c, "/a", s); how != Miss || p.text() != "new" {
+			t.Errorf("got %s %s", p.text(), how)
 		}
 		close(release)
-		if p := <-got; string(p.Body) != "old" {
-			t.Errorf("who asked before: got %s", p.Body)
+		if p := <-got; p.text() != "old" {
+			t.Errorf("who asked before: got %s", p.text())
 		}
-		if p, how, _ := read(c, "/a", s); how != Hit || string(p.Body) != "new" {
-			t.Errorf("the old fetch was kept: got %s %s", p.Body, how)
+		if p, how, _ := read(c, "/a", s); how != Hit || p.text() != "new" {
+			t.Errorf("the old fetch was kept: got %s %s", p.text(), how)
 		}
 		// The backend is gone: what was purged is better than nothing.
 		c.Purge("/a")
 		s.says(func() (*Page, error) { return nil, errors.New("gone") })
-		if p, how, err := read(c, "/a", s); err != nil || how != Stale || string(p.Body) != "new" {
+		if p, how, err := read(c, "/a", s); err != nil || how != Stale || p.text() != "new" {
 			t.Errorf("got %v %s %v", p, how, err)
 		}
 	})
@@ -198,7 +270,7 @@ func TestBytesAreBounded(t *testing.T) {
 		t.Errorf("got %s, %d pages", how, len(c.pages))
 	}
 	s.says(func() (*Page, error) { return page(strings.Repeat("x", 200_000)), nil })
-	if p, _, err := read(c, "/large", s); err != nil || len(p.Body) != 200_000 || c.pages["/large"] != nil {
+	if p, _, err := read(c, "/large", s); err != nil || len(p.text()) != 200_000 || c.pages["/large"] != nil {
 		t.Error("a page larger than the cache")
 	}
 	c.SetMaxBytes(5_000)
@@ -224,7 +296,7 @@ func TestAFetchThatPanicsHoldsNobodyUp(t *testing.T) {
 		read(c, "/a", s)
 	}()
 	s.says(func() (*Page, error) { return page("v"), nil })
-	if p, how, err := read(c, "/a", s); err != nil || how != Miss || string(p.Body) != "v" {
+	if p, how, err := read(c, "/a", s); err != nil || how != Miss || p.text() != "v" {
 		t.Errorf("got %v %s %v", p, how, err)
 	}
 	c.Close()
@@ -238,7 +310,7 @@ func TestMatches(t *testing.T) {
 		{`"a"`, `"a"`, true}, {`W/"a"`, `"a"`, true}, {`"a"`, `W/"a"`, true}, {`"b", W/"a" , "c"`, `"a"`, true}, {`*`, `"a"`, true},
 		{`"b"`, `"a"`, false}, {``, `"a"`, false}, {`"a"`, ``, false}, {`*`, ``, false}, {`a`, `"a"`, false}, {`,,,`, `"a"`, false},
 	} {
-		if got := Matches([]byte(c.field), c.etag); got != c.want {
+		if got := Matches([][]byte{[]byte("x"), []byte(c.field)}, c.etag); got != c.want {
 			t.Errorf("%s against %s: got %v", c.field, c.etag, got)
 		}
 	}

@@ -30,14 +30,23 @@ const (
 	answerTime = 2 * time.Second // for the backend to answer, beyond the wait it was asked for
 )
 
+// wholeEvery is how often the whole feed is asked for, of the next backend, though no part is missing: so whatever went
+// wrong between here and one backend, or in it, is over by then (anti-entropy).
+const wholeEvery = time.Minute
+
 // Follow keeps the gate fresh until ctx is done. It follows one backend at a time by long polls and goes on to the next
-// when one fails. changed is told, from this goroutine, which sales are no longer as they were.
+// when one fails, and each minute. changed is told, from this goroutine, which sales are no longer as they were.
 func (g *Gate) Follow(ctx context.Context, src Source, log *slog.Logger, changed func(ids []int64)) {
 	backend := rand.IntN(max(1, src.Backends()))
 	pause, failures := firstPause, 0
 	lost := false
 	whole := true // ask for everything
+	var wholeAt time.Time
 	for ctx.Err() == nil {
+		if !whole && time.Since(wholeAt) >= wholeEvery {
+			whole = true
+			backend = (backend + 1) % max(1, src.Backends())
+		}
 		f, err := g.poll(ctx, src, backend, whole, lost)
 		if err == nil {
 			ids, ok := g.apply(f)
@@ -50,6 +59,9 @@ func (g *Gate) Follow(ctx context.Context, src Source, log *slog.Logger, changed
 				whole = true
 			} else {
 				whole = false
+				if f.Full {
+					wholeAt = time.Now()
+				}
 			}
 			if err == nil {
 				if lost {
@@ -124,7 +136,10 @@ func (g *Gate) poll(ctx context.Context, src Source, backend int, whole, lost bo
 	return &f, nil
 }
 
-type metrics struct{ errors, resyncs, asked prometheus.Counter }
+type metrics struct {
+	errors, resyncs prometheus.Counter
+	asked           [doubts]prometheus.Counter
+}
 
 func newMetrics(g *Gate, reg prometheus.Registerer) metrics {
 	counter := func(name, help string) prometheus.Counter {
@@ -145,9 +160,15 @@ func newMetrics(g *Gate, reg prometheus.Registerer) metrics {
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "gateway_gate_sales", Help: "Sales that the gate knows."},
 			func() float64 { return float64(g.Known()) }),
 	)
-	return metrics{
+	m := metrics{
 		errors:  counter("gateway_feed_errors_total", "Attempts to get the feed that failed."),
 		resyncs: counter("gateway_feed_resyncs_total", "Times the whole feed was asked for because a part did not fit."),
-		asked:   counter("gateway_gate_asked_total", "Requests let through to the backend because the news was stale."),
 	}
+	asked := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gateway_gate_asked_total",
+		Help: "Orders let through though the gate would refuse them, by why: the news is stale, a backend's own word is old (mark), the feed's word is old (probe)."}, []string{"why"})
+	reg.MustRegister(asked)
+	for d := certain + 1; d < doubts; d++ {
+		m.asked[d] = asked.WithLabelValues(doubtNames[d])
+	}
+	return m
 }

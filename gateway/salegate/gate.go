@@ -1,8 +1,9 @@
 // Package salegate knows every live sale from the backends' feed and answers for those that cannot sell now, before
 // anybody's token is looked at.
 //
-// It is advisory. Whatever it lets through the backend judges; what it refuses it refuses only as long as it has news:
-// after stale_after without any, it asks the backend again, at a bounded rate.
+// It is advisory. Whatever it lets through the backend judges, and nothing is refused for ever: after stale_after without
+// news the backend is asked again, at a bounded rate; and with news, too, a sale that is refused as sold out or paused is
+// probed, by one order in ten seconds, should the backend that is followed be wrong.
 package salegate
 
 import (
@@ -23,6 +24,8 @@ const (
 	// markFor is how long a backend's own answer about a sale counts beside the feed. The feed confirms it within that
 	// time; should its message be lost, the sale is asked for again.
 	markFor = time.Second
+	// probeEvery is how long the feed's own word counts that a sale is sold out or paused, until one order looks.
+	probeEvery = 10 * time.Second
 	// Stale news: this many requests a second may ask the backend what the gate would refuse.
 	staleRate, staleBurst = 20, 20
 )
@@ -34,6 +37,7 @@ type Sale struct {
 
 	epoch time.Time    // the gate's
 	mark  atomic.Int64 // what a backend answered: nanoseconds since epoch, shifted left by one, and 1 for sold out
+	asked atomic.Int64 // when an order was last let through in spite of the feed, or the feed told of the sale: nanoseconds since epoch
 
 	notStarted, ended, soldOut, gone, paused *Refusal // gone: sold out, and the release that soldOut names is past
 }
@@ -44,7 +48,26 @@ type Verdict struct {
 	Refusal *Refusal
 	// Sale is nil where the gate does not know it.
 	Sale *Sale
+
+	doubt doubt
+	of    int64 // the mark or the time that is doubted
 }
+
+// doubt is why a refusal may be wrong.
+type doubt int
+
+const (
+	certain    doubt = iota
+	staleNews        // there is no news
+	oldMark          // a backend said sold out, the feed has not confirmed it
+	oldRefusal       // the feed says so, and nobody has asked for long
+	doubts
+)
+
+var doubtNames = [doubts]string{"", "stale", "mark", "probe"}
+
+// Doubtful reports whether the backend may be asked in spite of the Refusal, where Ask allows it.
+func (v Verdict) Doubtful() bool { return v.doubt != certain }
 
 // Gate holds what is known. Make it with New, keep it fresh with Follow.
 type Gate struct {
@@ -122,16 +145,17 @@ func (g *Gate) Order(id int64, now time.Time) Verdict {
 		if g.Fresh(now) {
 			return Verdict{Refusal: g.unknown}
 		}
-		return Verdict{Refusal: g.ask(g.notFresh, now)}
+		return Verdict{Refusal: g.notFresh, doubt: staleNews}
 	}
 	ms := g.clk.NowMillis()
 	switch {
 	case s.State == wire.Ended || ms >= s.ends:
-		return Verdict{g.unless(s.ended, now), s}
+		return g.refuse(s.ended, s, now)
 	case ms < s.starts:
-		return Verdict{g.unless(s.notStarted.in(time.Duration(s.starts-ms)*time.Millisecond), now), s}
+		return g.refuse(s.notStarted.in(time.Duration(s.starts-ms)*time.Millisecond), s, now)
 	}
 	soldOut := s.State == wire.SoldOut && (s.nextRelease == 0 || ms < s.nextRelease)
+	looked := int64(0) // a mark after which one order looks again, and the others wait for what it hears
 	if mark := s.mark.Load(); mark != 0 {
 		age := now.Sub(g.epoch) - time.Duration(mark>>1)
 		switch {
@@ -139,10 +163,7 @@ func (g *Gate) Order(id int64, now time.Time) Verdict {
 		case age < markFor:
 			soldOut = mark&1 == 1
 		case mark&1 == 1 && !soldOut:
-			// The mark is old: one request looks again, and the others wait for what it hears.
-			if !s.mark.CompareAndSwap(mark, int64(now.Sub(g.epoch))<<1|1) {
-				soldOut = true
-			}
+			soldOut, looked = true, mark
 		}
 	}
 	switch {
@@ -151,27 +172,46 @@ func (g *Gate) Order(id int64, now time.Time) Verdict {
 		if s.nextRelease > ms {
 			r = s.soldOut.in(time.Duration(s.nextRelease-ms) * time.Millisecond)
 		}
-		return Verdict{g.unless(r, now), s}
+		if looked != 0 {
+			return Verdict{r, s, oldMark, looked}
+		}
+		return g.refuse(r, s, now)
 	case s.State == wire.Paused:
-		return Verdict{g.unless(s.paused, now), s}
+		return g.refuse(s.paused, s, now)
 	}
 	return Verdict{Sale: s}
 }
 
-// unless returns r, but lets some requests through to the backend while there is no news.
-func (g *Gate) unless(r *Refusal, now time.Time) *Refusal {
-	if g.Fresh(now) {
-		return r
+// refuse says how certain r is.
+func (g *Gate) refuse(r *Refusal, s *Sale, now time.Time) Verdict {
+	if !g.Fresh(now) {
+		return Verdict{r, s, staleNews, 0}
 	}
-	return g.ask(r, now)
+	if r != s.ended && r.Code != problem.SaleNotStarted { // whose time is known
+		if asked := s.asked.Load(); now.Sub(g.epoch)-time.Duration(asked) >= probeEvery {
+			return Verdict{r, s, oldRefusal, asked}
+		}
+	}
+	return Verdict{r, s, certain, 0}
 }
 
-func (g *Gate) ask(r *Refusal, now time.Time) *Refusal {
-	if g.asks.AllowN(now, 1) {
-		g.metrics.asked.Inc()
-		return nil
+// Ask reports whether the order that got this doubtful verdict is one that asks the backend. It is called just before the
+// order is sent, so that nobody who cannot order takes the place of who can.
+func (g *Gate) Ask(v Verdict, now time.Time) bool {
+	since := int64(now.Sub(g.epoch))
+	ok := false
+	switch v.doubt {
+	case staleNews:
+		ok = g.asks.AllowN(now, 1)
+	case oldMark:
+		ok = v.Sale.mark.CompareAndSwap(v.of, since<<1|1)
+	case oldRefusal:
+		ok = v.Sale.asked.CompareAndSwap(v.of, since)
 	}
-	return r
+	if ok {
+		g.metrics.asked[v.doubt].Inc()
+	}
+	return ok
 }
 
 // SoldOut notes that a backend answered SOLD_OUT to a request which had got this Sale: a sale that has changed
@@ -236,6 +276,7 @@ func same(a, b *wire.Sale) bool {
 
 func newSale(w wire.Sale, epoch time.Time) *Sale {
 	s := &Sale{Sale: w, epoch: epoch, starts: w.StartsAt.UnixMilli(), ends: w.EndsAt.UnixMilli()}
+	s.asked.Store(int64(time.Since(epoch)))
 	early := problem.New(problem.SaleNotStarted, "the sale starts at "+w.StartsAt.Format(wire.TimeFormat))
 	early.StartsAt = &w.StartsAt
 	s.notStarted = Prepare(early)

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"maps"
 	"net/url"
 	"slices"
 	"strconv"
@@ -30,6 +31,7 @@ type feeds struct {
 	count int
 	down  map[int]bool
 	next  []wire.Feed // answered in turn, whoever is asked; when there is none, polls wait
+	whole *wire.Feed  // the last of them that was full, and what followed: for who asks for all of it once more
 	skew  time.Duration
 	asked []string
 	by    []int
@@ -55,7 +57,11 @@ func (f *feeds) answer(ctx context.Context, backend int, target string) ([]byte,
 	if len(f.next) == 0 {
 		u, _ := url.Parse(target)
 		ms, _ := strconv.Atoi(u.Query().Get("wait_ms"))
-		if u.RawQuery == "" { // there is no whole yet
+		if u.RawQuery == "" {
+			if whole := f.whole; whole != nil {
+				f.mu.Unlock()
+				return f.encode(*whole), nil
+			}
 			ms = 1000
 		}
 		f.mu.Unlock()
@@ -74,8 +80,26 @@ func (f *feeds) answer(ctx context.Context, backend int, target string) ([]byte,
 	}
 	one := f.next[0]
 	f.next = f.next[1:]
+	f.keep(one)
 	f.mu.Unlock()
 	return f.encode(one), nil
+}
+
+// keep makes one part of the whole. The caller holds mu.
+func (f *feeds) keep(one wire.Feed) {
+	all := map[int64]wire.Sale{}
+	if f.whole != nil && !one.Full {
+		for _, s := range f.whole.Sales {
+			all[s.ID] = s
+		}
+	}
+	for _, s := range one.Sales {
+		all[s.ID] = s
+	}
+	for _, id := range one.Removed {
+		delete(all, id)
+	}
+	f.whole = &wire.Feed{Instance: one.Instance, Version: one.Version, Full: true, Sales: slices.Collect(maps.Values(all))}
 }
 
 func (f *feeds) encode(one wire.Feed) []byte {
@@ -148,6 +172,13 @@ func code(v Verdict) problem.Code {
 	return v.Refusal.Code
 }
 
+// passes does what the edge does with an order: it is refused, or sent.
+func passes(g *Gate, id int64) bool {
+	now := time.Now()
+	v := g.Order(id, now)
+	return v.Refusal == nil || v.Doubtful() && g.Ask(v, now)
+}
+
 func equal(a []int64, b ...int64) bool {
 	if len(a) != len(b) {
 		return false
@@ -206,6 +237,9 @@ func TestResyncsAfterAGapOrAnotherLife(t *testing.T) {
 		}
 		if whole != 2 {
 			t.Errorf("asked for the whole %d times, want 2: %v", whole, asked)
+		}
+		if _, ok := g.apply(&wire.Feed{Instance: "c", Version: 1000, Sales: []wire.Sale{sale(2, wire.SoldOut)}}); ok {
+			t.Error("a part of another life fits, because its version is higher")
 		}
 		f.say(wire.Feed{Instance: "b", Version: 1}, wire.Feed{Instance: "b", Version: 1, Full: true}) // backwards
 		if got := changed(); !equal(got, 1, 3) || g.Known() != 0 {
@@ -293,7 +327,10 @@ func TestVerdicts(t *testing.T) {
 		}
 		time.Sleep(markFor)
 		synctest.Wait()
-		check("10 s later", "", problem.SaleEnded, problem.Overloaded, problem.SoldOut, "", problem.SaleEnded, problem.Overloaded)
+		if !passes(g, 5) {
+			t.Error("nobody looks whether the tranche is really gone")
+		}
+		check("10 s later", "", problem.SaleEnded, problem.Overloaded, problem.SoldOut, problem.SoldOut, problem.SaleEnded, problem.Overloaded)
 		if r := g.unknown.AppendBody(nil, "id-1"); !strings.Contains(string(r), `"request_id":"id-1"`) || !strings.Contains(string(r), `"status":404`) {
 			t.Errorf("got %s", r)
 		}
@@ -340,7 +377,7 @@ func TestMarkOfABackendsAnswer(t *testing.T) {
 		time.Sleep(markFor)
 		passed := 0
 		for range 100 {
-			if code(g.Order(1, time.Now())) == "" {
+			if passes(g, 1) {
 				passed++
 			}
 		}
@@ -368,7 +405,7 @@ func TestStaleNewsAsksAtABoundedRate(t *testing.T) {
 	follow(t, 1, func(g *Gate, f *feeds, changed func() []int64) {
 		count := func(id int64) (asked int) {
 			for range 1000 {
-				if code(g.Order(id, time.Now())) == "" {
+				if passes(g, id) {
 					asked++
 				}
 			}
@@ -393,6 +430,320 @@ func TestStaleNewsAsksAtABoundedRate(t *testing.T) {
 		}
 		if r, sure := g.Unknown(99, time.Now()); sure {
 			t.Errorf("sure that a sale is unknown, with stale news: %v", r)
+		}
+	})
+}
+
+// Whoever is followed says sold out, or paused, and is wrong: one order in ten seconds finds out, whatever does not come
+// by the feed; and somebody who cannot order does not take its place.
+func TestARefusalIsProbed(t *testing.T) {
+	follow(t, 1, func(g *Gate, f *feeds, changed func() []int64) {
+		ended := sale(3, wire.Ended)
+		f.say(wire.Feed{Instance: "a", Version: 1, Full: true, Sales: []wire.Sale{sale(1, wire.SoldOut), sale(2, wire.Paused), ended}})
+		changed()
+		for round := range 3 {
+			time.Sleep(probeEvery)
+			synctest.Wait()
+			if !g.Fresh(time.Now()) {
+				t.Fatal("the news is stale")
+			}
+			for range 1000 { // orders without a user, and the like: judged, and never sent
+				if v := g.Order(1, time.Now()); !v.Doubtful() || code(v) != problem.SoldOut {
+					t.Fatalf("round %d: got %v, doubtful %v", round, v.Refusal, v.Doubtful())
+				}
+			}
+			for id, want := range map[int64]int{1: 1, 2: 1, 3: 0, 4: 0} {
+				sent := 0
+				for range 1000 {
+					if passes(g, id) {
+						sent++
+					}
+				}
+				if sent != want {
+					t.Errorf("round %d, sale %d: %d were sent, want %d", round, id, sent, want)
+				}
+			}
+		}
+		// It was wrong: as long as orders are accepted, all of them are sent.
+		time.Sleep(probeEvery)
+		v := g.Order(1, time.Now())
+		if !g.Ask(v, time.Now()) {
+			t.Fatal("no probe")
+		}
+		v.Sale.Sold(time.Now())
+		for range 10 {
+			time.Sleep(markFor / 2)
+			if !passes(g, 1) {
+				t.Fatal("refused, though a backend accepts")
+			}
+			v.Sale.Sold(time.Now())
+		}
+		v.Sale.SoldOut(time.Now())
+		if passes(g, 1) {
+			t.Error("sent after the backend said sold out")
+		}
+	})
+}
+
+// backends is some backends whose feeds are as real ones': each counts its own versions in its own life, and a poll is
+// answered with what is new since.
+type backends struct {
+	mu    sync.Mutex // guards what follows
+	all   []*life
+	asked []int
+	woken chan struct{}
+}
+
+// life is one backend's: what it says, and when it changed last.
+type life struct {
+	down     bool
+	instance string
+	version  uint64
+	sales    map[int64]wire.Sale
+	changed  map[int64]uint64
+	lose     bool // the next change is never told, as by a bug
+}
+
+func newBackends(instances ...string) *backends {
+	b := &backends{woken: make(chan struct{})}
+	for _, name := range instances {
+		b.all = append(b.all, &life{instance: name, sales: map[int64]wire.Sale{}, changed: map[int64]uint64{}})
+	}
+	return b
+}
+
+func (b *backends) Backends() int { return len(b.all) }
+
+// with changes backend i, or all for -1, and wakes whoever polls.
+func (b *backends) with(i int, change func(l *life)) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for n, l := range b.all {
+		if i < 0 || n == i {
+			change(l)
+		}
+	}
+	close(b.woken)
+	b.woken = make(chan struct{})
+}
+
+func (l *life) set(s wire.Sale) {
+	l.sales[s.ID] = s
+	l.version++
+	if !l.lose {
+		l.changed[s.ID] = l.version
+	}
+	l.lose = false
+}
+
+func (b *backends) Feed(ctx context.Context, i int, target string, timeout time.Duration) ([]byte, error) {
+	u, _ := url.Parse(target)
+	since, _ := strconv.ParseUint(u.Query().Get("since"), 10, 64)
+	ms, _ := strconv.Atoi(u.Query().Get("wait_ms"))
+	wait := time.After(time.Duration(ms) * time.Millisecond)
+	b.mu.Lock()
+	b.asked = append(b.asked, i)
+	b.mu.Unlock()
+	for last := false; ; {
+		b.mu.Lock()
+		l, woken := b.all[i], b.woken
+		if l.down {
+			b.mu.Unlock()
+			return nil, errors.New("down")
+		}
+		f := wire.Feed{Instance: l.instance, Version: l.version, Now: wire.At(time.Now())}
+		f.Full = u.Query().Get("instance") != l.instance || since > l.version
+		for id, s := range l.sales {
+			if f.Full || l.changed[id] > since {
+				f.Sales = append(f.Sales, s)
+			}
+		}
+		b.mu.Unlock()
+		if f.Full || f.Version > since || last {
+			return json.Marshal(f)
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-woken:
+		case <-wait:
+			last = true
+		}
+	}
+}
+
+// followed is the backend that was asked last.
+func (b *backends) followed() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.asked[len(b.asked)-1]
+}
+
+// bubble runs test against a gate that follows b.
+func bubble(t *testing.T, b *backends, test func(g *Gate, reg *prometheus.Registry)) {
+	synctest.Test(t, func(t *testing.T) {
+		b.woken = make(chan struct{}) // of this bubble
+		reg := prometheus.NewRegistry()
+		g := New(&clock.Clock{}, 5*time.Second, reg)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { g.Follow(ctx, b, slog.New(slog.DiscardHandler), func([]int64) {}); close(done) }()
+		synctest.Wait()
+		test(g, reg)
+		cancel()
+		<-done
+	})
+}
+
+func value(t *testing.T, reg *prometheus.Registry, name string) float64 {
+	t.Helper()
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() == name {
+			m := f.GetMetric()[0]
+			return m.GetGauge().GetValue() + m.GetCounter().GetValue()
+		}
+	}
+	t.Fatalf("there is no metric %s", name)
+	return 0
+}
+
+// A backend that is restarted counts from 1 again, below what the gate has; it is another life, so its whole is taken.
+func TestARestartedBackendCountsFromOne(t *testing.T) {
+	b := newBackends("first")
+	bubble(t, b, func(g *Gate, _ *prometheus.Registry) {
+		for range 100 {
+			b.with(0, func(l *life) { l.set(sale(1, wire.SoldOut)) })
+		}
+		synctest.Wait()
+		if code(g.Order(1, time.Now())) != problem.SoldOut {
+			t.Fatalf("got %v", g.Order(1, time.Now()))
+		}
+		b.with(0, func(l *life) { l.down = true })
+		time.Sleep(time.Second)
+		b.with(0, func(l *life) {
+			*l = life{instance: "second", sales: map[int64]wire.Sale{}, changed: map[int64]uint64{}}
+			l.set(sale(1, wire.Open))
+			l.set(sale(2, wire.Open))
+		})
+		time.Sleep(maxPause)
+		synctest.Wait()
+		if !passes(g, 1) || !passes(g, 2) || g.snapshot.Load().version != 2 {
+			t.Errorf("got %v, %v at version %d", g.Order(1, time.Now()), g.Order(2, time.Now()), g.snapshot.Load().version)
+		}
+		// The same, by one that keeps its name, as one that went back to an older state would.
+		b.with(0, func(l *life) { l.version = 1; l.sales[1], l.changed[1] = sale(1, wire.Paused), 1 })
+		synctest.Wait()
+		if code(g.Order(1, time.Now())) != problem.Overloaded {
+			t.Errorf("went back: got %v", g.Order(1, time.Now()))
+		}
+	})
+}
+
+// A change that was never told is known within a minute: the whole is asked for that often.
+func TestALostMessageIsMadeUpFor(t *testing.T) {
+	b := newBackends("a")
+	bubble(t, b, func(g *Gate, reg *prometheus.Registry) {
+		b.with(0, func(l *life) { l.set(sale(1, wire.SoldOut)) })
+		synctest.Wait()
+		b.with(0, func(l *life) { l.lose = true; l.set(sale(1, wire.Open)) })
+		synctest.Wait()
+		if code(g.Order(1, time.Now())) != problem.SoldOut {
+			t.Fatalf("it was told: %v", g.Order(1, time.Now()))
+		}
+		time.Sleep(wholeEvery + 10*time.Second)
+		synctest.Wait()
+		if v := g.Order(1, time.Now()); v.Refusal != nil || value(t, reg, "gateway_feed_resyncs_total") != 0 {
+			t.Errorf("got %v, %v gaps seen", v.Refusal, value(t, reg, "gateway_feed_resyncs_total"))
+		}
+	})
+}
+
+// Of two backends one is behind, for a moment or for ever. Whichever is followed, the gate ends with what is true; while
+// it follows the wrong one a probe finds out.
+func TestABackendThatIsBehind(t *testing.T) {
+	b := newBackends("a", "b")
+	bubble(t, b, func(g *Gate, _ *prometheus.Registry) {
+		b.with(-1, func(l *life) { l.set(sale(1, wire.SoldOut)) })
+		synctest.Wait()
+		ahead := b.followed()
+		behind := 1 - ahead
+		b.with(ahead, func(l *life) { l.set(sale(1, wire.Open)) })
+		synctest.Wait()
+		if !passes(g, 1) {
+			t.Fatalf("open: got %v", g.Order(1, time.Now()))
+		}
+		b.with(ahead, func(l *life) { l.down = true })
+		time.Sleep(maxPause)
+		synctest.Wait()
+		if b.followed() != behind || code(g.Order(1, time.Now())) != problem.SoldOut {
+			t.Fatalf("follows %d: got %v", b.followed(), g.Order(1, time.Now()))
+		}
+		b.with(behind, func(l *life) { l.set(sale(1, wire.Open)) }) // it catches up
+		synctest.Wait()
+		if !passes(g, 1) {
+			t.Errorf("caught up: got %v", g.Order(1, time.Now()))
+		}
+		// For ever: one order a while is sent, and the minute ends it.
+		b.with(behind, func(l *life) { l.set(sale(1, wire.SoldOut)) })
+		b.with(ahead, func(l *life) { l.down = false })
+		synctest.Wait()
+		probes := 0
+		for range 2 * int(wholeEvery/time.Second) {
+			time.Sleep(time.Second)
+			synctest.Wait()
+			if b.followed() == ahead {
+				break
+			}
+			if passes(g, 1) {
+				probes++
+			}
+		}
+		if !passes(g, 1) || probes < 3 || probes > 12 {
+			t.Errorf("follows %d, got %v after %d probes", b.followed(), g.Order(1, time.Now()), probes)
+		}
+	})
+}
+
+// The feed is lost, and then a sale reopens. The gate says so, asks at a bounded rate, hears, and sells as long as orders are
+// accepted.
+func TestASaleReopensWhileTheFeedIsLost(t *testing.T) {
+	b := newBackends("a")
+	bubble(t, b, func(g *Gate, reg *prometheus.Registry) {
+		b.with(0, func(l *life) { l.set(sale(1, wire.SoldOut)) })
+		synctest.Wait()
+		if value(t, reg, "gateway_feed_fresh") != 1 {
+			t.Fatal("not fresh")
+		}
+		b.with(0, func(l *life) { l.down = true; l.set(sale(1, wire.Open)) })
+		time.Sleep(g.StaleAfter() + time.Millisecond)
+		if value(t, reg, "gateway_feed_fresh") != 0 || value(t, reg, "gateway_feed_age_seconds") < 5 || value(t, reg, "gateway_feed_errors_total") == 0 {
+			t.Error("the metrics do not say that the feed is lost")
+		}
+		sent := 0
+		for range 1000 {
+			if passes(g, 1) {
+				sent++
+			}
+		}
+		if sent != staleBurst {
+			t.Errorf("%d asked, want %d", sent, staleBurst)
+		}
+		for range 100 { // what they hear opens it, for as long as it is heard
+			g.Order(1, time.Now()).Sale.Sold(time.Now())
+			if v := g.Order(1, time.Now()); v.Refusal != nil {
+				t.Fatalf("got %v", v.Refusal)
+			}
+			time.Sleep(markFor / 2)
+		}
+		b.with(0, func(l *life) { l.down = false })
+		time.Sleep(maxPause)
+		synctest.Wait()
+		if !g.Fresh(time.Now()) || g.Order(1, time.Now()).Refusal != nil {
+			t.Errorf("the feed is back: fresh %v, got %v", g.Fresh(time.Now()), g.Order(1, time.Now()).Refusal)
 		}
 	})
 }

@@ -3,10 +3,9 @@
 package upstream
 
 import (
-	"context"
+	"bytes"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -22,7 +21,7 @@ import (
 
 // What became of a request that got no answer.
 var (
-	// ErrBusy: the bound on requests in flight is reached. Nothing was sent.
+	// ErrBusy: a bound on requests in flight is reached. Nothing was sent.
 	ErrBusy = errors.New("too many requests are in flight")
 	// ErrNotSent: no backend could be reached. Nothing was sent.
 	ErrNotSent = errors.New("no backend was reached")
@@ -35,11 +34,10 @@ const (
 	maxFeed     = 64 << 20
 	// idle connections are closed after this; a backend must keep them longer.
 	idle = 10 * time.Second
-
-	ejectAfter = 3 // failures in a row
-	ejectFirst = time.Second
-	ejectMax   = 10 * time.Second
 )
+
+// errForeign is an answer that does not name the request's nonce: it is a late one, somebody else's, or rubbish.
+var errForeign = errors.New("the answer is not one to this request")
 
 // Request is all that a backend is told. Every field is validated by who fills it in; nothing else is sent.
 type Request struct {
@@ -54,7 +52,9 @@ type Request struct {
 	Client           string // the network the user's address is in, "" for not told
 	Body             []byte
 	// Wait is how long the backend was asked to wait for news; the time-out is that much longer.
-	Wait time.Duration
+	Wait  time.Duration
+	Class Class
+	Sale  int64 // that an order is for, 0 for none
 }
 
 // Config is what can be changed by Configure.
@@ -63,6 +63,7 @@ type Config struct {
 	Key         signing.Key
 	Timeout     time.Duration
 	MaxInFlight int // requests without Wait
+	MaxPerSale  int // of them, orders of one sale
 	MaxWaiting  int // requests with Wait
 }
 
@@ -73,6 +74,7 @@ type Pool struct {
 	mu      sync.Mutex // one Configure at a time
 	busy    atomic.Int64
 	waiting atomic.Int64
+	sales   sales
 	conns   *conns
 	metrics metrics
 }
@@ -83,26 +85,16 @@ type set struct {
 	backends []*backend
 }
 
-// backend is one of them. Its counts survive a Configure that keeps its address.
-type backend struct {
-	addr     string
-	client   *fasthttp.HostClient
-	inFlight atomic.Int64
-	failures atomic.Int64 // in a row
-	ejected  atomic.Int64 // until, nanoseconds since the epoch of the pool's start
-}
-
-var epoch = time.Now()
-
 // New makes a pool. Close it when nobody calls it any more.
 func New(c Config, clk *clock.Clock, reg prometheus.Registerer) *Pool {
-	p := &Pool{clk: clk, conns: &conns{open: map[*conn]struct{}{}}}
-	p.metrics = newMetrics(p, reg)
+	p := &Pool{clk: clk, conns: &conns{open: map[*conn]struct{}{}}, sales: sales{orders: map[int64]int{}}}
 	p.Configure(c)
+	p.metrics = newMetrics(p, reg)
 	return p
 }
 
-// Configure changes where and how requests are sent from now on. Those in flight end as they began.
+// Configure changes where and how requests are sent from now on. Those in flight end as they began, also at a backend that
+// is not among c's any more: it gets no new ones.
 func (p *Pool) Configure(c Config) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -148,18 +140,6 @@ func (p *Pool) Timeout() time.Duration { return p.set.Load().Timeout }
 // InFlight is how many requests are at the backends now.
 func (p *Pool) InFlight() int { return int(p.busy.Load() + p.waiting.Load()) }
 
-// Lost names the backends that do not answer now.
-func (p *Pool) Lost() []string {
-	var lost []string
-	now := time.Since(epoch)
-	for _, b := range p.set.Load().backends {
-		if b.failures.Load() >= ejectAfter || time.Duration(b.ejected.Load()) > now {
-			lost = append(lost, b.addr)
-		}
-	}
-	return lost
-}
-
 // CanWait reports whether one more request with Wait may be sent, so that who asks too late asks without.
 func (p *Pool) CanWait() bool { return p.waiting.Load() < int64(p.set.Load().MaxWaiting) }
 
@@ -167,15 +147,10 @@ func (p *Pool) CanWait() bool { return p.waiting.Load() < int64(p.set.Load().Max
 // was sent. A GET is tried on a second backend after any failure. The error is ErrBusy, ErrNotSent or ErrUnknown, wrapped.
 func (p *Pool) Do(r *Request, resp *fasthttp.Response) error {
 	s := p.set.Load()
-	count, limit := &p.busy, s.MaxInFlight
-	if r.Wait > 0 {
-		count, limit = &p.waiting, s.MaxWaiting
+	if err := p.enter(s, r); err != nil {
+		return err
 	}
-	defer count.Add(-1)
-	if count.Add(1) > int64(limit) {
-		p.metrics.busy.Inc()
-		return fmt.Errorf("%w: %d", ErrBusy, limit)
-	}
+	defer p.leave(r)
 	req := fasthttp.AcquireRequest()
 	defer fasthttp.ReleaseRequest(req)
 	deadline := time.Now().Add(s.Timeout + r.Wait)
@@ -201,28 +176,6 @@ func (p *Pool) Do(r *Request, resp *fasthttp.Response) error {
 	return err
 }
 
-// pick chooses the backend with the least in flight, among those that answer if there are any.
-func (s *set) pick(not []*backend) *backend {
-	now := int64(time.Since(epoch))
-	var best *backend
-	var bestOut bool
-	start := rand.IntN(len(s.backends))
-next:
-	for i := range s.backends {
-		b := s.backends[(start+i)%len(s.backends)]
-		for _, t := range not {
-			if t == b {
-				continue next
-			}
-		}
-		out := b.ejected.Load() > now
-		if best == nil || bestOut && !out || out == bestOut && b.inFlight.Load() < best.inFlight.Load() {
-			best, bestOut = b, out
-		}
-	}
-	return best
-}
-
 func (p *Pool) send(s *set, b *backend, r *Request, req *fasthttp.Request, resp *fasthttp.Response, timeout time.Duration) error {
 	b.inFlight.Add(1)
 	defer b.inFlight.Add(-1)
@@ -230,17 +183,27 @@ func (p *Pool) send(s *set, b *backend, r *Request, req *fasthttp.Request, resp 
 	// A pooled connection that the backend has closed is found out before anything is written to it. There may be as
 	// many of them as there were requests at once: after the first all idle ones are let go.
 	for range 3 {
-		s.fill(req, b, r, p.clk.Now())
-		req.SetTimeout(max(timeout, time.Millisecond)) // 0 would be none
+		timeout = max(timeout, time.Millisecond) // 0 would be none
+		now, until := p.clk.Now(), time.Time{}
+		if p.clk.Synced() { // else this machine's clock would say when the backend is to give up
+			until = now.Add(timeout)
+		}
+		s.fill(req, b, r, now, until)
+		req.SetTimeout(timeout)
 		err = b.client.Do(req, resp)
 		if !errors.Is(err, errStale) {
 			break
 		}
 		b.client.CloseIdleConnections()
 	}
+	if err == nil && !answers(resp, req) {
+		// Whatever is out of step on that connection, nobody else is to read it.
+		b.client.CloseIdleConnections()
+		resp.Reset()
+		err = errForeign
+	}
 	if err == nil {
-		b.failures.Store(0)
-		b.ejected.Store(0)
+		b.answered()
 		p.metrics.answered(resp.StatusCode())
 		return nil
 	}
@@ -263,8 +226,13 @@ func pathOf(target string) string {
 	return target
 }
 
-// fill makes the request that the backend sees.
-func (s *set) fill(req *fasthttp.Request, b *backend, r *Request, now time.Time) {
+// answers reports whether resp is the answer to req: a backend gives back the nonce, which no other request has.
+func answers(resp *fasthttp.Response, req *fasthttp.Request) bool {
+	return bytes.Equal(resp.Header.Peek(signing.HeaderNonce), req.Header.Peek(signing.HeaderNonce))
+}
+
+// fill makes the request that the backend sees. Nobody waits for its answer after until, if that is not zero.
+func (s *set) fill(req *fasthttp.Request, b *backend, r *Request, now, until time.Time) {
 	req.Reset()
 	req.Header.SetMethod(r.Method)
 	req.SetRequestURI("http://" + b.addr + r.Target)
@@ -284,6 +252,10 @@ func (s *set) fill(req *fasthttp.Request, b *backend, r *Request, now time.Time)
 	if r.Client != "" {
 		req.Header.Set(signing.HeaderClient, r.Client)
 	}
+	if !until.IsZero() {
+		var ms [20]byte
+		req.Header.SetBytesV(signing.HeaderDeadline, strconv.AppendInt(ms[:0], until.UnixMilli(), 10))
+	}
 	if len(r.Body) > 0 {
 		req.Header.SetContentType("application/json")
 		req.SetBodyRaw(r.Body)
@@ -292,98 +264,5 @@ func (s *set) fill(req *fasthttp.Request, b *backend, r *Request, now time.Time)
 	s.signer.Sign(req, r.UID, now)
 }
 
-// failed counts a failure; after some in a row the backend is passed over for a while, longer each time.
-func (b *backend) failed() {
-	n := b.failures.Add(1)
-	if n < ejectAfter {
-		return
-	}
-	d := min(ejectFirst<<min(n-ejectAfter, 8), ejectMax)
-	b.ejected.Store(int64(time.Since(epoch) + d/2 + rand.N(d/2)))
-}
-
-// Backends implements salegate.Source.
-func (p *Pool) Backends() int { return len(p.set.Load().backends) }
-
-// Feed implements salegate.Source: on a connection of its own, which is closed when ctx is done, and beyond the bound on
-// requests in flight.
-func (p *Pool) Feed(ctx context.Context, i int, target string, timeout time.Duration) ([]byte, error) {
-	s := p.set.Load()
-	b := s.backends[i%len(s.backends)]
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	client := p.client(b.addr)
-	client.MaxResponseBodySize = maxFeed
-	client.DialTimeout = func(addr string, timeout time.Duration) (c netConn, err error) {
-		if c, err = p.conns.dial(addr, timeout); err == nil {
-			context.AfterFunc(ctx, func() { c.Close() })
-		}
-		return c, err
-	}
-	req, resp := fasthttp.AcquireRequest(), fasthttp.AcquireResponse()
-	defer fasthttp.ReleaseRequest(req)
-	defer fasthttp.ReleaseResponse(resp)
-	now := p.clk.Now()
-	for try := range 2 {
-		s.fill(req, b, &Request{Method: fasthttp.MethodGet, Target: target}, now)
-		req.SetTimeout(timeout)
-		req.SetConnectionClose()
-		if err := client.Do(req, resp); err != nil {
-			b.failed()
-			return nil, fmt.Errorf("the feed of %s: %w", b.addr, err)
-		}
-		theirs, ok := timeOf(resp)
-		if resp.StatusCode() != fasthttp.StatusUnauthorized || try > 0 || !ok {
-			break
-		}
-		// This process's clock may be far off before the first news, and it is the news that would set it. So the
-		// question alone, which says and changes nothing, is signed by the time that the refusal names.
-		now = theirs
-	}
-	b.failures.Store(0)
-	b.ejected.Store(0)
-	if code := resp.StatusCode(); code != 200 {
-		return nil, fmt.Errorf("the feed of %s: status %d", b.addr, code)
-	}
-	return append([]byte(nil), resp.Body()...), nil
-}
-
-// timeOf is the time that a backend's answer names: the server's clock in Floodgate-Time, else its own in Date.
-func timeOf(resp *fasthttp.Response) (time.Time, bool) {
-	if ms, err := strconv.ParseInt(string(resp.Header.Peek(signing.HeaderTime)), 10, 64); err == nil {
-		return time.UnixMilli(ms), true
-	}
-	t, err := fasthttp.ParseHTTPDate(resp.Header.Peek("Date"))
-	return t, err == nil
-}
-
 // Close closes every connection: what is still in flight ends with ErrUnknown.
 func (p *Pool) Close() { p.conns.close() }
-
-type metrics struct {
-	status                 [6]prometheus.Counter
-	busy, notSent, unknown prometheus.Counter
-}
-
-func newMetrics(p *Pool, reg prometheus.Registerer) metrics {
-	v := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gateway_upstream_requests_total", Help: "Requests to the backends by what came of them."}, []string{"result"})
-	reg.MustRegister(v,
-		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "gateway_upstream_in_flight", Help: "Requests at the backends, without those that wait for news."},
-			func() float64 { return float64(p.busy.Load()) }),
-		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "gateway_upstream_waiting", Help: "Requests at the backends that wait for news."},
-			func() float64 { return float64(p.waiting.Load()) }),
-		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "gateway_upstream_backends_lost", Help: "Backends that do not answer."},
-			func() float64 { return float64(len(p.Lost())) }),
-	)
-	m := metrics{busy: v.WithLabelValues("busy"), notSent: v.WithLabelValues("not_sent"), unknown: v.WithLabelValues("unknown")}
-	for i := range m.status {
-		m.status[i] = v.WithLabelValues(fmt.Sprintf("%dxx", i))
-	}
-	return m
-}
-
-func (m *metrics) answered(status int) {
-	if i := status / 100; i > 0 && i < len(m.status) {
-		m.status[i].Inc()
-	}
-}

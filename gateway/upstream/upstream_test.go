@@ -1,6 +1,7 @@
 package upstream
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
 	"io"
@@ -24,10 +25,23 @@ type script struct {
 	wg    sync.WaitGroup
 }
 
-const okAnswer = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+// side is a backend's side of a connection, and the request that was read from it.
+type side struct {
+	net.Conn
+	head *fasthttp.RequestHeader
+}
 
-// serve handles connections by act, which is given the request's bytes and the connection, and says whether to go on.
-func serve(t *testing.T, act func(n int, c net.Conn) bool) *script {
+func (c *side) nonce() string { return string(c.head.Peek(signing.HeaderNonce)) }
+
+// say answers the request.
+func (c *side) say(body string) { io.WriteString(c, answer(c.nonce(), body)) }
+
+func answer(nonce, body string) string {
+	return fmt.Sprintf("HTTP/1.1 200 OK\r\nFloodgate-Nonce: %s\r\nContent-Length: %d\r\n\r\n%s", nonce, len(body), body)
+}
+
+// serve handles connections by act, which is given the number of the request and the connection, and says whether to go on.
+func serve(t *testing.T, act func(n int, c *side) bool) *script {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -41,17 +55,18 @@ func serve(t *testing.T, act func(n int, c net.Conn) bool) *script {
 			}
 			s.wg.Go(func() {
 				defer c.Close()
+				r := bufio.NewReader(c)
 				for {
-					c.SetReadDeadline(time.Now().Add(10 * time.Second))
-					buf := make([]byte, 8192)
-					if _, err := c.Read(buf); err != nil {
+					c.SetReadDeadline(time.Now().Add(time.Minute))
+					head := &fasthttp.RequestHeader{}
+					if head.Read(r) != nil {
 						return
 					}
 					s.mu.Lock()
 					s.reads++
 					n := s.reads
 					s.mu.Unlock()
-					if !act(n, c) {
+					if !act(n, &side{c, head}) {
 						return
 					}
 				}
@@ -69,7 +84,7 @@ func (s *script) read() int {
 }
 
 func pool(t *testing.T, timeout time.Duration, backends ...string) *Pool {
-	p := New(Config{Backends: backends, Key: signing.Key{ID: "k", Secret: "0123456789abcdef0123456789abcdef"}, Timeout: timeout, MaxInFlight: 8, MaxWaiting: 8},
+	p := New(Config{Backends: backends, Key: signing.Key{ID: "k", Secret: "0123456789abcdef0123456789abcdef"}, Timeout: timeout, MaxInFlight: 8, MaxPerSale: 8, MaxWaiting: 8},
 		&clock.Clock{}, prometheus.NewRegistry())
 	t.Cleanup(p.Close)
 	return p
@@ -95,19 +110,19 @@ func TestWhatIsKnownOfALostRequest(t *testing.T) {
 	hang := make(chan struct{})
 	for _, c := range []struct {
 		name  string
-		act   func(n int, c net.Conn) bool
+		act   func(n int, c *side) bool
 		want  error
 		reads map[string]int // by method: a POST is sent once
 	}{
-		{"cut before the answer", func(int, net.Conn) bool { return false }, ErrUnknown, map[string]int{"POST": 1, "GET": 1}},
-		{"cut in the status line", func(_ int, c net.Conn) bool { io.WriteString(c, "HTTP/1."); return false }, ErrUnknown, map[string]int{"POST": 1, "GET": 1}},
-		{"cut in the body", func(_ int, c net.Conn) bool {
+		{"cut before the answer", func(int, *side) bool { return false }, ErrUnknown, map[string]int{"POST": 1, "GET": 1}},
+		{"cut in the status line", func(_ int, c *side) bool { io.WriteString(c, "HTTP/1."); return false }, ErrUnknown, map[string]int{"POST": 1, "GET": 1}},
+		{"cut in the body", func(_ int, c *side) bool {
 			io.WriteString(c, "HTTP/1.1 202 Accepted\r\nContent-Length: 10\r\n\r\nhalf")
 			return false
 		}, ErrUnknown, map[string]int{"POST": 1, "GET": 1}},
-		{"no answer", func(int, net.Conn) bool { <-hang; return false }, ErrUnknown, map[string]int{"POST": 1, "GET": 1}},
-		{"rubbish", func(_ int, c net.Conn) bool { io.WriteString(c, "rubbish\r\n\r\n"); return false }, ErrUnknown, map[string]int{"POST": 1, "GET": 1}},
-		{"an answer without end", func(_ int, c net.Conn) bool {
+		{"no answer", func(int, *side) bool { <-hang; return false }, ErrUnknown, map[string]int{"POST": 1, "GET": 1}},
+		{"rubbish", func(_ int, c *side) bool { io.WriteString(c, "rubbish\r\n\r\n"); return false }, ErrUnknown, map[string]int{"POST": 1, "GET": 1}},
+		{"an answer without end", func(_ int, c *side) bool {
 			io.WriteString(c, fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n", maxResponse+1))
 			return false
 		}, ErrUnknown, map[string]int{"POST": 1, "GET": 1}},
@@ -128,9 +143,9 @@ func TestWhatIsKnownOfALostRequest(t *testing.T) {
 
 func TestASecondBackend(t *testing.T) {
 	good := func() *script {
-		return serve(t, func(_ int, c net.Conn) bool { io.WriteString(c, okAnswer); return true })
+		return serve(t, func(_ int, c *side) bool { c.say("ok"); return true })
 	}
-	cut := serve(t, func(int, net.Conn) bool { return false })
+	cut := serve(t, func(int, *side) bool { return false })
 	// Nothing was sent to the one that is not there, so even a POST goes to the other.
 	g := good()
 	p := pool(t, time.Second, deadAddr(t), g.Addr().String())
@@ -167,8 +182,8 @@ func TestASecondBackend(t *testing.T) {
 
 func TestIdleConnectionThatTheBackendClosed(t *testing.T) {
 	closed := make(chan struct{}, 100)
-	s := serve(t, func(n int, c net.Conn) bool { // answers once a connection, and closes it without a word
-		io.WriteString(c, okAnswer)
+	s := serve(t, func(n int, c *side) bool { // answers once a connection, and closes it without a word
+		c.say("ok")
 		c.Close()
 		closed <- struct{}{}
 		return false
@@ -187,10 +202,10 @@ func TestIdleConnectionThatTheBackendClosed(t *testing.T) {
 
 func TestBounds(t *testing.T) {
 	release, entered := make(chan struct{}), make(chan struct{}, 100)
-	s := serve(t, func(_ int, c net.Conn) bool {
+	s := serve(t, func(_ int, c *side) bool {
 		entered <- struct{}{}
 		<-release
-		io.WriteString(c, okAnswer)
+		c.say("ok")
 		return true
 	})
 	p := pool(t, 5*time.Second, s.Addr().String())
@@ -214,7 +229,7 @@ func TestBounds(t *testing.T) {
 	if p.CanWait() || p.InFlight() != 16 {
 		t.Errorf("can wait %v, %d in flight", p.CanWait(), p.InFlight())
 	}
-	p.Configure(Config{Backends: []string{s.Addr().String()}, Key: signing.Key{ID: "k", Secret: "0123456789abcdef0123456789abcdef"}, Timeout: time.Second, MaxInFlight: 4, MaxWaiting: 4})
+	p.Configure(Config{Backends: []string{s.Addr().String()}, Key: signing.Key{ID: "k", Secret: "0123456789abcdef0123456789abcdef"}, Timeout: time.Second, MaxInFlight: 4, MaxPerSale: 4, MaxWaiting: 4})
 	if p.InFlight() != 16 {
 		t.Errorf("a reload lost the count: %d", p.InFlight())
 	}
@@ -227,7 +242,7 @@ func TestBounds(t *testing.T) {
 
 func TestCloseEndsWhatIsInFlight(t *testing.T) {
 	release, entered := make(chan struct{}), make(chan struct{})
-	s := serve(t, func(_ int, c net.Conn) bool { close(entered); <-release; return false })
+	s := serve(t, func(_ int, c *side) bool { close(entered); <-release; return false })
 	p := pool(t, time.Minute, s.Addr().String())
 	got := make(chan error)
 	go func() { _, err := do(p, "POST"); got <- err }()

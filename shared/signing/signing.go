@@ -1,6 +1,6 @@
 // Package signing is how a backend knows that a request comes from one of its gateways: an HMAC-SHA256 over the method,
-// the target, the user, the time, a nonce, the Idempotency-Key, the client's network where one is named, and the body's
-// hash.
+// the target, the user, the time, a nonce, the Idempotency-Key, the client's network and the deadline where they are named,
+// and the body's hash. An answer carries the request's nonce back: it is the answer to no other.
 package signing
 
 import (
@@ -18,14 +18,16 @@ import (
 	"github.com/valyala/fasthttp"
 )
 
-// The headers of a signed request. UID is absent where there is no user, Client where no network is told; a backend that
-// is older than Client refuses what carries it, so backends are upgraded before gateways.
+// The headers of a signed request. UID is absent where there is no user, Client where no network is told, Deadline where
+// somebody waits for as long as it takes. A backend that is older than one of them refuses what carries it, so backends are
+// upgraded before gateways.
 const (
 	HeaderKey       = "Floodgate-Key"
 	HeaderTime      = "Floodgate-Time" // milliseconds since 1970, by the server's clock
 	HeaderNonce     = "Floodgate-Nonce"
 	HeaderUID       = "Floodgate-Uid"
-	HeaderClient    = "Floodgate-Client" // the client's network, like 203.0.113.0/24 or 2001:db8:1:2::/64
+	HeaderClient    = "Floodgate-Client"   // the client's network, like 203.0.113.0/24 or 2001:db8:1:2::/64
+	HeaderDeadline  = "Floodgate-Deadline" // milliseconds since 1970, by the server's clock: who asked is gone then
 	HeaderSignature = "Floodgate-Signature"
 	headerIdemKey   = "Idempotency-Key"
 )
@@ -66,7 +68,7 @@ func macPool(secret string) *sync.Pool {
 }
 
 // Sign adds the signature to req, in the name of uid ("" for nobody). Everything that is signed must be set before:
-// method, URI, Idempotency-Key, Floodgate-Client, body.
+// method, URI, Idempotency-Key, Floodgate-Client, Floodgate-Deadline, body.
 func (s *Signer) Sign(req *fasthttp.Request, uid string, now time.Time) {
 	h := &req.Header
 	var nonce [16]byte
@@ -100,6 +102,10 @@ func sign(mac hash.Hash, req *fasthttp.Request, dst []byte) []byte {
 	part(h.Peek(headerIdemKey))
 	if client := h.Peek(HeaderClient); len(client) > 0 { // one line more or less: what has it never reads as what has not
 		part(client)
+	}
+	if deadline := h.Peek(HeaderDeadline); len(deadline) > 0 { // two more, of which the first is as empty as no network is
+		part(nil)
+		part(deadline)
 	}
 	body := sha256.Sum256(req.Body())
 	part(body[:])

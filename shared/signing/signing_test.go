@@ -99,6 +99,39 @@ func TestTheNetworkIsSigned(t *testing.T) {
 	}
 }
 
+// The deadline is signed where it is named, beside a network or without one, and neither reads as the other.
+func TestTheDeadlineIsSigned(t *testing.T) {
+	v := NewVerifier(key)
+	signed := func(client string) *fasthttp.Request {
+		req := request()
+		if client != "" {
+			req.Header.Set(HeaderClient, client)
+		}
+		req.Header.Set(HeaderDeadline, "1800000003000")
+		NewSigner(key).Sign(req, "alice", now)
+		return req
+	}
+	for _, client := range []string{"", "203.0.113.0/24"} {
+		if uid, err := v.Verify(signed(client), now); uid != "alice" || err != nil {
+			t.Errorf("network %q: got %q, %v; want alice", client, uid, err)
+		}
+		for name, change := range map[string]func(*fasthttp.Request){
+			"another deadline": func(r *fasthttp.Request) { r.Header.Set(HeaderDeadline, "1800000003001") },
+			"no deadline":      func(r *fasthttp.Request) { r.Header.Del(HeaderDeadline) },
+			"as the network": func(r *fasthttp.Request) {
+				r.Header.Del(HeaderDeadline)
+				r.Header.Set(HeaderClient, "1800000003000")
+			},
+		} {
+			req := signed(client)
+			change(req)
+			if uid, err := v.Verify(req, now); !errors.Is(err, ErrMismatch) || uid != "" {
+				t.Errorf("network %q, %s: got %q, %v; want %v", client, name, uid, err, ErrMismatch)
+			}
+		}
+	}
+}
+
 func TestSignAgainReplacesTheUser(t *testing.T) {
 	req := request()
 	NewSigner(key).Sign(req, "", now)

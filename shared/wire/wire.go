@@ -182,6 +182,10 @@ type Feed struct {
 	Removed []int64 `json:"removed"`
 }
 
+// HealthPath, on a backend's internal listener, is answered 200 by a backend that serves, however busy it is, and 503 by one
+// that is starting or draining.
+const HealthPath = "/internal/v1/health"
+
 // Webhooks of payment providers: POST WebhookPath and the provider's name, signed in the header PaymentSignature.
 const (
 	WebhookPath      = "/v1/payments/webhook/"

@@ -48,7 +48,7 @@ func (x *exchange) kept(p *pagecache.Page, how pagecache.How, cacheControl strin
 // is kept, however stale within the rule, and 429 only where there is none.
 func (x *exchange) cached(target string) {
 	cache, rule := x.s.Cache, x.set.Pages
-	fetch := x.s.fetch(target, x.id)
+	fetch := x.s.fetch(target, string(x.id))
 	if p, how, ok := cache.Fresh(target, rule, x.now, fetch); ok {
 		x.kept(p, how, x.set.pagesMaxAge)
 		return

@@ -25,6 +25,8 @@ const (
 	markFor = time.Second
 	// Stale news: this many requests a second may ask the backend what the gate would refuse.
 	staleRate, staleBurst = 20, 20
+	// When to come again, where the gate does not know.
+	notFreshFor, pausedFor = time.Second, 2 * time.Second
 )
 
 // Sale is what the gate knows of one sale since its last change. It is safe for concurrent use.
@@ -42,6 +44,8 @@ type Sale struct {
 type Verdict struct {
 	// Refusal is nil where the backend is to judge.
 	Refusal *Refusal
+	// RetryAfter is when that may be otherwise, 0 where nobody knows.
+	RetryAfter time.Duration
 	// Sale is nil where the gate does not know it.
 	Sale *Sale
 }
@@ -71,7 +75,7 @@ func New(clk *clock.Clock, staleAfter time.Duration, reg prometheus.Registerer) 
 	g := &Gate{
 		clk: clk, epoch: time.Now(), asks: rate.NewLimiter(staleRate, staleBurst),
 		unknown:  Prepare(problem.New(problem.SaleNotFound, "there is no such sale")),
-		notFresh: Prepare(retry(problem.New(problem.Overloaded, "the state of the sales is not known at the moment; nothing was done"), time.Second)),
+		notFresh: Prepare(problem.New(problem.Overloaded, "the state of the sales is not known at the moment; nothing was done")),
 	}
 	g.stale.Store(int64(staleAfter))
 	g.snapshot.Store(&snapshot{})
@@ -107,9 +111,9 @@ func (g *Gate) Get(id int64) (*Sale, bool) {
 // Known returns how many sales the gate knows.
 func (g *Gate) Known() int { return len(g.snapshot.Load().sales) }
 
-// Unknown is the answer about a sale that does not exist; false where that is not certain.
+// Unknown is the answer about a sale that does not exist; false where that is not certain. No sale has the id 0.
 func (g *Gate) Unknown(id int64, now time.Time) (*Refusal, bool) {
-	if _, ok := g.Get(id); ok || !g.Fresh(now) {
+	if _, ok := g.Get(id); ok || id != 0 && !g.Fresh(now) {
 		return nil, false
 	}
 	return g.unknown, true
@@ -119,17 +123,17 @@ func (g *Gate) Unknown(id int64, now time.Time) (*Refusal, bool) {
 func (g *Gate) Order(id int64, now time.Time) Verdict {
 	s, ok := g.Get(id)
 	if !ok {
-		if g.Fresh(now) {
-			return Verdict{Refusal: g.unknown}
+		if r, sure := g.Unknown(id, now); sure {
+			return Verdict{Refusal: r}
 		}
-		return Verdict{Refusal: g.ask(g.notFresh, now)}
+		return g.refuse(nil, g.notFresh, notFreshFor, now)
 	}
 	ms := g.clk.NowMillis()
 	switch {
 	case s.State == wire.Ended || ms >= s.ends:
-		return Verdict{g.unless(s.ended, now), s}
+		return g.refuse(s, s.ended, 0, now)
 	case ms < s.starts:
-		return Verdict{g.unless(s.notStarted.in(time.Duration(s.starts-ms)*time.Millisecond), now), s}
+		return g.refuse(s, s.notStarted, time.Duration(s.starts-ms)*time.Millisecond, now)
 	}
 	soldOut := s.State == wire.SoldOut && (s.nextRelease == 0 || ms < s.nextRelease)
 	if mark := s.mark.Load(); mark != 0 {
@@ -146,32 +150,23 @@ func (g *Gate) Order(id int64, now time.Time) Verdict {
 		}
 	}
 	switch {
+	case soldOut && s.nextRelease > ms:
+		return g.refuse(s, s.soldOut, time.Duration(s.nextRelease-ms)*time.Millisecond, now)
 	case soldOut:
-		r := s.gone
-		if s.nextRelease > ms {
-			r = s.soldOut.in(time.Duration(s.nextRelease-ms) * time.Millisecond)
-		}
-		return Verdict{g.unless(r, now), s}
+		return g.refuse(s, s.gone, 0, now)
 	case s.State == wire.Paused:
-		return Verdict{g.unless(s.paused, now), s}
+		return g.refuse(s, s.paused, pausedFor, now)
 	}
 	return Verdict{Sale: s}
 }
 
-// unless returns r, but lets some requests through to the backend while there is no news.
-func (g *Gate) unless(r *Refusal, now time.Time) *Refusal {
-	if g.Fresh(now) {
-		return r
-	}
-	return g.ask(r, now)
-}
-
-func (g *Gate) ask(r *Refusal, now time.Time) *Refusal {
-	if g.asks.AllowN(now, 1) {
+// refuse answers with r, but lets some requests through to the backend while there is no news.
+func (g *Gate) refuse(s *Sale, r *Refusal, after time.Duration, now time.Time) Verdict {
+	if !g.Fresh(now) && g.asks.AllowN(now, 1) {
 		g.metrics.asked.Inc()
-		return nil
+		return Verdict{Sale: s}
 	}
-	return r
+	return Verdict{r, after, s}
 }
 
 // SoldOut notes that a backend answered SOLD_OUT to a request which had got this Sale: a sale that has changed
@@ -247,11 +242,6 @@ func newSale(w wire.Sale, epoch time.Time) *Sale {
 		more.NextReleaseAt = w.NextReleaseAt
 		s.soldOut = Prepare(more)
 	}
-	s.paused = Prepare(retry(problem.New(problem.Overloaded, "the sale is paused; nothing was done"), 2*time.Second))
+	s.paused = Prepare(problem.New(problem.Overloaded, "the sale is paused; nothing was done"))
 	return s
-}
-
-func retry(p *problem.Problem, after time.Duration) *problem.Problem {
-	p.RetryAfter = after
-	return p
 }

@@ -224,7 +224,7 @@ func ValidUID(s string) bool {
 }
 
 // ValidIdempotencyKey reports whether s is 1 to 128 visible ASCII characters.
-func ValidIdempotencyKey(s string) bool {
+func ValidIdempotencyKey[S string | []byte](s S) bool {
 	if len(s) == 0 || len(s) > MaxIdempotencyKey {
 		return false
 	}

@@ -6,7 +6,9 @@ import (
 	"net"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -490,6 +492,65 @@ func TestSlowClientsAreCut(t *testing.T) {
 	c := g.raw() // nothing at all
 	if b, err := io.ReadAll(c); err != nil {
 		t.Errorf("a silent client: got %q, %v", b, err)
+	}
+}
+
+// A thousand clients that send nothing, or a byte now and then, or nothing any more, keep nobody waiting, and each is cut: what
+// it drips moves no bound.
+func TestAThousandSlowClients(t *testing.T) {
+	p := newPeer(t)
+	p.set(1, nil)
+	g := run(t, []string{p.addr}, with("read_timeout: 2s, idle_timeout: 5s", "read_timeout: 500ms, idle_timeout: 500ms"))
+	starts := []string{
+		"",
+		"GET /v1/ti",
+		"GET /v1/time HTTP/1.1\r\nHost: x\r\nX: ",
+		"POST /v1/sales/1/orders HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\n\r\n{",
+		"POST /v1/sales/1/orders HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 60000\r\n\r\n",
+		"GET /v1/time HTTP/1.1\r\nHost: x\r\n\r\n",
+		"GET /v1/time HTTP/1.1\r\nHost: x\r\n\r\nGET /v1/time HTTP/1.1\r\nHost: x\r\nX: ",
+	}
+	conns := make([]net.Conn, 1000)
+	for i := range conns {
+		conns[i] = g.raw()
+		conns[i].SetDeadline(time.Now().Add(time.Minute))
+		io.WriteString(conns[i], starts[i%len(starts)])
+	}
+	stop := make(chan struct{})
+	var drip sync.WaitGroup
+	drip.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(100 * time.Millisecond):
+			}
+			for i, c := range conns {
+				if start := starts[i%len(starts)]; start != "" && !strings.HasSuffix(start, "x\r\n\r\n") {
+					io.WriteString(c, "a")
+				}
+			}
+		}
+	})
+	for range 20 {
+		if a := g.do("GET", "/v1/time"); a.code != 200 {
+			t.Errorf("meanwhile: got %v", a)
+		}
+	}
+	for i, c := range conns {
+		b, err := io.ReadAll(c) // ends when the gateway closes
+		if netErr, ok := err.(net.Error); ok && netErr.Timeout() {
+			t.Fatalf("client %d, %q: not cut", i, starts[i%len(starts)])
+		}
+		if all := string(b); strings.Contains(all, " 500 ") || strings.Contains(all, " 202 ") {
+			t.Errorf("client %d: got %s", i, all)
+		}
+	}
+	close(stop)
+	drip.Wait()
+	g.until("their places are free", func() bool { n, _ := strconv.Atoi(g.metric("gateway_connections")); return n <= 2 })
+	if n := len(p.got("/v1/sales/1/orders")); n != 0 {
+		t.Errorf("%d orders reached the backend", n)
 	}
 }
 

@@ -1,20 +1,26 @@
 package edge
 
 import (
+	"bufio"
 	"bytes"
 	"log/slog"
 	"net"
 	"net/netip"
+	"net/url"
+	"os"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/valyala/fasthttp"
 	"github.com/valyala/fasthttp/fasthttputil"
 
 	"floodgate.internal/gateway/limit"
 	"floodgate.internal/shared/clock"
+	"floodgate.internal/shared/wire"
 )
 
 func TestPanicIsAnsweredCountedAndSurvived(t *testing.T) {
@@ -64,6 +70,63 @@ func TestPanicIsAnsweredCountedAndSurvived(t *testing.T) {
 	<-done
 }
 
+// A write by cookie comes from a page of this very site: not of another host, port or, where cookies are secure, scheme.
+func TestSameOrigin(t *testing.T) {
+	for _, c := range []struct {
+		header           string
+		secure, insecure bool
+	}{
+		{"Sec-Fetch-Site: same-origin", true, true}, {"Sec-Fetch-Site: same-site", false, false}, {"Sec-Fetch-Site: cross-site", false, false},
+		{"Sec-Fetch-Site: none", false, false}, {"Sec-Fetch-Site: Same-Origin", false, false}, {"Sec-Fetch-Site: cross-site\r\nOrigin: https://shop.example", false, false},
+		{"Origin: https://shop.example", true, true}, {"Origin: https://SHOP.example", true, true}, {"Origin: http://shop.example", false, true},
+		{"Origin: https://shop.example:8443", false, false}, {"Origin: https://shop.example.evil.example", false, false}, {"Origin: https://evil.example", false, false},
+		{"Origin: null", false, false}, {"Origin: https://", false, false}, {"Origin: shop.example", false, false}, {"Origin: //shop.example", false, false}, {"X: y", false, false},
+	} {
+		var ctx fasthttp.RequestCtx
+		raw := "POST / HTTP/1.1\r\nHost: shop.example\r\n" + c.header + "\r\n\r\n"
+		if err := ctx.Request.Read(bufio.NewReader(strings.NewReader(raw))); err != nil {
+			t.Fatal(err)
+		}
+		for insecure, want := range map[bool]bool{false: c.secure, true: c.insecure} {
+			x := exchange{ctx: &ctx, set: &Settings{InsecureCookies: insecure}}
+			if got := x.sameOrigin(); got != want {
+				t.Errorf("%s, insecure cookies %v: got %v, want %v", c.header, insecure, got, want)
+			}
+		}
+	}
+}
+
+// scarceListener has errors before its connections.
+type scarceListener struct {
+	net.Listener
+	errs []error
+}
+
+func (l *scarceListener) Accept() (net.Conn, error) {
+	if len(l.errs) > 0 {
+		err := l.errs[0]
+		l.errs = l.errs[1:]
+		return nil, &net.OpError{Op: "accept", Net: "tcp", Err: os.NewSyscallError("accept4", err)}
+	}
+	return l.Listener.Accept()
+}
+
+// When the process has no file descriptor left, who comes waits in the system's queue: the gateway does not end.
+func TestAcceptOutlivesScarcity(t *testing.T) {
+	reg := prometheus.NewRegistry()
+	l := NewListener(&scarceListener{newLine("127.0.0.1:1"), []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM}}, 10, 10, reg)
+	if _, err := l.Accept(); err != nil {
+		t.Errorf("got %v", err)
+	}
+	if n := testutil.ToFloat64(l.failed); n != 4 {
+		t.Errorf("%v failures counted, want 4", n)
+	}
+	l = NewListener(&scarceListener{newLine("127.0.0.1:1"), []error{syscall.EBADF}}, 10, 10, prometheus.NewRegistry())
+	if _, err := l.Accept(); err == nil {
+		t.Error("a listener that is broken: no error")
+	}
+}
+
 func TestBucketKey(t *testing.T) {
 	key := func(s string) [16]byte { return bucketKey(netip.MustParseAddr(s)) }
 	if key("2001:db8::1") != key("2001:db8::ffff:1") || key("2001:db8::1") == key("2001:db8:0:1::1") {
@@ -95,5 +158,21 @@ func FuzzSplit(f *testing.F) {
 			t.Errorf("took the query %q", query)
 		}
 		match(path) // panics on nothing
+	})
+}
+
+// A cursor that an answer gives passes, and what passes means nothing else in a query.
+func FuzzCursor(f *testing.F) {
+	for _, s := range []string{"", "0190163d-8694-739b-aea5-966c26f8ad91-42", "0190163d-8694-739b-aea5-966c26f8ad91-42.1", "a&uid=8", "a%26", strings.Repeat("a", 201)} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		passes := plainCursor(s)
+		if !passes && (wire.ValidOrderID(s) || wire.ValidClaimID(s)) {
+			t.Errorf("%q does not pass", s)
+		}
+		if values, err := url.ParseQuery("cursor=" + s); passes && (err != nil || len(values) != 1 || values.Get("cursor") != s) {
+			t.Errorf("%q is %v, %v in a query", s, values, err)
+		}
 	})
 }

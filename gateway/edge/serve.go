@@ -176,9 +176,8 @@ func (x *exchange) sameOrigin() bool {
 	if site := h.Peek("Sec-Fetch-Site"); len(site) > 0 {
 		return string(site) == "same-origin"
 	}
-	origin := h.Peek("Origin")
-	_, host, ok := bytes.Cut(origin, []byte("://"))
-	return ok && len(host) > 0 && bytes.EqualFold(host, h.Host())
+	scheme, host, ok := bytes.Cut(h.Peek("Origin"), []byte("://"))
+	return ok && len(host) > 0 && bytes.EqualFold(host, h.Host()) && (x.set.InsecureCookies || string(scheme) == "https")
 }
 
 // user is what every request in a user's name goes through: the address's bucket and the token.

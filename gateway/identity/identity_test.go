@@ -16,6 +16,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"floodgate.internal/shared/wire"
 )
 
 type fixture struct {
@@ -27,7 +29,7 @@ type fixture struct {
 
 const secret = "0123456789abcdef0123456789abcdef"
 
-func setup(t *testing.T) *fixture {
+func setup(t testing.TB) *fixture {
 	pub, priv, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
 		t.Fatal(err)
@@ -366,6 +368,50 @@ func TestAlgorithmsAndKeys(t *testing.T) {
 		check(fmt.Sprint(head, " with the key itself"), hs(head, claims, secret), true) // they change nothing
 	}
 	t.Logf("%d tokens", n)
+}
+
+// Nothing is taken but what a key signed: three parts, each in its one spelling.
+func FuzzVerify(f *testing.F) {
+	x := setup(f)
+	f.Add(hs(m{"alg": "HS256", "kid": "hs"}, m{"sub": "7", "exp": x.now.Unix() + 60}, secret))
+	f.Add(b64(m{"alg": "none", "kid": "hs"}) + "." + b64(m{"sub": "7"}) + ".")
+	f.Add("a.b.c")
+	f.Fuzz(func(t *testing.T, token string) {
+		who, err := x.Verify([]byte(token))
+		if err != nil {
+			if who != (Who{}) {
+				t.Errorf("refused with %v, and names %+v", err, who)
+			}
+			return
+		}
+		parts := strings.Split(token, ".")
+		mac := hmac.New(sha256.New, []byte(secret))
+		mac.Write([]byte(parts[0] + "." + parts[1]))
+		if len(parts) != 3 || parts[2] != b64(mac.Sum(nil)) { // nobody has the other key
+			t.Errorf("took %q as %+v", token, who)
+		}
+	})
+}
+
+// Whatever a key signed, who is named is named by one member, sub, and until a time that can be written.
+func FuzzClaims(f *testing.F) {
+	x := setup(f)
+	f.Add(`{"alg":"HS256","kid":"hs"}`, `{"sub":"7","exp":1782910000}`)
+	f.Add(`{"alg":"HS256","kid":"hs","alg":"none"}`, `{"sub":"7","Sub":"8","exp":1782910000.5,"nbf":1,"iat":0}`)
+	f.Add(`{"kid":"hs","alg":"HS256","crit":[]}`, `{"exp":1e300}`)
+	f.Fuzz(func(t *testing.T, header, claims string) {
+		who, err := x.Verify([]byte(hs(header, claims, secret)))
+		if err != nil {
+			return
+		}
+		var named map[string]any
+		if err := json.Unmarshal([]byte(claims), &named); err != nil || named["sub"] != who.UID || !wire.ValidUID(who.UID) {
+			t.Errorf("took %q as %+v (%v)", claims, who, err)
+		}
+		if _, err := who.Expires.UTC().MarshalText(); err != nil || !who.Expires.After(x.now.Add(-time.Minute)) {
+			t.Errorf("%q expires at %v (%v)", claims, who.Expires, err)
+		}
+	})
 }
 
 func TestRememberedTokenExpires(t *testing.T) {

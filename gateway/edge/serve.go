@@ -149,7 +149,7 @@ func (x *exchange) token() (token []byte, byCookie bool) {
 		if len(auth) > len(bearer) && bytes.EqualFold(auth[:len(bearer)], bearer) {
 			return bytes.Trim(auth[len(bearer):], " "), false
 		}
-		return auth, false // not a token: refused as one that is not valid
+		return nil, false // of another scheme, or of none: nobody's, whatever the cookie says
 	}
 	c := h.Cookie(sessionCookie)
 	return c, len(c) > 0

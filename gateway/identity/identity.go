@@ -8,7 +8,6 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"math"
 	"time"
 
 	"github.com/go-json-experiment/json"
@@ -192,8 +191,7 @@ func (c *claims) UnmarshalJSON(b []byte) error {
 		if *date.seconds < 0 || *date.seconds > maxSeconds {
 			return errDate
 		}
-		whole, part := math.Modf(*date.seconds)
-		*date.into = jwt.NewNumericDate(time.Unix(int64(whole), int64(part*1e9)))
+		*date.into = jwt.NewNumericDate(time.Unix(int64(*date.seconds), 0))
 	}
 	return nil
 }

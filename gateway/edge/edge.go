@@ -139,6 +139,16 @@ type quiet struct{ log *slog.Logger }
 
 func (q quiet) Printf(format string, _ ...any) { q.log.Debug("HTTP server", "message", format) }
 
+// The fields of every answer, and of refusals, as fasthttp keeps them.
+var (
+	headerRequestID = []byte("X-Request-Id")
+	headerSniff     = []byte("X-Content-Type-Options")
+	noSniff         = []byte("nosniff")
+	headerCache     = []byte("Cache-Control")
+	noStore         = []byte("no-store")
+	headerRetry     = []byte("Retry-After")
+)
+
 // exchange is one request and its answer. It lives in its connection, so that a refusal allocates nothing.
 type exchange struct {
 	s    *Server
@@ -167,8 +177,8 @@ func (s *Server) begin(ctx *fasthttp.RequestCtx) *exchange {
 // finish puts on what every answer has, and counts it.
 func (x *exchange) finish() {
 	h := &x.ctx.Response.Header
-	h.SetBytesV("X-Request-Id", x.id)
-	h.Set("X-Content-Type-Options", "nosniff")
+	h.SetCanonical(headerRequestID, x.id)
+	h.SetCanonical(headerSniff, noSniff)
 	x.s.metrics.requests[x.route][x.result].Inc()
 }
 
@@ -193,7 +203,7 @@ func (s *Server) handle(ctx *fasthttp.RequestCtx) {
 
 // name keeps an incoming id that is short and plain, so that a caller can follow its request; else it makes one.
 func (x *exchange) name() {
-	given := x.ctx.Request.Header.Peek("X-Request-Id")
+	given := x.ctx.Request.Header.PeekCanonical(headerRequestID)
 	if n := len(given); n >= 8 && n <= 64 {
 		plain := true
 		for _, c := range given {
@@ -267,10 +277,10 @@ func (x *exchange) prepared(by rule, r *salegate.Refusal, after time.Duration) {
 	resp := &x.ctx.Response
 	resp.SetStatusCode(r.Status)
 	resp.Header.SetContentType(problem.ContentType)
-	resp.Header.Set("Cache-Control", "no-store")
+	resp.Header.SetCanonical(headerCache, noStore)
 	if after > 0 {
 		seconds := (after + jitter(time.Second) + time.Second - 1) / time.Second
-		resp.Header.SetBytesV("Retry-After", strconv.AppendInt(x.number[:0], int64(seconds), 10))
+		resp.Header.SetCanonical(headerRetry, strconv.AppendInt(x.number[:0], int64(seconds), 10))
 	}
 	x.body = r.AppendBody(x.body, x.id)
 	resp.SetBodyRaw(x.body)

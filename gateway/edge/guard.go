@@ -82,7 +82,8 @@ func loose(b []byte) bool {
 }
 
 // guard refuses what the HTTP parser takes and should not: every request that two readers could understand differently. head
-// is all of it, from the request line to the empty line. It returns the length of the body that follows.
+// is all of it, from the request line to the empty line. It returns the length of the body that follows. What the parser
+// refuses itself is left to it: a method or a value with a control character, no Host, an odd target.
 func guard(head []byte) (body int64, refused *problem.Problem) {
 	bad := func(detail string) (int64, *problem.Problem) { return 0, problem.New(problem.BadRequest, detail) }
 	end := bytes.IndexByte(head, '\n')
@@ -113,11 +114,6 @@ func guard(head []byte) (body int64, refused *problem.Problem) {
 				return bad("a header name with a character that is not allowed")
 			}
 		}
-		for _, c := range value {
-			if c < ' ' && c != '\t' || c == 0x7f {
-				return bad("a header value with a control character")
-			}
-		}
 		if len(name) >= len(singletonsOf) {
 			continue
 		}
@@ -129,11 +125,11 @@ func guard(head []byte) (body int64, refused *problem.Problem) {
 				return bad("the header " + string(singletons[i]) + " is there twice")
 			}
 			seen[i] = true
-			value := bytes.Trim(value, " \t")
 			switch i {
 			case transferEncoding:
 				return bad("Transfer-Encoding is not taken here: send a Content-Length")
 			case contentLength:
+				value := trim(value)
 				if len(value) > 18 {
 					return 0, problem.New(problem.PayloadTooLarge, "the body is too large")
 				}
@@ -147,11 +143,11 @@ func guard(head []byte) (body int64, refused *problem.Problem) {
 					return bad("Content-Length must be digits")
 				}
 			case expect:
-				if !bytes.EqualFold(value, continue100) {
+				if !bytes.EqualFold(trim(value), continue100) {
 					return 0, status(417, "only 100-continue can be expected")
 				}
 			case host:
-				if !validHost(value) {
+				if !validHost(trim(value)) {
 					return bad("Host must be a name or address and an optional port")
 				}
 			}
@@ -200,6 +196,17 @@ var token = func() (t [256]bool) {
 	}
 	return t
 }()
+
+// trim is a value without the spaces and tabs around it.
+func trim(b []byte) []byte {
+	for len(b) > 0 && (b[0] == ' ' || b[0] == '\t') {
+		b = b[1:]
+	}
+	for n := len(b); n > 0 && (b[n-1] == ' ' || b[n-1] == '\t'); n-- {
+		b = b[:n-1]
+	}
+	return b
+}
 
 func validHost(h []byte) bool {
 	if len(h) == 0 || len(h) > 255 {

@@ -128,7 +128,7 @@ func (g *Gate) Order(id int64, now time.Time) Verdict {
 		}
 		return g.refuse(nil, g.notFresh, notFreshFor, now)
 	}
-	ms := g.clk.NowMillis()
+	ms := g.clk.At(now).UnixMilli()
 	switch {
 	case s.State == wire.Ended || ms >= s.ends:
 		return g.refuse(s, s.ended, 0, now)

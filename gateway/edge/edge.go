@@ -163,7 +163,7 @@ type exchange struct {
 
 	made   [32]byte // room for an id of our own
 	number [20]byte // for a Retry-After
-	body   []byte   // for a body that is made of prepared bytes; kept from request to request
+	body   []byte   // for what is made of prepared bytes; kept from request to request
 }
 
 // begin starts the exchange of a connection that came through a Listener.
@@ -282,7 +282,7 @@ func (x *exchange) prepared(by rule, r *salegate.Refusal, after time.Duration) {
 		seconds := (after + jitter(time.Second) + time.Second - 1) / time.Second
 		resp.Header.SetCanonical(headerRetry, strconv.AppendInt(x.number[:0], int64(seconds), 10))
 	}
-	x.body = r.AppendBody(x.body, x.id)
+	x.body = r.AppendBody(x.body[:0], x.id)
 	resp.SetBodyRaw(x.body)
 }
 

@@ -2,6 +2,7 @@ package edge
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -26,6 +27,7 @@ import (
 	"floodgate.internal/gateway/limit"
 	"floodgate.internal/gateway/salegate"
 	"floodgate.internal/shared/clock"
+	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
 )
 
@@ -188,8 +190,13 @@ func refusalAllocates(t *testing.T, s *Server, name, from, request, code string)
 	done := l.serve(t, s)
 	ask := func() { l.asked <- request; <-l.answer }
 	ask()
-	if got := string(l.last); !strings.Contains(got, `"code":"`+code+`"`) || !strings.Contains(got, "X-Request-Id: ") {
-		t.Errorf("%s: got %s", name, got)
+	var resp fasthttp.Response
+	var p problem.Problem
+	if err := resp.Read(bufio.NewReader(bytes.NewReader(l.last))); err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(resp.Body(), &p); err != nil || string(p.Code) != code || p.RequestID == "" || p.RequestID != string(resp.Header.Peek("X-Request-Id")) || p.Status != resp.StatusCode() {
+		t.Errorf("%s: got %v of %s", name, err, l.last)
 	}
 	if n := testing.AllocsPerRun(500, ask); n != 0 {
 		t.Errorf("%s: %v allocations for each request, want none", name, n)

@@ -256,7 +256,10 @@ func ParseID(s string) (int64, bool) {
 		return 0, false
 	}
 	n, err := strconv.ParseInt(s, 10, 64)
-	return n, err == nil
+	if err != nil {
+		return 0, false
+	}
+	return n, true
 }
 
 // NewOrderID joins a UUIDv7 and the sale, so that any process finds the order's home without a lookup:

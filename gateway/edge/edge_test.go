@@ -3,6 +3,7 @@ package edge
 import (
 	"bufio"
 	"bytes"
+	"io"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -93,6 +94,106 @@ func TestSameOrigin(t *testing.T) {
 				t.Errorf("%s, insecure cookies %v: got %v, want %v", c.header, insecure, got, want)
 			}
 		}
+	}
+}
+
+// What the shopper's page, its files and what is refused beside them tell a browser not to do.
+func TestPageHeaders(t *testing.T) {
+	s, _ := refusing(t, netip.MustParsePrefix("127.0.0.0/8"))
+	head := func(path string) *fasthttp.ResponseHeader {
+		l := newLine("127.0.0.1:1")
+		done := l.serve(t, s)
+		l.asked <- "HEAD " + path + " HTTP/1.1\r\nHost: shop.example\r\n\r\n"
+		<-l.answer
+		var h fasthttp.ResponseHeader
+		if err := h.Read(bufio.NewReader(bytes.NewReader(l.last))); err != nil {
+			t.Fatal(err)
+		}
+		close(l.asked)
+		<-done
+		return &h
+	}
+	for _, path := range []string{"/", "/sales/1", "/assets/app.js", "/assets/app.css"} {
+		h := head(path)
+		for name, want := range map[string]string{
+			"Content-Security-Policy": "default-src 'none'", "X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY", "Referrer-Policy": "same-origin",
+			"Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Resource-Policy": "same-origin", "Permissions-Policy": "camera=()", "Strict-Transport-Security": "max-age=31536000",
+		} {
+			if got := string(h.Peek(name)); !strings.HasPrefix(got, want) {
+				t.Errorf("%s: got %s: %q, want %q", path, name, got, want)
+			}
+		}
+		if policy := string(h.Peek("Content-Security-Policy")); strings.Contains(policy, "unsafe") || strings.Contains(policy, "*") {
+			t.Errorf("%s: got %s", path, policy)
+		}
+	}
+	for _, path := range []string{"/nothing", "/v1/sales/99", "/v1/time"} {
+		if h := head(path); string(h.Peek("X-Content-Type-Options")) != "nosniff" || len(h.Peek("Access-Control-Allow-Origin")) > 0 {
+			t.Errorf("%s: got %s", path, h)
+		}
+	}
+	set := *s.settings.Load()
+	set.InsecureCookies = true
+	s.Configure(set)
+	if h := head("/"); len(h.Peek("Strict-Transport-Security")) > 0 {
+		t.Errorf("a site for plain HTTP: got %s", h)
+	}
+}
+
+// Connections are bounded in all and for each address; who is beyond a bound is told so, and a place is free again when one ends.
+func TestConnectionsAreBounded(t *testing.T) {
+	inner, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := NewListener(inner, 3, 2, prometheus.NewRegistry())
+	accepted := make(chan net.Conn, 10)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			accepted <- c
+		}
+	}()
+	dial := func() net.Conn {
+		c, err := net.Dial("tcp", inner.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		return c
+	}
+	refused := func(want string) {
+		t.Helper()
+		if b, err := io.ReadAll(dial()); err != nil || !strings.Contains(string(b), "503 Service") || !strings.Contains(string(b), want) {
+			t.Errorf("got %q, %v; want %s", b, err, want)
+		}
+	}
+	dial()
+	dial()
+	first := <-accepted
+	second := <-accepted
+	refused("too many connections from your address")
+	l.SetExempt([]netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}) // from here on
+	dial()
+	<-accepted
+	refused("too many connections; nothing was done")
+	first.Close()
+	second.Close()
+	dial()
+	<-accepted
+	if all, one := testutil.ToFloat64(l.refusedAll), testutil.ToFloat64(l.refusedAddr); all != 1 || one != 1 || len(l.count) != 0 || len(l.open) != 2 {
+		t.Errorf("%v refused by the bound of all, %v by an address's; %d addresses counted, %d open", all, one, len(l.count), len(l.open))
+	}
+	inner.Close()
+	<-done
+	l.CloseAll()
+	if len(l.open) != 0 {
+		t.Errorf("%d connections open at the end", len(l.open))
 	}
 }
 

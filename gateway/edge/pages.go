@@ -22,6 +22,11 @@ func (x *exchange) page(path string) {
 	h.Set("Referrer-Policy", "same-origin")
 	h.Set("X-Frame-Options", "DENY")
 	h.Set("Cross-Origin-Opener-Policy", "same-origin")
+	h.Set("Cross-Origin-Resource-Policy", "same-origin")
+	h.Set("Permissions-Policy", "camera=(), geolocation=(), microphone=(), payment=()")
+	if !x.set.InsecureCookies { // then nobody can sign in but by HTTPS
+		h.Set("Strict-Transport-Security", "max-age=31536000")
+	}
 	x.kept(&pagecache.Page{Status: 200, ContentType: a.ContentType, ETag: a.ETag, Body: a.Body}, pagecache.Hit, "public, max-age=10")
 }
 

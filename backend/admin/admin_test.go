@@ -2,6 +2,7 @@ package admin
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -453,3 +454,30 @@ func TestServeDrains(t *testing.T) {
 }
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// A refused body is told what is wrong with it, of a taken one every member was read.
+func FuzzDecode(f *testing.F) {
+	for _, s := range []string{`{"title":"T","price":100,"stock":5,"tranches":[{"at":"2026-07-01T10:00:00Z","quantity":1}]}`, `{"title":null}`, `{"price":1.5}`, `{"tranches":[{"at":1}]}`,
+		`{"a/b~c":1}`, `{"title":"T","title":"U"}`, `{"stock":9223372036854775808}`, `{"tranches":[{"quantity":"1"}]}`, ` {} `, ``, `[`, "{\"title\":\"\xff\"}"} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, body []byte) {
+		var in struct {
+			Title    *string        `json:"title"`
+			Price    *int64         `json:"price"`
+			Stock    *int64         `json:"stock"`
+			Tranches *[]trancheJSON `json:"tranches"`
+		}
+		if err := (&request{body: body}).decode(&in); err != nil {
+			var p *problem.Problem
+			if !errors.As(err, &p) || p.Code != problem.BadRequest || p.Detail == "" || len(p.JSON("r")) == 0 {
+				t.Errorf("%q: got %v", body, err)
+			}
+			return
+		}
+		var m map[string]any
+		if err := json.Unmarshal(body, &m); err != nil || (m["title"] != nil) != (in.Title != nil) || in.Title != nil && m["title"] != *in.Title || (m["tranches"] != nil) != (in.Tranches != nil) {
+			t.Errorf("%q: got %+v; it says %v, %v", body, in, m, err)
+		}
+	})
+}

@@ -1,6 +1,7 @@
 package audit
 
 import (
+	"bytes"
 	"fmt"
 	"slices"
 	"strings"
@@ -89,4 +90,26 @@ func TestALogIsReadLineByLine(t *testing.T) {
 			t.Errorf("got %v, want %q in it", err, part)
 		}
 	}
+}
+
+// A log that is read has a line for each answer, which names its buyer and its sale.
+func FuzzReadAnswers(f *testing.F) {
+	f.Add([]byte("{\"uid\":\"7\",\"sale\":1,\"status\":202,\"order_id\":\"x\"}\n\n{\"uid\":\"8\",\"sale_id\":1,\"status\":0,\"idempotency_key\":\"k\"}"))
+	f.Add([]byte("{}\n[]\n"))
+	f.Fuzz(func(t *testing.T, log []byte) {
+		all, err := ReadAnswers(bytes.NewReader(log))
+		if err != nil {
+			if all != nil {
+				t.Errorf("refused with %v, and read %+v", err, all)
+			}
+			return
+		}
+		last := 0
+		for _, a := range all {
+			if a.UID == "" || a.Sale < 1 || a.Line <= last || a.Line > bytes.Count(log, []byte("\n"))+1 {
+				t.Errorf("took %+v", a)
+			}
+			last = a.Line
+		}
+	})
 }

@@ -43,3 +43,18 @@ func FuzzParseHeld(f *testing.F) {
 		}
 	})
 }
+
+// An entry that is taken is an order of its sale, which the database can take.
+func FuzzParseEntry(f *testing.F) {
+	f.Add(int64(42), "0190163d-8694-739b-aea5-966c26f8ad91-42", "ann", "1", "3", "1800000000000")
+	f.Add(int64(0), "", "", "-1", "x", "")
+	f.Fuzz(func(t *testing.T, sale int64, order, uid, quantity, epoch, at string) {
+		e, err := ParseEntry(sale, "1-1", map[string]string{"id": order, "uid": uid, "quantity": quantity, "epoch": epoch, "at": at})
+		if err != nil {
+			return
+		}
+		if of, ok := wire.SaleOfOrder(e.ID); !ok || of != sale || !wire.ValidUID(e.UID) || e.Quantity < 1 {
+			t.Errorf("took %+v", e)
+		}
+	})
+}

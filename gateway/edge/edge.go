@@ -146,32 +146,48 @@ type quiet struct{ log *slog.Logger }
 
 func (q quiet) Printf(format string, _ ...any) { q.log.Debug("HTTP server", "message", format) }
 
-// exchange is one request and its answer.
+// The fields of every answer, and of refusals, as fasthttp keeps them.
+var (
+	headerRequestID = []byte("X-Request-Id")
+	headerSniff     = []byte("X-Content-Type-Options")
+	noSniff         = []byte("nosniff")
+	headerCache     = []byte("Cache-Control")
+	noStore         = []byte("no-store")
+	headerRetry     = []byte("Retry-After")
+)
+
+// exchange is one request and its answer. It lives in its connection, so that a refusal allocates nothing.
 type exchange struct {
 	s    *Server
 	ctx  *fasthttp.RequestCtx
 	set  *Settings
 	now  time.Time // the one reading of the monotonic clock
-	id   string    // X-Request-Id
+	id   []byte    // X-Request-Id
 	addr *conn
 
 	uid    string // whose request it is, once that is known
 	route  route
 	result result
 	by     rule // what refused it; rules for none
+
+	made   [32]byte // room for an id of our own
+	number [20]byte // for a Retry-After
+	body   []byte   // for what is made of prepared bytes; kept from request to request
 }
 
+// begin starts the exchange of a connection that came through a Listener.
 func (s *Server) begin(ctx *fasthttp.RequestCtx) *exchange {
-	x := &exchange{s: s, ctx: ctx, set: s.settings.Load(), now: time.Now(), result: resultOther, by: rules}
-	x.addr, _ = ctx.Conn().(*conn)
+	c := ctx.Conn().(*conn)
+	x := &c.exchange
+	*x = exchange{s: s, ctx: ctx, set: s.settings.Load(), now: time.Now(), addr: c, result: resultOther, by: rules, body: x.body[:0]}
 	return x
 }
 
 // finish puts on what every answer has, counts it, and notes whose it is.
 func (x *exchange) finish() {
 	h := &x.ctx.Response.Header
-	h.Set("X-Request-Id", x.id)
-	h.Set("X-Content-Type-Options", "nosniff")
+	h.SetCanonical(headerRequestID, x.id)
+	h.SetCanonical(headerSniff, noSniff)
 	x.s.metrics.requests[x.route][x.result].Inc()
 	x.note()
 }
@@ -181,45 +197,51 @@ func (s *Server) handle(ctx *fasthttp.RequestCtx) {
 	defer func() {
 		if r := recover(); r != nil {
 			s.metrics.panics.Inc()
-			s.Log.Error("a request broke the handler", "route", routeNames[x.route], "request_id", x.id, "panic", r, "stack", string(debug.Stack()))
+			s.Log.Error("a request broke the handler", "route", routeNames[x.route], "request_id", string(x.id), "panic", r, "stack", string(debug.Stack()))
 			ctx.Response.Reset()
 			x.refuse(problem.New(problem.Internal, "the request broke something here; it may or may not have been done"))
 			x.close()
 		}
 		x.finish()
 	}()
-	x.id = s.requestID(ctx)
+	x.name()
+	if x.addr.screen.heads < ctx.ConnRequestNum() {
+		panic("BUG: a request that guard has not seen")
+	}
 	x.serve()
 }
 
-// requestID keeps an incoming id that is short and plain, so that a caller can follow its request; else it makes one.
-func (s *Server) requestID(ctx *fasthttp.RequestCtx) string {
-	given := ctx.Request.Header.Peek("X-Request-Id")
+// name keeps an incoming id that is short and plain, so that a caller can follow its request; else it makes one.
+func (x *exchange) name() {
+	given := x.ctx.Request.Header.PeekCanonical(headerRequestID)
 	if n := len(given); n >= 8 && n <= 64 {
 		plain := true
 		for _, c := range given {
 			plain = plain && ('a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '-' || c == '_' || c == '.')
 		}
 		if plain {
-			return string(given)
+			x.id = given
+			return
 		}
 	}
-	return s.newID()
+	x.nameAnew()
 }
 
-func (s *Server) newID() string {
-	return s.idPrefix + strconv.FormatUint(s.idCount.Add(1), 36)
+func (x *exchange) nameAnew() {
+	x.id = strconv.AppendUint(append(x.made[:0], x.s.idPrefix...), x.s.idCount.Add(1), 36)
 }
 
 // protocolError answers what is not a request. fasthttp closes the connection after it.
 func (s *Server) protocolError(ctx *fasthttp.RequestCtx, err error) {
 	ctx.Response.Reset()
 	x := s.begin(ctx)
-	x.id, x.route = s.newID(), routeMalformed
+	x.nameAnew()
+	x.route = routeMalformed
 	var small *fasthttp.ErrSmallBuffer
 	var op net.Error
 	var p *problem.Problem
 	switch {
+	case errors.As(err, &p): // the screen's
 	case errors.As(err, &small):
 		p = status(fasthttp.StatusRequestHeaderFieldsTooLarge, "the header is too large")
 	case errors.Is(err, fasthttp.ErrBodyTooLarge):
@@ -237,9 +259,7 @@ func (s *Server) protocolError(ctx *fasthttp.RequestCtx, err error) {
 // close ends the connection after this answer, gently.
 func (x *exchange) close() {
 	x.ctx.SetConnectionClose()
-	if x.addr != nil {
-		x.addr.linger.Store(true)
-	}
+	x.addr.linger.Store(true)
 }
 
 // refuse answers with p.
@@ -247,7 +267,7 @@ func (x *exchange) refuse(p *problem.Problem) {
 	if p.Code == problem.Overloaded && p.RetryAfter == 0 {
 		p.RetryAfter = time.Second + jitter(2*time.Second)
 	}
-	p.WriteTo(x.ctx, x.id)
+	p.WriteTo(x.ctx, string(x.id))
 	x.result = resultOf(p.Code)
 }
 
@@ -261,19 +281,21 @@ func (x *exchange) reject(by rule, p *problem.Problem) {
 // jitter only adds.
 func jitter(d time.Duration) time.Duration { return mathrand.N(d) }
 
-// prepared answers with bytes made in advance.
-func (x *exchange) prepared(r *salegate.Refusal) {
-	x.s.metrics.refusals[ruleGate].Inc()
-	x.by = ruleGate
+// prepared refuses with bytes made in advance; after goes into Retry-After, with jitter, unless it is 0.
+func (x *exchange) prepared(by rule, r *salegate.Refusal, after time.Duration) {
+	x.s.metrics.refusals[by].Inc()
+	x.by = by
 	x.result = resultOf(r.Code)
 	resp := &x.ctx.Response
 	resp.SetStatusCode(r.Status)
 	resp.Header.SetContentType(problem.ContentType)
-	resp.Header.Set("Cache-Control", "no-store")
-	if r.RetryAfter > 0 {
-		resp.Header.Set("Retry-After", itoa(int((r.RetryAfter+jitter(time.Second)+time.Second-1)/time.Second)))
+	resp.Header.SetCanonical(headerCache, noStore)
+	if after > 0 {
+		seconds := (after + jitter(time.Second) + time.Second - 1) / time.Second
+		resp.Header.SetCanonical(headerRetry, strconv.AppendInt(x.number[:0], int64(seconds), 10))
 	}
-	resp.SetBodyRaw(r.AppendBody(make([]byte, 0, 512), x.id))
+	x.body = r.AppendBody(x.body[:0], x.id)
+	resp.SetBodyRaw(x.body)
 }
 
 func (x *exchange) overloaded(detail string) { x.refuse(problem.New(problem.Overloaded, detail)) }

@@ -3,8 +3,6 @@ package edge
 import (
 	"bytes"
 
-	"github.com/valyala/fasthttp"
-
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
 )
@@ -12,76 +10,155 @@ import (
 // maxHeaders is how many header fields a request may have.
 const maxHeaders = 100
 
-// guard refuses what the HTTP parser takes and should not: every request that two readers could understand differently.
-// It reads the header block as it came. The connection is closed after a refusal.
-func guard(h *fasthttp.RequestHeader) *problem.Problem {
-	if p := h.Protocol(); !bytes.Equal(p, http11) && !bytes.Equal(p, http10) {
-		return problem.New(problem.BadRequest, "the protocol must be HTTP/1.1 or HTTP/1.0")
-	}
-	raw := h.RawHeaders()
-	var seen [len(singletons)]bool
-	for n := 0; len(raw) > 0; n++ {
-		end := bytes.IndexByte(raw, '\n')
-		if end < 1 || raw[end-1] != '\r' {
-			return problem.New(problem.BadRequest, "header lines end with CRLF")
+// screen follows the bytes of one connection, from head to body to head, and lets a head through only where guard has seen the
+// whole of it. So the HTTP parser behind it, which takes line ends and lengths that others do not, never meets them: what passes
+// has one meaning, and both cut the stream at the same places. It holds no more of a head than the parser's own buffer does.
+type screen struct {
+	head    []byte           // of a head that came in pieces: what passed of it already
+	body    int64            // how many bytes of a body are still to come
+	heads   uint64           // how many passed
+	refused *problem.Problem // why nothing passes any more
+}
+
+// pass says how many bytes of b, which follow on those before, go on. A refused head is held back but for its first byte, if
+// none went before: a connection that ends between two requests is closed without an answer.
+func (s *screen) pass(b []byte) int {
+	for done := 0; ; {
+		next := b[done:]
+		if body := min(s.body, int64(len(next))); body > 0 {
+			s.body -= body
+			done += int(body)
+			continue
 		}
-		line := raw[:end-1]
-		raw = raw[end+1:]
+		if len(next) == 0 {
+			return len(b)
+		}
+		h := next
+		if len(s.head) > 0 {
+			s.head = append(s.head, next...)
+			h = s.head
+		}
+		before := len(h) - len(next)
+		blank := 0 // empty lines before a request line mean nothing (RFC 9112, 2.2)
+		for bytes.HasPrefix(h[blank:], crlf) {
+			blank += len(crlf)
+		}
+		end := bytes.Index(h[blank:], headEnd)
+		if end < 0 {
+			if h = h[blank:]; loose(h) {
+				s.refused = problem.New(problem.BadRequest, "lines end with CRLF")
+				return done + max(0, blank+1-before)
+			}
+			if before > 0 {
+				s.head = h
+			} else {
+				s.head = bytes.Clone(h)
+			}
+			return len(b)
+		}
+		end += blank + len(headEnd)
+		if s.body, s.refused = guard(h[blank:end]); s.refused != nil {
+			return done + max(0, blank+1-before)
+		}
+		s.heads++
+		s.head = nil
+		done += end - before
+	}
+}
+
+var (
+	crlf    = []byte("\r\n")
+	headEnd = []byte("\r\n\r\n")
+)
+
+// loose reports whether a line of an unfinished head ends with anything but CRLF.
+func loose(b []byte) bool {
+	for i := range b {
+		if b[i] == '\n' && (i == 0 || b[i-1] != '\r') || b[i] == '\r' && i+1 < len(b) && b[i+1] != '\n' {
+			return true
+		}
+	}
+	return false
+}
+
+// guard refuses what the HTTP parser takes and should not: every request that two readers could understand differently. head
+// is all of it, from the request line to the empty line. It returns the length of the body that follows. What the parser
+// refuses itself is left to it: a method or a value with a control character, no Host, an odd target.
+func guard(head []byte) (body int64, refused *problem.Problem) {
+	bad := func(detail string) (int64, *problem.Problem) { return 0, problem.New(problem.BadRequest, detail) }
+	end := bytes.IndexByte(head, '\n')
+	line, head := head[:max(0, end-1)], head[end+1:]
+	if bytes.Count(line, space) != 2 || !bytes.HasSuffix(line, http11) && !bytes.HasSuffix(line, http10) {
+		return bad("the request line must be a method, a path and HTTP/1.1 or HTTP/1.0")
+	}
+	var seen [len(singletons)]bool
+	for n := 0; ; n++ {
+		end := bytes.IndexByte(head, '\n')
+		if end < 1 || head[end-1] != '\r' {
+			return bad("lines end with CRLF")
+		}
+		line, head = head[:end-1], head[end+1:]
 		if len(line) == 0 {
-			break // the end of the headers
+			return body, nil
 		}
 		if n == maxHeaders {
-			return status(431, "too many header fields")
+			return 0, status(431, "too many header fields")
 		}
 		colon := bytes.IndexByte(line, ':')
 		if colon < 1 {
-			return problem.New(problem.BadRequest, "a header line without a name")
+			return bad("a header line without a name")
 		}
 		name, value := line[:colon], line[colon+1:]
 		for _, c := range name {
 			if !token[c] { // also a space before the colon, and a line that continues the one before
-				return problem.New(problem.BadRequest, "a header name with a character that is not allowed")
+				return bad("a header name with a character that is not allowed")
 			}
 		}
-		for _, c := range value {
-			if c < ' ' && c != '\t' || c == 0x7f {
-				return problem.New(problem.BadRequest, "a header value with a control character")
-			}
+		if len(name) >= len(singletonsOf) {
+			continue
 		}
-		for i := range singletons {
-			if len(name) != len(singletons[i]) || !bytes.EqualFold(name, singletons[i]) {
+		for _, i := range singletonsOf[len(name)] {
+			if !bytes.EqualFold(name, singletons[i]) {
 				continue
 			}
 			if seen[i] {
-				return problem.New(problem.BadRequest, "the header "+string(singletons[i])+" is there twice")
+				return bad("the header " + string(singletons[i]) + " is there twice")
 			}
 			seen[i] = true
 			switch i {
 			case transferEncoding:
-				return problem.New(problem.BadRequest, "Transfer-Encoding is not taken here: send a Content-Length")
+				return bad("Transfer-Encoding is not taken here: send a Content-Length")
 			case contentLength:
-				for _, c := range bytes.Trim(value, " \t") {
+				value := trim(value)
+				if len(value) > 18 {
+					return 0, problem.New(problem.PayloadTooLarge, "the body is too large")
+				}
+				for _, c := range value {
 					if c < '0' || c > '9' {
-						return problem.New(problem.BadRequest, "Content-Length must be digits")
+						return bad("Content-Length must be digits")
 					}
+					body = 10*body + int64(c-'0')
+				}
+				if len(value) == 0 {
+					return bad("Content-Length must be digits")
 				}
 			case expect:
-				if !bytes.EqualFold(bytes.Trim(value, " \t"), continue100) {
-					return status(417, "only 100-continue can be expected")
+				if !bytes.EqualFold(trim(value), continue100) {
+					return 0, status(417, "only 100-continue can be expected")
 				}
 			case host:
-				if !validHost(bytes.Trim(value, " \t")) {
-					return problem.New(problem.BadRequest, "Host must be a name or address and an optional port")
+				if !validHost(trim(value)) {
+					return bad("Host must be a name or address and an optional port")
 				}
 			}
 		}
 	}
-	return nil
 }
 
 var (
-	http10      = []byte("HTTP/1.0")
-	http11      = []byte("HTTP/1.1")
+	space       = []byte(" ")
+	http10      = []byte(" HTTP/1.0")
+	http11      = []byte(" HTTP/1.1")
 	continue100 = []byte("100-continue")
 )
 
@@ -98,6 +175,14 @@ const (
 	host
 )
 
+// singletonsOf is the indices of singletons by their length: most names are of another.
+var singletonsOf = func() (of [18][]int) {
+	for i, name := range singletons {
+		of[len(name)] = append(of[len(name)], i)
+	}
+	return of
+}()
+
 // token is the set of characters of a header name (RFC 9110, 5.6.2).
 var token = func() (t [256]bool) {
 	for c := '0'; c <= '9'; c++ {
@@ -111,6 +196,17 @@ var token = func() (t [256]bool) {
 	}
 	return t
 }()
+
+// trim is a value without the spaces and tabs around it.
+func trim(b []byte) []byte {
+	for len(b) > 0 && (b[0] == ' ' || b[0] == '\t') {
+		b = b[1:]
+	}
+	for n := len(b); n > 0 && (b[n-1] == ' ' || b[n-1] == '\t'); n-- {
+		b = b[:n-1]
+	}
+	return b
+}
 
 func validHost(h []byte) bool {
 	if len(h) == 0 || len(h) > 255 {

@@ -1,11 +1,13 @@
 package edge
 
 import (
+	"errors"
 	"io"
 	"net"
 	"net/netip"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -24,7 +26,7 @@ type Listener struct {
 	open  map[*conn]struct{}
 	count map[[16]byte]int // by bucketKey, of addresses that are not exempt
 
-	refusedAll, refusedAddr prometheus.Counter
+	refusedAll, refusedAddr, failed prometheus.Counter
 }
 
 // NewListener wraps inner.
@@ -33,7 +35,8 @@ func NewListener(inner net.Listener, max, perAddr int, reg prometheus.Registerer
 	l.SetExempt(nil)
 	v := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gateway_connections_refused_total", Help: "Connections refused by bound."}, []string{"bound"})
 	l.refusedAll, l.refusedAddr = v.WithLabelValues("all"), v.WithLabelValues("address")
-	reg.MustRegister(v, prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "gateway_connections", Help: "Open connections."}, func() float64 {
+	l.failed = prometheus.NewCounter(prometheus.CounterOpts{Name: "gateway_accept_failures_total", Help: "Connections that could not be accepted for want of file descriptors or memory, and were left in the system's queue."})
+	reg.MustRegister(v, l.failed, prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "gateway_connections", Help: "Open connections."}, func() float64 {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		return float64(len(l.open))
@@ -62,10 +65,29 @@ func bucketKey(a netip.Addr) [16]byte {
 	return b
 }
 
+// acceptPause is how long the listener rests when the system has nothing left to accept a connection with: those that wait
+// stay in the system's queue.
+const acceptPause = 20 * time.Millisecond
+
+// scarce reports whether the system ran out of what a connection needs. It passes; to fasthttp it would be the end.
+func scarce(err error) bool {
+	for _, e := range []syscall.Errno{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
+
 // Accept implements net.Listener.
 func (l *Listener) Accept() (net.Conn, error) {
 	for {
 		inner, err := l.Listener.Accept()
+		if scarce(err) {
+			l.failed.Inc()
+			time.Sleep(acceptPause)
+			continue
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -139,6 +161,20 @@ type conn struct {
 	counted  bool
 	linger   atomic.Bool
 	closed   atomic.Bool
+	screen   screen
+	exchange exchange // the present one: a connection has one at a time
+}
+
+// Read implements net.Conn. It ends with the *problem.Problem of a head that is refused.
+func (c *conn) Read(b []byte) (int, error) {
+	if c.screen.refused != nil {
+		return 0, c.screen.refused
+	}
+	n, err := c.Conn.Read(b)
+	if passed := c.screen.pass(b[:n]); passed < n {
+		return passed, nil
+	}
+	return n, err
 }
 
 // lingerFor and lingerBytes bound what is still read from a client that was refused in the middle of sending: closing at

@@ -32,7 +32,7 @@ func (x *exchange) note() {
 func (x *exchange) log() {
 	h := &x.ctx.Request.Header
 	attrs := []slog.Attr{
-		slog.String("request_id", x.id), slog.String("method", string(h.Method())), slog.String("route", routeNames[x.route]),
+		slog.String("request_id", string(x.id)), slog.String("method", string(h.Method())), slog.String("route", routeNames[x.route]),
 		slog.Int("status", x.ctx.Response.StatusCode()), slog.String("result", resultNames[x.result]),
 		slog.Duration("took", time.Since(x.now)), slog.Int("bytes", len(x.ctx.Response.Body())),
 	}

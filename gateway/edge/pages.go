@@ -33,6 +33,11 @@ func (x *exchange) page(path string) {
 	h.Set("Referrer-Policy", "same-origin")
 	h.Set("X-Frame-Options", "DENY")
 	h.Set("Cross-Origin-Opener-Policy", "same-origin")
+	h.Set("Cross-Origin-Resource-Policy", "same-origin")
+	h.Set("Permissions-Policy", "camera=(), geolocation=(), microphone=(), payment=()")
+	if !x.set.InsecureCookies { // then nobody can sign in but by HTTPS
+		h.Set("Strict-Transport-Security", "max-age=31536000")
+	}
 	x.kept(p.(*pagecache.Page), pagecache.Hit, "public, max-age=10")
 }
 
@@ -73,7 +78,7 @@ func (x *exchange) cached(path []byte) {
 	if p, how, renew := cache.Fresh(path, rule, x.now); how != "" {
 		if renew {
 			target := string(path)
-			cache.Renew(target, x.s.fetch(target, x.id))
+			cache.Renew(target, x.s.fetch(target, string(x.id)))
 		}
 		x.kept(p, how, x.set.pagesMaxAge)
 		return
@@ -87,7 +92,7 @@ func (x *exchange) cached(path []byte) {
 		return
 	}
 	target := string(path)
-	p, how, err := cache.Get(target, rule, x.now, 2*x.s.Pool.Timeout(), x.s.fetch(target, x.id))
+	p, how, err := cache.Get(target, rule, x.now, 2*x.s.Pool.Timeout(), x.s.fetch(target, string(x.id)))
 	switch {
 	case err != nil:
 		x.ctx.Response.Header.Set("X-Cache", string(how))

@@ -10,6 +10,7 @@ import (
 
 	"floodgate.internal/gateway/identity"
 	"floodgate.internal/gateway/limit"
+	"floodgate.internal/gateway/salegate"
 	"floodgate.internal/gateway/upstream"
 	"floodgate.internal/shared/failpoint"
 	"floodgate.internal/shared/problem"
@@ -19,14 +20,7 @@ import (
 
 // serve judges the request, in order.
 func (x *exchange) serve() {
-	h := &x.ctx.Request.Header
-	if p := guard(h); p != nil {
-		x.route = routeMalformed
-		x.reject(ruleProtocol, p)
-		x.close()
-		return
-	}
-	path, query, ok := split(h.RequestURI())
+	path, query, ok := split(x.ctx.Request.Header.RequestURI())
 	if !ok {
 		x.route = routeMalformed
 		x.reject(ruleProtocol, problem.New(problem.BadRequest, "the path must be plain: no percent-encoding, no empty or dot segments, no host"))
@@ -59,11 +53,7 @@ func (x *exchange) serve() {
 		x.cached(path)
 	case routeSale:
 		if refusal, sure := x.s.Gate.Unknown(sale, x.now); sure {
-			x.prepared(refusal)
-			return
-		}
-		if sale == 0 {
-			x.refuse(problem.New(problem.SaleNotFound, "there is no such sale"))
+			x.prepared(ruleGate, refusal, 0)
 			return
 		}
 		x.cached(path) // as canonical as the id: there is one way to write it
@@ -112,7 +102,7 @@ func (x *exchange) allowed() bool {
 
 // takeIP draws on the address's bucket.
 func (x *exchange) takeIP() (limit.Decision, bool) {
-	if x.addr == nil || exempted(x.set.Exempt, x.addr.addr) {
+	if exempted(x.set.Exempt, x.addr.addr) {
 		return limit.Decision{}, true
 	}
 	d := x.s.ips.Take(x.addr.key, x.set.IP, x.now)
@@ -120,33 +110,32 @@ func (x *exchange) takeIP() (limit.Decision, bool) {
 }
 
 // network is the network that the client's address is in: backends count where orders come from, and need to know no more.
-func (x *exchange) network() string {
-	if x.addr == nil {
-		return ""
+func (x *exchange) network() string { return wire.Network(x.addr.addr) }
+
+// limits is what a request is told that a limit refused, and the limit's name.
+var limits = func() (l [rules]struct {
+	name    string
+	refusal *salegate.Refusal
+}) {
+	for by, detail := range map[rule]string{
+		ruleOrder: "one order at a time; nothing was done", ruleRead: "too many requests; nothing was done",
+		ruleIP:      "too many requests from your address; nothing was done",
+		ruleWebhook: "too many deliveries from your address; nothing was done, deliver it again",
+		ruleGlobal:  "too many orders are coming in; nothing was done",
+	} {
+		l[by].name, l[by].refusal = ruleNames[by], salegate.Prepare(problem.New(problem.RateLimited, detail))
 	}
-	return wire.Network(x.addr.addr)
-}
+	return l
+}()
 
 // limited answers 429.
 func (x *exchange) limited(by rule, law *limit.Law, d limit.Decision) {
-	name, detail := `"order"`, "one order at a time; nothing was done"
-	switch by {
-	case ruleRead:
-		name, detail = `"read"`, "too many requests; nothing was done"
-	case ruleIP:
-		name, detail = `"ip"`, "too many requests from your address; nothing was done"
-	case ruleWebhook:
-		name, detail = `"webhook"`, "too many deliveries from your address; nothing was done, deliver it again"
-	case ruleGlobal:
-		name, detail = `"global"`, "too many orders are coming in; nothing was done"
-	}
 	seconds := max(1, d.Seconds())
 	h := &x.ctx.Response.Header
-	p := problem.New(problem.RateLimited, detail)
-	p.RetryAfter = time.Duration(seconds)*time.Second + jitter(time.Second)
 	h.Set("RateLimit-Policy", law.Policy())
-	h.Set("RateLimit", name+";r=0;t="+itoa(seconds))
-	x.reject(by, p)
+	x.body = append(append(append(x.body[:0], '"'), limits[by].name...), `";r=0;t=`...)
+	h.SetBytesV("RateLimit", strconv.AppendInt(x.body, int64(seconds), 10))
+	x.prepared(by, limits[by].refusal, time.Duration(seconds)*time.Second)
 }
 
 const sessionCookie = "floodgate_session"
@@ -160,7 +149,7 @@ func (x *exchange) token() (token []byte, byCookie bool) {
 		if len(auth) > len(bearer) && bytes.EqualFold(auth[:len(bearer)], bearer) {
 			return bytes.Trim(auth[len(bearer):], " "), false
 		}
-		return auth, false // not a token: refused as one that is not valid
+		return nil, false // of another scheme, or of none: nobody's, whatever the cookie says
 	}
 	c := h.Cookie(sessionCookie)
 	return c, len(c) > 0
@@ -195,9 +184,8 @@ func (x *exchange) sameOrigin() bool {
 	if site := h.Peek("Sec-Fetch-Site"); len(site) > 0 {
 		return string(site) == "same-origin"
 	}
-	origin := h.Peek("Origin")
-	_, host, ok := bytes.Cut(origin, []byte("://"))
-	return ok && len(host) > 0 && bytes.EqualFold(host, h.Host())
+	scheme, host, ok := bytes.Cut(h.Peek("Origin"), []byte("://"))
+	return ok && len(host) > 0 && bytes.EqualFold(host, h.Host()) && (x.set.InsecureCookies || string(scheme) == "https")
 }
 
 // user is what every request in a user's name goes through: the address's bucket and the token.
@@ -220,13 +208,9 @@ func (x *exchange) takeRead(uid string) bool {
 
 // order is POST /v1/sales/{id}/orders.
 func (x *exchange) order(sale int64) {
-	if sale == 0 {
-		x.refuse(problem.New(problem.SaleNotFound, "there is no such sale"))
-		return
-	}
 	v := x.s.Gate.Order(sale, x.now)
 	if v.Refusal != nil && !(v.Doubtful() && x.known()) {
-		x.prepared(v.Refusal)
+		x.prepared(ruleGate, v.Refusal, v.RetryAfter)
 		return
 	}
 	who, ok := x.user()
@@ -234,7 +218,7 @@ func (x *exchange) order(sale int64) {
 		return
 	}
 	h := &x.ctx.Request.Header
-	key := string(h.Peek("Idempotency-Key"))
+	key := h.Peek("Idempotency-Key")
 	if len(h.PeekAll("Idempotency-Key")) > 0 && !wire.ValidIdempotencyKey(key) {
 		x.reject(ruleBody, problem.Invalid("Idempotency-Key", "it must be 1 to 128 visible ASCII characters"))
 		return
@@ -254,7 +238,7 @@ func (x *exchange) order(sale int64) {
 	}
 	d := x.s.orders.Take(who.UID, x.set.Order, x.now)
 	if v.Refusal != nil && !(d.OK && x.s.Gate.Ask(v, x.now)) {
-		x.prepared(v.Refusal)
+		x.prepared(ruleGate, v.Refusal, v.RetryAfter)
 		return
 	}
 	if !d.OK {
@@ -267,7 +251,7 @@ func (x *exchange) order(sale int64) {
 	}
 	status := x.forward(&upstream.Request{
 		Method: fasthttp.MethodPost, Target: "/v1/sales/" + strconv.FormatInt(sale, 10) + "/orders", UID: who.UID,
-		Class: upstream.Order, Sale: sale, IdempotencyKey: key, Client: x.network(), Body: append(strconv.AppendInt([]byte(`{"quantity":`), int64(quantity), 10), '}'),
+		Class: upstream.Order, Sale: sale, IdempotencyKey: string(key), Client: x.network(), Body: append(strconv.AppendInt([]byte(`{"quantity":`), int64(quantity), 10), '}'),
 	})
 	x.notBefore(d.Seconds())
 	if v.Sale == nil {
@@ -453,7 +437,7 @@ func plainCursor(s string) bool {
 // forward sends r and passes the answer on: its status, body and the headers that are allowed. It returns the status, 0
 // where there was no answer.
 func (x *exchange) forward(r *upstream.Request) int {
-	r.RequestID, r.Trace = x.id, wire.Traceparent(x.ctx.Request.Header.Peek("traceparent"))
+	r.RequestID, r.Trace = string(x.id), wire.Traceparent(x.ctx.Request.Header.Peek("traceparent"))
 	resp := fasthttp.AcquireResponse()
 	defer fasthttp.ReleaseResponse(resp)
 	err := x.s.Pool.Do(r, resp)
@@ -464,7 +448,7 @@ func (x *exchange) forward(r *upstream.Request) int {
 	code := resp.StatusCode()
 	if code == fasthttp.StatusUnauthorized && len(resp.Header.Peek(signing.HeaderTime)) > 0 {
 		// It is this gateway that the backend does not know, not the client: that refusal names the time to sign by.
-		x.s.warn("check the signing keys on both sides", errSignature, x.id)
+		x.s.warn("check the signing keys on both sides", errSignature, r.RequestID)
 		x.overloaded("the shop cannot be reached; nothing was done")
 		return 0
 	}
@@ -490,7 +474,7 @@ var passed = []string{"Content-Type", "Location", "ETag", "Cache-Control", "Retr
 // unanswered says what is known of a request that got no answer.
 func (x *exchange) unanswered(r *upstream.Request, err error) {
 	if r.Method == fasthttp.MethodPost && errors.Is(err, upstream.ErrUnknown) {
-		x.s.warn("no answer from the backend", err, x.id)
+		x.s.warn("no answer from the backend", err, r.RequestID)
 		detail := "the request was sent on and no answer came: ask again with the same Idempotency-Key, or look at GET /v1/orders?sale_id="
 		switch x.route {
 		case routeWebhook:
@@ -506,7 +490,7 @@ func (x *exchange) unanswered(r *upstream.Request, err error) {
 	if errors.Is(err, upstream.ErrBusy) {
 		x.s.metrics.refusals[ruleInFlight].Inc()
 	} else {
-		x.s.warn("the backend was not reached", err, x.id)
+		x.s.warn("the backend was not reached", err, r.RequestID)
 	}
 	x.overloaded("the shop is busy or cannot be reached; nothing was done")
 }

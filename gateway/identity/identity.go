@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/go-json-experiment/json"
 	"github.com/golang-jwt/jwt/v5"
 
 	"floodgate.internal/shared/conf"
@@ -164,9 +165,45 @@ func (v *Verifier) Verify(token []byte) (Who, error) {
 	return who, nil
 }
 
+// claims are those that count here, by their exact names, each once. encoding/json would take "Sub" for "sub", and the last of
+// two: where an issuer lets users name claims of their own, a user could be anybody.
+type claims struct{ jwt.RegisteredClaims }
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (c *claims) UnmarshalJSON(b []byte) error {
+	var in struct {
+		Subject   string   `json:"sub"`
+		Expires   *float64 `json:"exp"`
+		NotBefore *float64 `json:"nbf"`
+		IssuedAt  *float64 `json:"iat"`
+	}
+	if err := json.Unmarshal(b, &in); err != nil {
+		return err
+	}
+	c.Subject = in.Subject
+	for _, date := range []struct {
+		seconds *float64
+		into    **jwt.NumericDate
+	}{{in.Expires, &c.ExpiresAt}, {in.NotBefore, &c.NotBefore}, {in.IssuedAt, &c.IssuedAt}} {
+		if date.seconds == nil {
+			continue
+		}
+		if *date.seconds < 0 || *date.seconds > maxSeconds {
+			return errDate
+		}
+		*date.into = jwt.NewNumericDate(time.Unix(int64(*date.seconds), 0))
+	}
+	return nil
+}
+
+// maxSeconds is the end of the year 9999, past which a time can neither be counted nor written everywhere.
+const maxSeconds = 253402300799
+
+var errDate = errors.New("a time that is none")
+
 func (v *Verifier) parse(text string) (Who, error) {
-	var claims jwt.RegisteredClaims
-	t, err := v.parser.ParseWithClaims(text, &claims, v.key)
+	var c claims
+	t, err := v.parser.ParseWithClaims(text, &c, v.key)
 	switch {
 	case err == nil && t.Valid:
 	case errors.Is(err, jwt.ErrTokenExpired):
@@ -176,10 +213,10 @@ func (v *Verifier) parse(text string) (Who, error) {
 	default:
 		return Who{}, ErrInvalid
 	}
-	if !wire.ValidUID(claims.Subject) {
+	if !wire.ValidUID(c.Subject) {
 		return Who{}, ErrSubject
 	}
-	return Who{claims.Subject, claims.ExpiresAt.Time}, nil
+	return Who{c.Subject, c.ExpiresAt.Time}, nil
 }
 
 var errKey = errors.New("no such key")

@@ -11,9 +11,13 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"floodgate.internal/shared/wire"
 )
 
 type fixture struct {
@@ -25,7 +29,7 @@ type fixture struct {
 
 const secret = "0123456789abcdef0123456789abcdef"
 
-func setup(t *testing.T) *fixture {
+func setup(t testing.TB) *fixture {
 	pub, priv, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
 		t.Fatal(err)
@@ -173,35 +177,243 @@ func TestTokens(t *testing.T) {
 	t.Logf("%d tokens", len(cases))
 }
 
-// Every single-character change of a good token is refused, also when the good one is remembered.
+// Every change of a good token is refused as invalid, also when the good one is remembered: each byte made another, left out, put
+// twice, each prefix, each suffix, each part taken from a token of another user.
 func TestMutations(t *testing.T) {
 	f := setup(t)
-	for _, good := range []string{
-		hs(m{"alg": "HS256", "kid": "hs"}, m{"sub": "7", "exp": f.now.Unix() + 60}, secret),
-		f.ed(m{"alg": "EdDSA", "kid": "ed"}, m{"sub": "7", "exp": f.now.Unix() + 60}),
-	} {
+	hsToken := func(uid string) string {
+		return hs(m{"alg": "HS256", "kid": "hs"}, m{"sub": uid, "exp": f.now.Unix() + 60}, secret)
+	}
+	edToken := func(uid string) string {
+		return f.ed(m{"alg": "EdDSA", "kid": "ed"}, m{"sub": uid, "exp": f.now.Unix() + 60})
+	}
+	for _, of := range []func(string) string{hsToken, edToken} {
+		good, others := of("7"), []string{of("8"), hsToken("7"), edToken("7")}
 		if _, err := f.Verify([]byte(good)); err != nil {
 			t.Fatal(err)
 		}
 		n := 0
-		for i := range good {
-			for _, c := range []byte{'A', 'b', '.', '_', 0} {
-				if good[i] == c {
-					continue
-				}
-				bad := []byte(good)
-				bad[i] = c
-				if who, err := f.Verify(bad); err == nil {
-					t.Fatalf("byte %d as %q: got %+v", i, c, who)
-				}
-				n++
+		refused := func(what, bad string) {
+			t.Helper()
+			if bad == good {
+				return
 			}
-			if _, err := f.Verify([]byte(good[:i])); err == nil {
-				t.Fatalf("cut at %d: accepted", i)
+			n++
+			if who, err := f.Verify([]byte(bad)); !errors.Is(err, ErrInvalid) {
+				t.Fatalf("%s: got %+v, %v; want ErrInvalid: %s", what, who, err, bad)
+			}
+		}
+		for i := range good {
+			before, after := good[:i], good[i+1:]
+			for _, c := range []string{"A", "b", ".", "_", "\x00", "\n", "=", "\xff", string(good[i] ^ 1), string(good[i] ^ 0x20)} {
+				refused(fmt.Sprintf("byte %d as %q", i, c), before+c+after)
+			}
+			refused(fmt.Sprint("without byte ", i), before+after)
+			refused(fmt.Sprint("byte twice ", i), good[:i+1]+good[i:])
+			if i > 0 {
+				refused(fmt.Sprint("cut before ", i), before)
+			}
+			refused(fmt.Sprint("begun at ", i+1), after+"A")
+		}
+		for c := range 256 {
+			refused(fmt.Sprintf("%q behind", byte(c)), good+string([]byte{byte(c)}))
+			refused(fmt.Sprintf("%q before", byte(c)), string([]byte{byte(c)})+good)
+		}
+		mine := strings.Split(good, ".")
+		for _, other := range others {
+			for i, part := range strings.Split(other, ".") {
+				for j := range mine {
+					parts := slices.Clone(mine)
+					parts[j] = part
+					if joined := strings.Join(parts, "."); !slices.Contains(others, joined) {
+						refused(fmt.Sprintf("part %d of another as %d", i, j), joined)
+					}
+				}
 			}
 		}
 		t.Logf("%d mutations", n)
 	}
+}
+
+// Tokens that the key did sign, whatever they say.
+func TestSignedClaims(t *testing.T) {
+	f := setup(t)
+	type claim struct {
+		text string // the members of the claims
+		want error
+	}
+	unix := f.now.Unix()
+	with := func(format string, args ...any) string { return fmt.Sprintf(format, args...) }
+	cases := []claim{
+		{with(`"exp":%d`, unix+60), ErrSubject},
+		{with(`"sub":"7","sub":"8","exp":%d`, unix+60), ErrInvalid},
+		{with(`"sub":"8","\u0073ub":"7","exp":%d`, unix+60), ErrInvalid},
+		{with(`"sub":"7","exp":1,"exp":%d`, unix+60), ErrInvalid},
+		{with(`"\u0073ub":"7","exp":%d`, unix+60), nil},
+		{with(`"sub":"\u0037","exp":%d`, unix+60), nil},
+		{with(`"sub":"7","exp":%d`, unix+60) + "}{", ErrInvalid},
+		{with(`"sub":"7","exp":%d,`, unix+60), ErrInvalid},
+		{with(`"sub":"7","exp":%d,"x":"%c"`, unix+60, 0), ErrInvalid},
+		{with(`"sub":"7","exp":%d,"x":"`, unix+60) + "\xff\"", ErrInvalid},
+		{with(`"sub":"7","exp":%d,"x":%s`, unix+60, strings.Repeat("[", 600)+strings.Repeat("]", 600)), nil},
+	}
+	for c := range rune(0x80) { // every ASCII character in a user's id
+		want := ErrSubject
+		if strings.ContainsRune("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-", c) {
+			want = nil
+		}
+		uid, _ := json.Marshal("7" + string(c))
+		cases = append(cases, claim{with(`"sub":%s,"exp":%d`, uid, unix+60), want})
+	}
+	for n := 1; n <= 130; n += 3 {
+		want := error(nil)
+		if n > 64 {
+			want = ErrSubject
+		}
+		cases = append(cases, claim{with(`"sub":"%s","exp":%d`, strings.Repeat("7", n), unix+60), want})
+	}
+	for _, name := range []string{"Sub", "SUB", "sUb", "ſub", " sub", "sub ", "uid", "user_id", "client_id", "email", "preferred_username"} { // ſ folds to s
+		cases = append(cases, claim{with(`%q:"7","exp":%d`, name, unix+60), ErrSubject}, claim{with(`"sub":"7",%q:"8","exp":%d`, name, unix+60), nil},
+			claim{with(`%q:"8","sub":"7","exp":%d`, name, unix+60), nil})
+	}
+	for _, name := range []string{"Exp", "EXP", "expires", "exp "} {
+		cases = append(cases, claim{with(`"sub":"7",%q:%d`, name, unix+60), ErrInvalid}, claim{with(`"sub":"7","exp":%d,%q:%d`, unix-60, name, unix+60), ErrExpired})
+	}
+	for _, v := range []string{"7", "7.0", "-1", "0", "1e3", "true", "false", "[]", `["7"]`, `["7","8"]`, "{}", `{"sub":"7"}`, "[[]]", "[null]"} {
+		cases = append(cases, claim{with(`"sub":%s,"exp":%d`, v, unix+60), ErrInvalid})
+	}
+	for _, v := range []string{`""`, "null", `"\u0000"`, `"7\u0000"`, `"7\n"`, `"7\r\nX-User-Id: 8"`, `"../7"`, `"7/8"`, `"7 "`, `" 7"`, `"７"`, `"\u202e7"`, `"é"`, `"7'--"`, `"*"`, `"7,8"`} {
+		cases = append(cases, claim{with(`"sub":%s,"exp":%d`, v, unix+60), ErrSubject})
+	}
+	// Every time claim with every value that is no time, or none that can be meant.
+	for _, name := range []string{"exp", "nbf", "iat"} {
+		rest := ""
+		if name != "exp" {
+			rest = with(`,"exp":%d`, unix+60)
+		}
+		for _, v := range []string{`"tomorrow"`, with(`"%d"`, unix+60), `""`, "true", "false", "[]", with("[%d]", unix+60), "{}", "-1", "-1e300", "1e300", "1e400", "-0.5",
+			"253402300800", "9223372036854775807", "9223372036854775808", "18446744073709551616", strings.Repeat("9", 400), "NaN", "Infinity", "0x7fffffff", "01", "+1", "1."} {
+			cases = append(cases, claim{with(`"sub":"7",%q:%s%s`, name, v, rest), ErrInvalid})
+		}
+	}
+	// Parts of a second do not count.
+	for offset, want := range map[float64]error{-86400: ErrExpired, -31: ErrExpired, -30: ErrExpired, -29.5: ErrExpired, -29: nil, 0: nil, 0.5: nil, 1: nil, 31536000: nil} {
+		cases = append(cases, claim{with(`"sub":"7","exp":%.1f`, float64(unix)+offset), want})
+	}
+	for _, name := range []string{"nbf", "iat"} {
+		for offset, want := range map[float64]error{-86400: nil, 0: nil, 29: nil, 30: nil, 30.5: nil, 31: ErrEarly, 86400: ErrEarly} {
+			cases = append(cases, claim{with(`"sub":"7","exp":%d,%q:%.1f`, unix+60, name, float64(unix)+offset), want})
+		}
+		cases = append(cases, claim{with(`"sub":"7","exp":%d,%q:null`, unix+60, name), nil}, claim{with(`"sub":"7","exp":%d,%q:0`, unix+60, name), nil})
+	}
+	cases = append(cases, claim{`"sub":"7","exp":null`, ErrInvalid}, claim{`"sub":"7","exp":0`, ErrExpired}, claim{`"sub":"7","exp":253402300799`, nil},
+		claim{with(`"sub":"7","exp":%d,"nbf":%d`, unix-31, unix+31), ErrExpired}, claim{with(`"sub":"","exp":%d`, unix-31), ErrExpired})
+	for _, name := range []string{"aud", "iss", "jti", "kid", "alg", "X-User-Id", "role"} { // they mean nothing here
+		for _, v := range []string{`"x"`, "7", "null", "true", `["a","b"]`, "[1]", "{}"} {
+			cases = append(cases, claim{with(`"sub":"7","exp":%d,%q:%s`, unix+60, name, v), nil})
+		}
+	}
+	for _, c := range cases {
+		text := "{" + c.text + "}"
+		for alg, token := range map[string]string{"HS256": hs(m{"alg": "HS256", "kid": "hs"}, text, secret), "EdDSA": f.ed(m{"alg": "EdDSA", "kid": "ed"}, text)} {
+			who, err := f.Verify([]byte(token))
+			if !errors.Is(err, c.want) || (err == nil) != (c.want == nil) || err == nil && !strings.HasPrefix(who.UID, "7") || err != nil && who != (Who{}) {
+				t.Errorf("%s of %.200s: got %+v, %v; want %v", alg, text, who, err, c.want)
+			}
+		}
+	}
+	t.Logf("%d tokens", 2*len(cases))
+}
+
+// Every algorithm under every kid, signed with whatever an attacker has: only a key's own algorithm with the key itself is taken.
+func TestAlgorithmsAndKeys(t *testing.T) {
+	f := setup(t)
+	claims := m{"sub": "7", "exp": f.now.Unix() + 60}
+	der, _ := x509.MarshalPKIXPublicKey(f.pub)
+	kids := []any{nil, "hs", "ed", "", "HS", "hs ", "hs\x00", "../hs", "/dev/null", "https://evil.example/key", "hs' OR '1'='1", "${jndi:ldap://x}", 0, 1, true, []string{"hs"}, m{"kid": "hs"}}
+	algs := []any{nil, "HS256", "EdDSA", "", "none", "None", "NONE", "nOnE", "hs256", "HS384", "HS512", "RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "ES512", "eddsa", "Ed25519", "HS256 ", "HMAC", 256, true, []string{"HS256"}, m{}}
+	macKeys := map[string]string{"the secret": secret, "nothing": "", "the public key": string(f.pub), "the public key in base64": base64.StdEncoding.EncodeToString(f.pub),
+		"the public key in DER": string(der), "the public key in PEM": string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}))}
+	n := 0
+	check := func(how, token string, good bool) {
+		n++
+		who, err := f.Verify([]byte(token))
+		if good && (err != nil || who.UID != "7") || !good && !errors.Is(err, ErrInvalid) {
+			t.Errorf("%s: got %+v, %v; taken: want %v", how, who, err, good)
+		}
+	}
+	for _, kid := range kids {
+		for _, alg := range algs {
+			head := m{"typ": "JWT"}
+			if kid != nil {
+				head["kid"] = kid
+			}
+			if alg != nil {
+				head["alg"] = alg
+			}
+			for name, key := range macKeys {
+				check(fmt.Sprintf("alg %v, kid %v, an HMAC with %s", alg, kid, name), hs(head, claims, key), alg == "HS256" && kid == "hs" && name == "the secret")
+			}
+			check(fmt.Sprintf("alg %v, kid %v, the private key", alg, kid), f.ed(head, claims), alg == "EdDSA" && kid == "ed")
+			check(fmt.Sprintf("alg %v, kid %v, unsigned", alg, kid), b64(head)+"."+b64(claims)+".", false)
+		}
+	}
+	for _, extra := range []m{{"crit": []string{"exp"}}, {"crit": []string{}}, {"crit": nil}, {"crit": "b64", "b64": false}} {
+		head := m{"alg": "HS256", "kid": "hs"}
+		maps.Copy(head, extra)
+		check(fmt.Sprint(head), hs(head, claims, secret), false)
+	}
+	for _, extra := range []m{{"jwk": m{"kty": "oct", "k": b64("k")}}, {"jku": "https://evil.example/jwks"}, {"x5u": "https://evil.example/x"}, {"x5c": []string{"AA"}}, {"zip": "DEF"}, {"cty": "JWT"}, {"typ": 1}} {
+		head := m{"alg": "HS256", "kid": "hs"}
+		maps.Copy(head, extra)
+		check(fmt.Sprint(head, " with the key that it names"), hs(head, claims, "k"), false)
+		check(fmt.Sprint(head, " with the key itself"), hs(head, claims, secret), true) // they change nothing
+	}
+	t.Logf("%d tokens", n)
+}
+
+// Nothing is taken but what a key signed: three parts, each in its one spelling.
+func FuzzVerify(f *testing.F) {
+	x := setup(f)
+	f.Add(hs(m{"alg": "HS256", "kid": "hs"}, m{"sub": "7", "exp": x.now.Unix() + 60}, secret))
+	f.Add(b64(m{"alg": "none", "kid": "hs"}) + "." + b64(m{"sub": "7"}) + ".")
+	f.Add("a.b.c")
+	f.Fuzz(func(t *testing.T, token string) {
+		who, err := x.Verify([]byte(token))
+		if err != nil {
+			if who != (Who{}) {
+				t.Errorf("refused with %v, and names %+v", err, who)
+			}
+			return
+		}
+		parts := strings.Split(token, ".")
+		mac := hmac.New(sha256.New, []byte(secret))
+		mac.Write([]byte(parts[0] + "." + parts[1]))
+		if len(parts) != 3 || parts[2] != b64(mac.Sum(nil)) { // nobody has the other key
+			t.Errorf("took %q as %+v", token, who)
+		}
+	})
+}
+
+// Whatever a key signed, who is named is named by one member, sub, and until a time that can be written.
+func FuzzClaims(f *testing.F) {
+	x := setup(f)
+	f.Add(`{"alg":"HS256","kid":"hs"}`, `{"sub":"7","exp":1782910000}`)
+	f.Add(`{"alg":"HS256","kid":"hs","alg":"none"}`, `{"sub":"7","Sub":"8","exp":1782910000.5,"nbf":1,"iat":0}`)
+	f.Add(`{"kid":"hs","alg":"HS256","crit":[]}`, `{"exp":1e300}`)
+	f.Fuzz(func(t *testing.T, header, claims string) {
+		who, err := x.Verify([]byte(hs(header, claims, secret)))
+		if err != nil {
+			return
+		}
+		var named map[string]any
+		if err := json.Unmarshal([]byte(claims), &named); err != nil || named["sub"] != who.UID || !wire.ValidUID(who.UID) {
+			t.Errorf("took %q as %+v (%v)", claims, who, err)
+		}
+		if _, err := who.Expires.UTC().MarshalText(); err != nil || !who.Expires.After(x.now.Add(-time.Minute)) {
+			t.Errorf("%q expires at %v (%v)", claims, who.Expires, err)
+		}
+	})
 }
 
 func TestRememberedTokenExpires(t *testing.T) {

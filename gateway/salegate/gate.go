@@ -28,6 +28,8 @@ const (
 	probeEvery = 10 * time.Second
 	// Stale news: this many requests a second may ask the backend what the gate would refuse.
 	staleRate, staleBurst = 20, 20
+	// When to come again, where the gate does not know.
+	notFreshFor, pausedFor = time.Second, 2 * time.Second
 )
 
 // Sale is what the gate knows of one sale since its last change. It is safe for concurrent use.
@@ -46,6 +48,8 @@ type Sale struct {
 type Verdict struct {
 	// Refusal is nil where the backend is to judge.
 	Refusal *Refusal
+	// RetryAfter is when that may be otherwise, 0 where nobody knows.
+	RetryAfter time.Duration
 	// Sale is nil where the gate does not know it.
 	Sale *Sale
 
@@ -94,7 +98,7 @@ func New(clk *clock.Clock, staleAfter time.Duration, reg prometheus.Registerer) 
 	g := &Gate{
 		clk: clk, epoch: time.Now(), asks: rate.NewLimiter(staleRate, staleBurst),
 		unknown:  Prepare(problem.New(problem.SaleNotFound, "there is no such sale")),
-		notFresh: Prepare(retry(problem.New(problem.Overloaded, "the state of the sales is not known at the moment; nothing was done"), time.Second)),
+		notFresh: Prepare(problem.New(problem.Overloaded, "the state of the sales is not known at the moment; nothing was done")),
 	}
 	g.stale.Store(int64(staleAfter))
 	g.snapshot.Store(&snapshot{})
@@ -130,9 +134,9 @@ func (g *Gate) Get(id int64) (*Sale, bool) {
 // Known returns how many sales the gate knows.
 func (g *Gate) Known() int { return len(g.snapshot.Load().sales) }
 
-// Unknown is the answer about a sale that does not exist; false where that is not certain.
+// Unknown is the answer about a sale that does not exist; false where that is not certain. No sale has the id 0.
 func (g *Gate) Unknown(id int64, now time.Time) (*Refusal, bool) {
-	if _, ok := g.Get(id); ok || !g.Fresh(now) {
+	if _, ok := g.Get(id); ok || id != 0 && !g.Fresh(now) {
 		return nil, false
 	}
 	return g.unknown, true
@@ -142,17 +146,17 @@ func (g *Gate) Unknown(id int64, now time.Time) (*Refusal, bool) {
 func (g *Gate) Order(id int64, now time.Time) Verdict {
 	s, ok := g.Get(id)
 	if !ok {
-		if g.Fresh(now) {
-			return Verdict{Refusal: g.unknown}
+		if r, sure := g.Unknown(id, now); sure {
+			return Verdict{Refusal: r}
 		}
-		return Verdict{Refusal: g.notFresh, doubt: staleNews}
+		return Verdict{Refusal: g.notFresh, RetryAfter: notFreshFor, doubt: staleNews}
 	}
-	ms := g.clk.NowMillis()
+	ms := g.clk.At(now).UnixMilli()
 	switch {
 	case s.State == wire.Ended || ms >= s.ends:
-		return g.refuse(s.ended, s, now)
+		return g.refuse(s, s.ended, 0, now)
 	case ms < s.starts:
-		return g.refuse(s.notStarted.in(time.Duration(s.starts-ms)*time.Millisecond), s, now)
+		return g.refuse(s, s.notStarted, time.Duration(s.starts-ms)*time.Millisecond, now)
 	}
 	soldOut := s.State == wire.SoldOut && (s.nextRelease == 0 || ms < s.nextRelease)
 	looked := int64(0) // a mark after which one order looks again, and the others wait for what it hears
@@ -168,31 +172,33 @@ func (g *Gate) Order(id int64, now time.Time) Verdict {
 	}
 	switch {
 	case soldOut:
-		r := s.gone
+		r, after := s.gone, time.Duration(0)
 		if s.nextRelease > ms {
-			r = s.soldOut.in(time.Duration(s.nextRelease-ms) * time.Millisecond)
+			r, after = s.soldOut, time.Duration(s.nextRelease-ms)*time.Millisecond
 		}
 		if looked != 0 {
-			return Verdict{r, s, oldMark, looked}
+			return Verdict{r, after, s, oldMark, looked}
 		}
-		return g.refuse(r, s, now)
+		return g.refuse(s, r, after, now)
 	case s.State == wire.Paused:
-		return g.refuse(s.paused, s, now)
+		return g.refuse(s, s.paused, pausedFor, now)
 	}
 	return Verdict{Sale: s}
 }
 
-// refuse says how certain r is.
-func (g *Gate) refuse(r *Refusal, s *Sale, now time.Time) Verdict {
+// refuse answers with r, and says how certain it is.
+func (g *Gate) refuse(s *Sale, r *Refusal, after time.Duration, now time.Time) Verdict {
+	v := Verdict{Refusal: r, RetryAfter: after, Sale: s}
 	if !g.Fresh(now) {
-		return Verdict{r, s, staleNews, 0}
+		v.doubt = staleNews
+		return v
 	}
 	if r != s.ended && r.Code != problem.SaleNotStarted { // whose time is known
 		if asked := s.asked.Load(); now.Sub(g.epoch)-time.Duration(asked) >= probeEvery {
-			return Verdict{r, s, oldRefusal, asked}
+			v.doubt, v.of = oldRefusal, asked
 		}
 	}
-	return Verdict{r, s, certain, 0}
+	return v
 }
 
 // Ask reports whether the order that got this doubtful verdict is one that asks the backend. It is called just before the
@@ -288,11 +294,6 @@ func newSale(w wire.Sale, epoch time.Time) *Sale {
 		more.NextReleaseAt = w.NextReleaseAt
 		s.soldOut = Prepare(more)
 	}
-	s.paused = Prepare(retry(problem.New(problem.Overloaded, "the sale is paused; nothing was done"), 2*time.Second))
+	s.paused = Prepare(problem.New(problem.Overloaded, "the sale is paused; nothing was done"))
 	return s
-}
-
-func retry(p *problem.Problem, after time.Duration) *problem.Problem {
-	p.RetryAfter = after
-	return p
 }

@@ -165,6 +165,8 @@ func follow(t *testing.T, backends int, test func(g *Gate, f *feeds, changed fun
 	})
 }
 
+func body(v Verdict) string { return string(v.Refusal.AppendBody(nil, []byte("id"))) }
+
 func code(v Verdict) problem.Code {
 	if v.Refusal == nil {
 		return ""
@@ -308,22 +310,22 @@ func TestVerdicts(t *testing.T) {
 			}
 		}
 		check("at first", problem.SaleNotStarted, "", problem.Overloaded, problem.SoldOut, problem.SoldOut, problem.SaleEnded, problem.SaleNotStarted, problem.SaleNotFound)
-		if v := g.Order(1, time.Now()); v.Refusal.RetryAfter != 10*time.Second {
-			t.Errorf("starts in %v", v.Refusal.RetryAfter)
+		if v := g.Order(1, time.Now()); v.RetryAfter != 10*time.Second {
+			t.Errorf("starts in %v", v.RetryAfter)
 		}
 		// Row D6: between two tranches it is sold out until the next, and says so.
 		named := `"next_release_at":"` + next.Format(wire.TimeFormat) + `"`
-		if r := g.Order(5, time.Now()).Refusal; r.RetryAfter != 10*time.Second || !strings.Contains(string(r.AppendBody(nil, "id")), named) {
-			t.Errorf("between tranches: got %s, Retry-After %v; want %s in it", r.AppendBody(nil, "id"), r.RetryAfter, named)
+		if v := g.Order(5, time.Now()); v.RetryAfter != 10*time.Second || !strings.Contains(body(v), named) {
+			t.Errorf("between tranches: got %s, Retry-After %v; want %s in it", body(v), v.RetryAfter, named)
 		}
-		if r := g.Order(4, time.Now()).Refusal; r.RetryAfter != 0 || strings.Contains(string(r.AppendBody(nil, "id")), "next_release_at") {
-			t.Errorf("without a tranche to come: got %s, Retry-After %v", r.AppendBody(nil, "id"), r.RetryAfter)
+		if v := g.Order(4, time.Now()); v.RetryAfter != 0 || strings.Contains(body(v), "next_release_at") {
+			t.Errorf("without a tranche to come: got %s, Retry-After %v", body(v), v.RetryAfter)
 		}
 		time.Sleep(10 * time.Second) // no message comes: the clock opens, closes and releases
 		synctest.Wait()
 		g.Order(5, time.Now()).Sale.SoldOut(time.Now()) // all of the tranche goes at once
-		if r := g.Order(5, time.Now()).Refusal; r == nil || r.RetryAfter != 0 || strings.Contains(string(r.AppendBody(nil, "id")), "next_release_at") {
-			t.Errorf("after the last release: got %v, want sold out without a release to come", r)
+		if v := g.Order(5, time.Now()); v.Refusal == nil || v.RetryAfter != 0 || strings.Contains(body(v), "next_release_at") {
+			t.Errorf("after the last release: got %v, want sold out without a release to come", v)
 		}
 		time.Sleep(markFor)
 		synctest.Wait()
@@ -331,7 +333,7 @@ func TestVerdicts(t *testing.T) {
 			t.Error("nobody looks whether the tranche is really gone")
 		}
 		check("10 s later", "", problem.SaleEnded, problem.Overloaded, problem.SoldOut, problem.SoldOut, problem.SaleEnded, problem.Overloaded)
-		if r := g.unknown.AppendBody(nil, "id-1"); !strings.Contains(string(r), `"request_id":"id-1"`) || !strings.Contains(string(r), `"status":404`) {
+		if r := g.unknown.AppendBody(nil, []byte("id-1")); !strings.Contains(string(r), `"request_id":"id-1"`) || !strings.Contains(string(r), `"status":404`) {
 			t.Errorf("got %s", r)
 		}
 	})
@@ -777,6 +779,6 @@ func BenchmarkRefusal(b *testing.B) {
 	b.ReportAllocs()
 	buf := make([]byte, 0, 512)
 	for b.Loop() {
-		buf = g.Order(1, time.Now()).Refusal.AppendBody(buf[:0], "0123456789")
+		buf = g.Order(1, time.Now()).Refusal.AppendBody(buf[:0], []byte("0123456789"))
 	}
 }

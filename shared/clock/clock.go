@@ -28,12 +28,15 @@ func (c *Clock) Set(server, asked time.Time) {
 func (c *Clock) Synced() bool { return c.anchor.Load() != nil }
 
 // Now is the server's time, as well as it is known.
-func (c *Clock) Now() time.Time {
+func (c *Clock) Now() time.Time { return c.At(time.Now()) }
+
+// At is Now for who has read the monotonic clock already.
+func (c *Clock) At(local time.Time) time.Time {
 	a := c.anchor.Load()
 	if a == nil {
-		return time.Now().UTC()
+		return local.UTC()
 	}
-	return a.server.Add(time.Since(a.local)).UTC()
+	return a.server.Add(local.Sub(a.local)).UTC()
 }
 
 // NowMillis is Now in milliseconds since 1970.

@@ -71,3 +71,28 @@ func TestLoopback(t *testing.T) {
 		}
 	}
 }
+
+// A file that is taken holds nothing that the struct does not have, and no secret shows in what is written of it.
+func FuzzParse(f *testing.F) {
+	for _, s := range []string{"", "{}", "name: x\nsecret: ${FUZZ_SECRET}\nn: 7\nwait: 5s\n", "name: $$x", "name: ${", "name: $x", "a: b", "name: x\nname: y", "&a [*a]", "n: 1e3", "name: |\n  x\n", "? name\n: x", "list: [{name: x}]", "---\n---\n"} {
+		f.Add([]byte(s))
+	}
+	f.Setenv("FUZZ_SECRET", "hunter2-hunter2")
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var into struct {
+			Name   string        `yaml:"name"`
+			Secret Secret        `yaml:"secret"`
+			N      int           `yaml:"n"`
+			Wait   time.Duration `yaml:"wait"`
+			List   []struct {
+				Name string `yaml:"name"`
+			} `yaml:"list"`
+		}
+		if Parse(b, &into) != nil {
+			return
+		}
+		if s := into.Secret.Reveal(); len(s) > 8 && strings.Contains(fmt.Sprintf("%v %+v %#v", into.Secret, into.Secret, into.Secret), s) {
+			t.Errorf("%q: the secret %q shows", b, s)
+		}
+	})
+}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
 	"github.com/valyala/fasthttp"
 
 	"floodgate.internal/shared/wire"
@@ -131,7 +132,7 @@ func (p *Problem) Error() string { return string(p.Code) + ": " + p.Detail }
 func (p *Problem) JSON(requestID string) []byte {
 	q := *p
 	q.RequestID = requestID
-	b, err := json.Marshal(&q)
+	b, err := json.Marshal(&q, jsontext.AllowInvalidUTF8(true)) // what a client sent may be cut or broken: U+FFFD stands for it
 	if err != nil {
 		panic("BUG: a problem that does not marshal: " + err.Error())
 	}

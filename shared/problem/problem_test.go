@@ -38,3 +38,22 @@ func TestUnauthenticatedSaysHow(t *testing.T) {
 		t.Errorf("got %s", ctx.Response.Header.String())
 	}
 }
+
+// Whatever a problem says of what a client sent, its body is JSON with the code as it is, and its headers stay two lines.
+func FuzzWriteTo(f *testing.F) {
+	f.Add("quantity: 0", "quantity", "r-1", int64(0))
+	f.Add("\xff\x00\u2028\"\\", "a\r\nSet-Cookie: a=b", "\r\n", int64(1500))
+	f.Fuzz(func(t *testing.T, detail, field, id string, ms int64) {
+		p := New(BadRequest, detail)
+		p.Field, p.RetryAfter = field, time.Duration(ms)*time.Millisecond
+		var ctx fasthttp.RequestCtx
+		p.WriteTo(&ctx, id)
+		var m map[string]any
+		if err := json.Unmarshal(ctx.Response.Body(), &m); err != nil || m["code"] != "BAD_REQUEST" || m["status"] != 400.0 {
+			t.Errorf("got %v of %q", err, ctx.Response.Body())
+		}
+		if after := string(ctx.Response.Header.Peek("Retry-After")); (after == "") != (p.RetryAfter <= 0) {
+			t.Errorf("%v: got Retry-After %q", p.RetryAfter, after)
+		}
+	})
+}

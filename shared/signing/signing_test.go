@@ -2,6 +2,7 @@ package signing
 
 import (
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -149,4 +150,33 @@ func BenchmarkSignVerify(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
+}
+
+// Of all requests with these parts, only the one that was signed is taken.
+func FuzzVerify(f *testing.F) {
+	signed := request()
+	sig, at, nonce := string(signed.Header.Peek(HeaderSignature)), string(signed.Header.Peek(HeaderTime)), string(signed.Header.Peek(HeaderNonce))
+	f.Add("POST", "/v1/sales/7/orders", "gw-1", at, "alice", "k1", "", sig, `{"quantity":1}`)
+	f.Add("GET", "/v1/orders", "gw-2", "1800000000000", "", "", "203.0.113.0/24", "", "")
+	f.Add("POST", "/v1/sales/7/orders", "gw-1", "+1800000000000", "alice\n", "k1", "x", strings.ToUpper(sig), `{"quantity":1}`)
+	v := NewVerifier(key)
+	f.Fuzz(func(t *testing.T, method, target, id, at, uid, idem, client, signature, body string) {
+		req := &fasthttp.Request{}
+		req.Header.SetMethod(method)
+		req.Header.SetRequestURI(target)
+		for name, value := range map[string]string{HeaderKey: id, HeaderTime: at, HeaderNonce: nonce, HeaderUID: uid, "Idempotency-Key": idem, HeaderClient: client, HeaderSignature: signature} {
+			req.Header.Set(name, value)
+		}
+		req.SetBodyString(body)
+		got, err := v.Verify(req, now)
+		if err != nil {
+			if got != "" {
+				t.Errorf("refused with %v, and names %q", err, got)
+			}
+			return
+		}
+		if string(req.Header.Method()) != "POST" || string(req.Header.RequestURI()) != "/v1/sales/7/orders" || got != "alice" || body != `{"quantity":1}` {
+			t.Errorf("took %s %s of %q with %q", method, target, uid, body)
+		}
+	})
 }

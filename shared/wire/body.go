@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"strings"
@@ -52,6 +53,9 @@ func ParseOrderRequest(body []byte, limit int) (quantity int, err error) {
 	if len(body) == 0 {
 		return 1, nil
 	}
+	if n, ok := plainQuantity(body); ok && n <= limit {
+		return n, nil
+	}
 	var r OrderRequest
 	if err := DecodeStrict(body, &r); err != nil {
 		return 0, err
@@ -69,6 +73,22 @@ func ParseOrderRequest(body []byte, limit int) (quantity int, err error) {
 		return 0, fmt.Errorf("quantity: %d is not between 1 and the sale's limit for each user, %d", *r.Quantity, limit)
 	}
 	return *r.Quantity, nil
+}
+
+// plainQuantity reads a body as nearly all clients write it, {"quantity":N}, without allocating. It is false for every other.
+func plainQuantity(body []byte) (n int, ok bool) {
+	digits, ok := bytes.CutPrefix(body, []byte(`{"quantity":`))
+	digits, closed := bytes.CutSuffix(digits, []byte("}"))
+	if !ok || !closed || len(digits) < 1 || len(digits) > 9 || digits[0] == '0' {
+		return 0, false
+	}
+	for _, c := range digits {
+		if c < '0' || c > '9' {
+			return 0, false
+		}
+		n = 10*n + int(c-'0')
+	}
+	return n, true
 }
 
 func firstNonSpace(b []byte) int {

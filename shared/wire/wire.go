@@ -228,7 +228,7 @@ func ValidUID(s string) bool {
 }
 
 // ValidIdempotencyKey reports whether s is 1 to 128 visible ASCII characters.
-func ValidIdempotencyKey(s string) bool {
+func ValidIdempotencyKey[S string | []byte](s S) bool {
 	if len(s) == 0 || len(s) > MaxIdempotencyKey {
 		return false
 	}
@@ -260,7 +260,10 @@ func ParseID(s string) (int64, bool) {
 		return 0, false
 	}
 	n, err := strconv.ParseInt(s, 10, 64)
-	return n, err == nil
+	if err != nil {
+		return 0, false
+	}
+	return n, true
 }
 
 // NewOrderID joins a UUIDv7 and the sale, so that any process finds the order's home without a lookup:

@@ -3,6 +3,7 @@ package wire
 import (
 	"encoding/json"
 	"net/netip"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -96,12 +97,82 @@ func TestParseID(t *testing.T) {
 	}
 }
 
+// What is taken is taken by the JSON parser too, in whatever way it was read, and is within the limit.
 func FuzzParseOrderRequest(f *testing.F) {
-	f.Add([]byte(`{"quantity":1}`))
-	f.Add([]byte(``))
+	for _, body := range []string{`{"quantity":1}`, ``, `{}`, ` {"quantity": 5 } `, `{"quantity":6}`, `{"quantity":01}`, `{"quantity":}`, `{"quantity":1}}`, `{"quantity":1,"quantity":2}`, `{"quantity":99999999999}`, `null`} {
+		f.Add([]byte(body))
+	}
 	f.Fuzz(func(t *testing.T, body []byte) {
-		if n, err := ParseOrderRequest(body, 5); err == nil && (n < 1 || n > 5) {
+		n, err := ParseOrderRequest(body, 5)
+		if err != nil {
+			if n != 0 || err.Error() == "" {
+				t.Errorf("%q: got %d, %v", body, n, err)
+			}
+			return
+		}
+		if n < 1 || n > 5 {
 			t.Errorf("%q: got %d", body, n)
+		}
+		if len(body) == 0 {
+			return
+		}
+		var in map[string]int
+		if err := json.Unmarshal(body, &in); err != nil || len(in) > 1 || len(in) == 1 && in["quantity"] != n {
+			t.Errorf("%q: got %d, encoding/json says %v, %v", body, n, in, err)
+		}
+	})
+}
+
+// An id that is taken has one spelling, and names what it was made of.
+func FuzzIDs(f *testing.F) {
+	const order = "0190163d-8694-739b-aea5-966c26f8ad91-42"
+	for _, s := range []string{"1", "0", "01", "9223372036854775808", order, order[:36] + "-0", order + ".1", order + ".", "..", ""} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		if n, ok := ParseID(s); ok != (n > 0) || ok && strconv.FormatInt(n, 10) != s {
+			t.Errorf("%q: got id %d, %v", s, n, ok)
+		}
+		sale, ok := SaleOfOrder(s)
+		if ok && (NewOrderID(s[:36], sale) != s || IsCartOrder(s)) {
+			t.Errorf("%q: got sale %d", s, sale)
+		}
+		if ValidOrderID(s) != (ok || IsCartOrder(s)) || ValidOrderID(s) && len(s) > MaxOrderID {
+			t.Errorf("%q: a valid order id: %v", s, ValidOrderID(s))
+		}
+		if ValidClaimID(s) {
+			order, slot, _ := strings.Cut(s, ".")
+			n, ok := ParseID(slot)
+			if !ok || NewClaimID(order, int(n)) != s || !ValidOrderID(order) {
+				t.Errorf("took claim %q", s)
+			}
+		}
+		if (ValidUID(s) || ValidProvider(s)) && (s == "" || strings.ContainsAny(s, "/\\ %\r\n\x00")) || ValidIdempotencyKey(s) != ValidIdempotencyKey([]byte(s)) {
+			t.Errorf("took %q", s)
+		}
+	})
+}
+
+// A time that is read is written as the same time, to the millisecond, and read again.
+func FuzzTime(f *testing.F) {
+	for _, s := range []string{"2026-07-01T10:00:00.123Z", "2026-07-01T10:00:00+02:00", "0001-01-01T00:00:00Z", "9999-12-31T23:59:59.999999999Z", "null", ""} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		var at Time
+		if at.UnmarshalText([]byte(s)) != nil {
+			return
+		}
+		text, err := At(at.Time).MarshalText()
+		if err != nil {
+			t.Fatalf("%q: %v", s, err)
+		}
+		if year := at.UTC().Year(); year < 0 || year > 9999 {
+			return // an offset that leads out of the years that have four digits
+		}
+		var again Time
+		if err := again.UnmarshalText(text); err != nil || !again.Equal(At(at.Time).Time) || len(text) != len(TimeFormat) {
+			t.Errorf("%q is written as %q and read as %v, %v", s, text, again, err)
 		}
 	})
 }

@@ -131,6 +131,31 @@ func TestReloadKeepsTheLevel(t *testing.T) {
 	}
 }
 
+// Row D10: in shadow nobody waits and nobody is refused; who would have been is counted, and the bucket is as full, or as
+// deep in promises, as if they had been.
+func TestTheSharedBucketInShadow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, p := shared(), Patience{Wait: 2500 * time.Millisecond, Places: 2}
+		law := Law{Rate: 1, Burst: 2, Shadow: true}
+		rule, begun := NewRule("x", 1, time.Now(), law), time.Now()
+		for i := range 7 { // two tokens, two promises, and three too many
+			if d := s.Take(rule, p, time.Now()); !d.OK || d.Shadow != (i >= 4) || d.Crowded {
+				t.Errorf("request %d: got %+v", i, d)
+			}
+		}
+		if d := s.Take(rule, Patience{Wait: 2500 * time.Millisecond, Places: 100}, time.Now()); !d.OK || !d.Shadow { // it would come too late
+			t.Errorf("got %+v", d)
+		}
+		if time.Since(begun) != 0 || testutil.ToFloat64(s.shadow) != 4 || testutil.ToFloat64(s.waited) != 0 || s.waiting != 0 {
+			t.Errorf("after %v: %v counted, %v waited, %d wait", time.Since(begun), testutil.ToFloat64(s.shadow), testutil.ToFloat64(s.waited), s.waiting)
+		}
+		law.Shadow = false
+		if d := s.Take(NewRule("x", 1, time.Now(), law), Patience{}, time.Now()); d.OK || (d.Wait-3*time.Second).Abs() > time.Microsecond {
+			t.Errorf("enforced: got %+v, want 3 s: two are promised", d)
+		}
+	})
+}
+
 // Row D10: those who wait go in the order in which they came, as many at once as may, and the next one is told at once.
 func TestWaitersAreServedInTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

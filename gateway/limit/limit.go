@@ -8,6 +8,7 @@ package limit
 
 import (
 	"hash/maphash"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -54,19 +55,22 @@ type Buckets[K comparable] struct {
 	evictions, overflow, shadow prometheus.Counter
 }
 
-// shard is one part of the table. mu guards the rest. Its keys stand in a ring in the order of their last touch.
+// shard is one part of the table. mu guards the rest. Its keys are found by their hashes, and stand in a ring in the order of
+// their last touch.
 type shard[K comparable] struct {
 	mu      sync.Mutex
-	buckets map[K]*bucket[K]
+	index   []*bucket[K] // the first of each chain; twice as long when there are as many keys; never shorter
+	size    int
 	oldest  bucket[K] // the ring's head: next is the least, prev the most recently touched
 	last    int64     // the latest time seen: time never goes back inside a shard
 	scratch rate.Limiter
 }
 
-// bucket is all that is kept of a key, but for its place in the map: 80 bytes.
+// bucket is all that is kept of a key, but for 8 to 16 bytes of the index: 80 bytes for a string, and the string.
 type bucket[K comparable] struct {
 	state
 	next, prev *bucket[K]
+	chain      *bucket[K]
 	key        K
 }
 
@@ -82,7 +86,8 @@ func New[K comparable](rule string, reg prometheus.Registerer) *Buckets[K] {
 	b := &Buckets[K]{seed: maphash.MakeSeed(), epoch: time.Now()}
 	for i := range b.shards {
 		s := &b.shards[i]
-		s.buckets = map[K]*bucket[K]{}
+		s.index = make([]*bucket[K], 8)
+		s.last = math.MinInt64
 		s.oldest.next, s.oldest.prev = &s.oldest, &s.oldest
 	}
 	counter := counters(rule)
@@ -112,12 +117,16 @@ func (b *Buckets[K]) Len() int { return int(b.size.Load()) }
 // Take takes one token of each of key's buckets under the rule, or none. now is the request's one reading of the monotonic
 // clock.
 func (b *Buckets[K]) Take(key K, rule *Rule, now time.Time) Decision {
-	s := &b.shards[maphash.Comparable(b.seed, key)%shards]
+	hash := b.hash(key)
+	s := &b.shards[hash%shards]
 	s.mu.Lock()
 	at := s.monotone(int64(now.Sub(b.epoch)))
-	k := s.buckets[key]
+	k := *s.chain(hash)
+	for k != nil && k.key != key {
+		k = k.chain
+	}
 	if k == nil {
-		k = b.insert(s, key, rule, at)
+		k = b.insert(s, key, hash, rule, at)
 	}
 	var d Decision
 	if k == nil {
@@ -134,6 +143,13 @@ func (b *Buckets[K]) Take(key K, rule *Rule, now time.Time) Decision {
 	return d
 }
 
+func (b *Buckets[K]) hash(key K) uint64 { return maphash.Comparable(b.seed, key) }
+
+// chain is the first of the keys whose hashes are alike.
+func (s *shard[K]) chain(hash uint64) **bucket[K] {
+	return &s.index[hash/shards%uint64(len(s.index))]
+}
+
 // since is when the rule came into force, in the table's time.
 func (b *Buckets[K]) since(rule *Rule) int64 { return int64(rule.since.Sub(b.epoch)) }
 
@@ -145,7 +161,7 @@ func (s *shard[K]) monotone(at int64) int64 {
 }
 
 // insert makes room for key and its buckets, or returns nil where there is none. The caller holds s.mu.
-func (b *Buckets[K]) insert(s *shard[K], key K, rule *Rule, at int64) *bucket[K] {
+func (b *Buckets[K]) insert(s *shard[K], key K, hash uint64, rule *Rule, at int64) *bucket[K] {
 	// Two out for one in, where two are full again: so the table follows the keys that are in use.
 	b.evict(s, 2, rule, at)
 	for range 4 {
@@ -165,8 +181,24 @@ func (b *Buckets[K]) insert(s *shard[K], key K, rule *Rule, at int64) *bucket[K]
 	}
 	k := &bucket[K]{key: key}
 	b.begin(&k.state, rule, at)
-	s.buckets[key] = k
+	if s.size++; s.size > len(s.index) {
+		old := s.index
+		s.index = make([]*bucket[K], 2*len(old))
+		for _, o := range old {
+			for o != nil {
+				rest := o.chain
+				s.link(o, b.hash(o.key))
+				o = rest
+			}
+		}
+	}
+	s.link(k, hash)
 	return k
+}
+
+func (s *shard[K]) link(k *bucket[K], hash uint64) {
+	first := s.chain(hash)
+	k.chain, *first = *first, k
 }
 
 // begin makes a new key's buckets: full ones, or, while the key may have drawn on the shared ones, as full as those are.
@@ -198,7 +230,12 @@ func (b *Buckets[K]) evict(s *shard[K], n int, rule *Rule, at int64) {
 			return
 		}
 		k.unlink()
-		delete(s.buckets, k.key)
+		link := s.chain(b.hash(k.key))
+		for *link != k {
+			link = &(*link).chain
+		}
+		*link = k.chain
+		s.size--
 		b.size.Add(-1)
 		b.evictions.Inc()
 	}

@@ -96,7 +96,8 @@ func (s *state) take(lim *rate.Limiter, rule *Rule, since, at int64) Decision {
 			continue
 		}
 		d.Remaining = min(d.Remaining, max(0, int(left[i])))
-		if wait := time.Duration((1 - left[i]) / law.Rate * float64(time.Second)); wait > d.Wait {
+		// Rounded, the token is at most half a nanosecond away then: x/time/rate gives it.
+		if wait := time.Duration(math.Round((1 - left[i]) / law.Rate * float64(time.Second))); wait > d.Wait {
 			d.Wait, d.Law = wait, i
 		}
 	}

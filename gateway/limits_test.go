@@ -74,7 +74,7 @@ func TestWaitingAsToldIsEnough(t *testing.T) {
 			}},
 		{"webhook", `"webhook";q=2;w=6`, []edit{limits("webhook: {rate: 0.37, burst: 2}")},
 			func(g *gw, _ int) answer { return g.do("POST", hook, mark, "{}", from("192.0.2.1")) }},
-		{"all orders", `"global";q=2;w=7`, []edit{limits("global: {rate: 0.3, burst: 2, max_wait: 0s}")},
+		{"all orders", `"global";q=2;w=7`, []edit{limits("global: {rate: 0.3, burst: 2, max_wait: 0s}"), with("order: {rate: 0.2, burst: 1", "order: {rate: 10, burst: 9")},
 			func(g *gw, i int) answer { return g.do("POST", order, g.as(fmt.Sprint("u", i)), from(exempt)) }},
 		{"order, and an address that is slower", "", []edit{with("ip: {rate: 50, burst: 100", "ip: {rate: 0.05, burst: 2")},
 			func(g *gw, _ int) answer { return g.do("POST", order, g.as("7"), from("192.0.2.1")) }},
@@ -338,7 +338,7 @@ func TestReloadsAreOnRecord(t *testing.T) {
 		if want := map[int]string{200: "unchanged", 400: "refused"}[a.code]; !strings.HasPrefix(got.By, "POST /-/reload from 127.0.0.1:") || got.Result != want || (c.err == "") != (a.code == 200) {
 			t.Errorf("got %v, on record as %+v", a, got)
 		}
-		if !strings.Contains(g.log.String(), "generation="+fmt.Sprint(c.generation)) || !strings.Contains(g.log.String(), c.diff) {
+		if !strings.Contains(g.log.String(), "generation="+fmt.Sprint(c.generation)) || !strings.Contains(g.log.String(), strings.ReplaceAll(c.diff, `"`, `\"`)) {
 			t.Errorf("the log does not tell of %+v", c)
 		}
 	}

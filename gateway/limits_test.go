@@ -325,6 +325,7 @@ func TestReloadsAreOnRecord(t *testing.T) {
 		{[]edit{with("rate: 0.2", "rate: 0.4"), with("read_timeout: 2s", "read_timeout: 3s")}, "refused", 2,
 			`limits.order.rate: 0.3 becomes 0.4; server.read_timeout: "2s" becomes "3s"`, "a change of server.read_timeout needs a restart"},
 		{[]edit{with("rate: 0.2", "rate: 0.5")}, "taken_over", 3, "limits.order.rate: 0.3 becomes 0.5", ""},
+		{nil, "taken_over", 4, "limits.order.rate: 0.5 becomes 0.2", ""}, // the first one again
 	} {
 		before := len(g.reloads())
 		g.write(configText([]string{p.addr}, c.edits...))
@@ -347,8 +348,8 @@ func TestReloadsAreOnRecord(t *testing.T) {
 		many[i] = fmt.Sprintf("u%d", i)
 	}
 	g.write(configText([]string{p.addr}, limits("banned_uids: ["+strings.Join(many, ", ")+"]")))
-	g.until("it is taken over", func() bool { return g.generation() == 4 })
-	if got := g.reloads()[0].Diff; len(got) != keptLines+1 || got[keptLines] != "and 201 more" { // and the rate
+	g.until("it is taken over", func() bool { return g.generation() == 5 })
+	if got := g.reloads()[0].Diff; len(got) != keptLines+1 || got[keptLines] != "and 200 more" {
 		t.Errorf("got %d lines, the last one %s", len(got), got[len(got)-1])
 	}
 	for range keptReloads + 10 {

@@ -79,9 +79,11 @@ func (x *exchange) cached(target string) {
 
 // overReading draws on the address's buckets, and on the user's where the request names one.
 func (x *exchange) overReading() (rule, limit.Decision) {
-	if d := x.takeAddress(x.s.ips, x.set.IP); !d.OK {
+	d := x.takeAddress(x.s.ips, x.set.IP)
+	if !d.OK {
 		return ruleIP, d
 	}
+	x.wait = d.Wait
 	if token, _ := x.token(); len(token) > 0 {
 		if who, err := x.set.Verifier.Verify(token); err == nil { // else it is anybody's read
 			return ruleRead, x.s.reads.Take(who.UID, x.set.Read, x.now)

@@ -128,15 +128,13 @@ func (x *exchange) client() netip.Addr {
 	return x.from
 }
 
-// takeAddress draws on the address's buckets, where it has any, and notes when they would let the next request through.
+// takeAddress draws on the address's buckets, where it has any.
 func (x *exchange) takeAddress(buckets *limit.Buckets[[16]byte], rule *limit.Rule) limit.Decision {
 	a := x.client()
 	if !a.IsValid() || x.set.Exempt.Contains(a) {
 		return limit.Decision{OK: true}
 	}
-	d := buckets.Take(network.Key(a), rule, x.now)
-	x.wait = max(x.wait, d.Wait)
-	return d
+	return buckets.Take(network.Key(a), rule, x.now)
 }
 
 // network is the network that the client's address is in: backends count where orders come from, and need to know no more.

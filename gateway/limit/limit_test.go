@@ -189,6 +189,18 @@ func TestShadow(t *testing.T) {
 	if got := testutil.ToFloat64(b.shadow); got != 4 {
 		t.Errorf("got %v shadow refusals counted, want 4", got)
 	}
+	// Of two in shadow, what one would refuse takes no token of the other.
+	slow := Law{Rate: 0.001, Burst: 3, Shadow: true}
+	rule = NewRule("x", 10, at(20*time.Second), wide, shadow, slow)
+	for i, want := range []bool{false, true, false, true, false, true} {
+		if d := b.Take("9", rule, at(20*time.Second+time.Duration(i)*5*time.Second)); !d.OK || d.Shadow != want {
+			t.Errorf("request %d: got %+v, want shadow %v", i, d, want)
+		}
+	}
+	slow.Shadow = false
+	if d := b.Take("9", NewRule("x", 10, at(50*time.Second), wide, shadow, slow), at(50*time.Second)); d.OK || d.Law != 2 {
+		t.Errorf("got %+v, want it refused: all three were taken", d)
+	}
 }
 
 // A request that read the configuration before a reload and comes after one that read it later changes no law back.
@@ -260,6 +272,17 @@ func (l *ledgers) take(rule *Rule, d Decision, now time.Time) (law int, short bo
 	return 0, false
 }
 
+// together is n keys of two of the table's shards, so that they evict each other.
+func together(b *Buckets[string], n int) []string {
+	var keys []string
+	for i := 0; len(keys) < n; i++ {
+		if key := fmt.Sprint(i); b.hash(key)%shards < 2 {
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}
+
 // The law: a key is never admitted more than burst + rate*t times in any span, with evictions and reloads in the trace, by any
 // of its rule's laws; with laws that come, go, and step out of the shadow.
 func TestLaw(t *testing.T) {
@@ -280,6 +303,7 @@ func TestLaw(t *testing.T) {
 		now := start
 		rule := draw(now)
 		own, shared := map[string]*ledgers{}, (*ledgers)(nil)
+		keys := together(b, 13)
 		for range rapid.IntRange(1, 200).Draw(t, "steps") {
 			now = now.Add(time.Duration(rapid.IntRange(0, 2000).Draw(t, "ms")) * time.Millisecond)
 			if rapid.IntRange(0, 9).Draw(t, "reload") == 0 {
@@ -294,7 +318,7 @@ func TestLaw(t *testing.T) {
 				}
 				continue
 			}
-			key := fmt.Sprint(rapid.IntRange(0, 12).Draw(t, "key"))
+			key := keys[rapid.IntRange(0, len(keys)-1).Draw(t, "key")]
 			d := b.Take(key, rule, now)
 			if own[key] == nil {
 				own[key] = newLedgers(now)

@@ -24,7 +24,8 @@ type Decision struct {
 	Rule *Rule
 	// Law is the place in Rule of the law that Wait is for.
 	Law int
-	// Wait is the time until a token of every law is there, after a refusal or for the next request; 0 if they are there now.
+	// Wait is the time until a token of every law is there, after a refusal or for the next request, a part of a nanosecond less;
+	// 0 if they are there now.
 	Wait time.Duration
 	// Remaining is how many more would be admitted at once.
 	Remaining int
@@ -66,7 +67,7 @@ type shard[K comparable] struct {
 	scratch rate.Limiter
 }
 
-// bucket is all that is kept of a key, but for 8 to 16 bytes of the index: 80 bytes for a string, and the string.
+// bucket is all that is kept of a key, but for 8 to 16 bytes of the index: 96 bytes for a string, and the string.
 type bucket[K comparable] struct {
 	state
 	next, prev *bucket[K]
@@ -134,7 +135,8 @@ func (b *Buckets[K]) Take(key K, rule *Rule, now time.Time) Decision {
 	} else {
 		k.unlink()
 		s.oldest.pushBack(k)
-		d = k.take(&s.scratch, rule, b.since(rule), at)
+		b.follow(&k.state, &s.scratch, rule, at)
+		d = k.take(&s.scratch, at)
 	}
 	s.mu.Unlock()
 	if d.Shadow {
@@ -150,8 +152,12 @@ func (s *shard[K]) chain(hash uint64) **bucket[K] {
 	return &s.index[hash/shards%uint64(len(s.index))]
 }
 
-// since is when the rule came into force, in the table's time.
-func (b *Buckets[K]) since(rule *Rule) int64 { return int64(rule.since.Sub(b.epoch)) }
+// follow puts the buckets under the rule, where they are not.
+func (b *Buckets[K]) follow(s *state, lim *rate.Limiter, rule *Rule, at int64) {
+	if s.rule != rule {
+		s.follow(lim, rule, int64(rule.since.Sub(b.epoch)), at)
+	}
+}
 
 // monotone keeps a request that read its clock before another one, but came later, from turning time back: to a bucket
 // that would be time to earn twice.
@@ -210,7 +216,7 @@ func (b *Buckets[K]) begin(s *state, rule *Rule, at int64) {
 	b.shared.mu.Lock()
 	defer b.shared.mu.Unlock()
 	shared := &b.shared.state
-	shared.follow(&b.shared.scratch, rule, b.since(rule), at)
+	b.follow(shared, &b.shared.scratch, rule, at)
 	if shared.full(&b.shared.scratch, at) {
 		b.drawn.Store(false)
 		return
@@ -225,7 +231,7 @@ func (b *Buckets[K]) evict(s *shard[K], n int, rule *Rule, at int64) {
 		if k == &s.oldest {
 			return
 		}
-		k.follow(&s.scratch, rule, b.since(rule), at)
+		b.follow(&k.state, &s.scratch, rule, at)
 		if !k.full(&s.scratch, at) {
 			return
 		}
@@ -246,10 +252,12 @@ func (b *Buckets[K]) takeShared(rule *Rule, at int64) Decision {
 	b.overflow.Inc()
 	b.shared.mu.Lock()
 	defer b.shared.mu.Unlock()
-	if b.shared.state.rule == nil {
-		b.shared.state.fill(rule, at)
+	s := &b.shared.state
+	if s.rule == nil {
+		s.fill(rule, at)
 	}
-	d := b.shared.state.take(&b.shared.scratch, rule, b.since(rule), at)
+	b.follow(s, &b.shared.scratch, rule, at)
+	d := s.take(&b.shared.scratch, at)
 	b.drawn.Store(true)
 	d.Shared = true
 	return d

@@ -7,16 +7,19 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// state is a key's buckets, one for each law of its rule, as they were when they were last touched.
+// state is a key's buckets, one for each law of its rule, as they were when a token was last taken. Times are nanoseconds, in
+// the time of whoever has it.
 type state struct {
 	tokens  [MaxLaws]float64
-	touched int64 // nanoseconds, in the time of whoever has it
+	touched int64
 	rule    *Rule
+	ready   int64 // until then x/time/rate has refused already, by the law at
+	scarce  uint8 // this place
 }
 
 // fill makes new buckets full ones.
 func (s *state) fill(rule *Rule, at int64) {
-	s.rule, s.touched = rule, at
+	s.rule, s.touched, s.ready = rule, at, math.MinInt64
 	for i, law := range rule.laws {
 		s.tokens[i] = float64(law.Burst)
 	}
@@ -46,7 +49,7 @@ func instant(ns int64) time.Time { return time.Unix(0, ns) }
 // follow puts the buckets under the rule, in force since then: they earned by their old laws until it was, and keep their
 // tokens up to the new bursts. A request that began under an older rule than the key has met changes nothing.
 func (s *state) follow(lim *rate.Limiter, rule *Rule, since, at int64) {
-	if s.rule == rule || rule.since.Before(s.rule.since) {
+	if rule.since.Before(s.rule.since) {
 		return
 	}
 	from := max(s.touched, min(since, at))
@@ -58,7 +61,7 @@ func (s *state) follow(lim *rate.Limiter, rule *Rule, since, at int64) {
 		s.load(lim, i)
 		s.tokens[i] = min(lim.TokensAt(instant(from)), float64(law.Burst))
 	}
-	s.rule, s.touched = rule, from
+	s.rule, s.touched, s.ready = rule, from, math.MinInt64
 }
 
 // full says whether nothing is lost if the key is forgotten.
@@ -73,8 +76,10 @@ func (s *state) full(lim *rate.Limiter, at int64) bool {
 }
 
 // take takes a token of each law that is enforced, or of none; and where it does, of each law in shadow, or of none.
-func (s *state) take(lim *rate.Limiter, rule *Rule, since, at int64) Decision {
-	s.follow(lim, rule, since, at)
+func (s *state) take(lim *rate.Limiter, at int64) Decision {
+	if at < s.ready {
+		return Decision{Rule: s.rule, Law: int(s.scarce), Wait: time.Duration(s.ready - at)}
+	}
 	at = max(at, s.touched)
 	d := Decision{OK: true, Rule: s.rule, Remaining: math.MaxInt}
 	var has [MaxLaws]bool
@@ -96,11 +101,11 @@ func (s *state) take(lim *rate.Limiter, rule *Rule, since, at int64) Decision {
 			continue
 		}
 		d.Remaining = min(d.Remaining, max(0, int(left[i])))
-		// Rounded, the token is at most half a nanosecond away then: x/time/rate gives it.
-		if wait := time.Duration(math.Round((1 - left[i]) / law.Rate * float64(time.Second))); wait > d.Wait {
+		if wait := time.Duration((1 - left[i]) / law.Rate * float64(time.Second)); wait > d.Wait {
 			d.Wait, d.Law = wait, i
 		}
 	}
+	s.ready, s.scarce = at+int64(d.Wait), uint8(d.Law)
 	if !d.OK {
 		d.Remaining, d.Shadow = 0, false // it goes nowhere
 		return d

@@ -315,6 +315,7 @@ func (k *walk) ops() {
 	}
 	k.try(call{method: "POST", url: ops + "/-/reload"}, 200, "")
 	k.try(call{method: "GET", url: ops + "/-/reload"}, 405, "METHOD_NOT_ALLOWED")
+	k.try(call{method: "GET", url: ops + "/-/reloads"}, 200, "")
 }
 
 func (k *walk) feed() {

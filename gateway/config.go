@@ -5,14 +5,16 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/netip"
 	"net/url"
 	"time"
 
+	"floodgate.internal/gateway/edge"
 	"floodgate.internal/gateway/identity"
 	"floodgate.internal/gateway/limit"
+	"floodgate.internal/gateway/network"
 	"floodgate.internal/shared/conf"
 	"floodgate.internal/shared/signing"
+	"floodgate.internal/shared/wire"
 )
 
 // Config is the gateway's configuration file; configs/gateway.yaml explains every key. Fields tagged reload:"restart"
@@ -21,6 +23,7 @@ type Config struct {
 	Development bool             `yaml:"development" reload:"restart"`
 	Listen      ListenConfig     `yaml:"listen"`
 	OpsToken    conf.Secret      `yaml:"ops_token"`
+	Trusted     []string         `yaml:"trusted_proxies"`
 	Backends    []string         `yaml:"backends"`
 	SigningKey  SigningKeyConfig `yaml:"signing_key"`
 	Identity    IdentityConfig   `yaml:"identity"`
@@ -50,30 +53,45 @@ type IdentityConfig struct {
 	Keys   []identity.Key `yaml:"keys"`
 }
 
-// LimitsConfig is the token buckets.
+// LimitsConfig is the token buckets, and who has none or is turned away.
 type LimitsConfig struct {
-	Order    LimitConfig `yaml:"order"`
-	Read     LimitConfig `yaml:"read"`
-	IP       LimitConfig `yaml:"ip"`
-	Webhook  LimitConfig `yaml:"webhook"`
-	Global   GlobalLimit `yaml:"global"`
-	IPExempt []string    `yaml:"ip_exempt"`
+	Order          RuleConfig   `yaml:"order"`
+	Payment        RuleConfig   `yaml:"payment"`
+	Read           RuleConfig   `yaml:"read"`
+	IP             RuleConfig   `yaml:"ip"`
+	Webhook        RuleConfig   `yaml:"webhook"`
+	Global         GlobalConfig `yaml:"global"`
+	IPExempt       []string     `yaml:"ip_exempt"`
+	BannedNetworks []string     `yaml:"banned_networks"`
+	BannedUIDs     []string     `yaml:"banned_uids"`
 }
 
-// LimitConfig is one rule.
-type LimitConfig struct {
-	Rate    float64 `yaml:"rate"`
-	Burst   int     `yaml:"burst"`
-	MaxKeys int     `yaml:"max_keys"`
+// LawConfig is one law of a rule.
+type LawConfig struct {
+	Rate   float64 `yaml:"rate"`
+	Burst  int     `yaml:"burst"`
+	Shadow bool    `yaml:"shadow"`
 }
 
-// GlobalLimit is the bucket that all orders draw on.
-type GlobalLimit struct {
-	Rate       float64       `yaml:"rate"`
-	Burst      int           `yaml:"burst"`
+// RuleConfig is one rule: its first law, and those that hold as well.
+type RuleConfig struct {
+	LawConfig `yaml:",inline"`
+	MaxKeys   int         `yaml:"max_keys"`
+	Also      []LawConfig `yaml:"also"`
+}
+
+// GlobalConfig is the bucket that all orders draw on.
+type GlobalConfig struct {
+	LawConfig  `yaml:",inline"`
 	MaxWait    time.Duration `yaml:"max_wait"`
 	MaxWaiting int           `yaml:"max_waiting"`
 }
+
+// Bounds of the lists of who is turned away.
+const (
+	maxNetworks = 10_000
+	maxUIDs     = 100_000
+)
 
 // ServerConfig bounds the public listener.
 type ServerConfig struct {
@@ -82,8 +100,8 @@ type ServerConfig struct {
 	IdleTimeout         time.Duration `yaml:"idle_timeout" reload:"restart"`
 	MaxHeader           int           `yaml:"max_header" reload:"restart"`
 	MaxBody             int           `yaml:"max_body" reload:"restart"`
-	MaxConnections      int           `yaml:"max_connections" reload:"restart"`
-	MaxConnectionsPerIP int           `yaml:"max_connections_per_ip" reload:"restart"`
+	MaxConnections      int           `yaml:"max_connections"`
+	MaxConnectionsPerIP int           `yaml:"max_connections_per_ip"`
 	Drain               time.Duration `yaml:"drain"`
 }
 
@@ -113,6 +131,10 @@ type LogConfig struct {
 	AccessEvery int        `yaml:"access_every"`
 }
 
+func rule(rate float64, burst, maxKeys int) RuleConfig {
+	return RuleConfig{LawConfig: LawConfig{Rate: rate, Burst: burst}, MaxKeys: maxKeys}
+}
+
 // DefaultConfig is what holds where the file says nothing. Keys and secrets have no default.
 func DefaultConfig() Config {
 	return Config{
@@ -120,9 +142,9 @@ func DefaultConfig() Config {
 		Backends: []string{"http://127.0.0.1:9080"},
 		Identity: IdentityConfig{Leeway: 30 * time.Second},
 		Limits: LimitsConfig{
-			Order: LimitConfig{0.2, 1, 1_000_000}, Read: LimitConfig{10, 20, 1_000_000}, IP: LimitConfig{50, 100, 1_000_000},
-			Webhook: LimitConfig{200, 1000, 10_000},
-			Global:  GlobalLimit{Rate: 10_000, Burst: 20_000, MaxWait: 200 * time.Millisecond, MaxWaiting: 1000},
+			Order: rule(0.2, 1, 1_000_000), Payment: rule(10, 20, 1_000_000), Read: rule(10, 20, 1_000_000), IP: rule(50, 100, 1_000_000),
+			Webhook: rule(200, 1000, 10_000),
+			Global:  GlobalConfig{LawConfig{10_000, 20_000, false}, 200 * time.Millisecond, 1000},
 		},
 		Server: ServerConfig{
 			ReadTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: 30 * time.Second,
@@ -219,27 +241,50 @@ func (c *Config) Validate() error {
 		}
 	}
 
-	for _, l := range []struct {
-		field string
-		LimitConfig
-	}{{"limits.order", c.Limits.Order}, {"limits.read", c.Limits.Read}, {"limits.ip", c.Limits.IP}, {"limits.webhook", c.Limits.Webhook},
-		{"limits.global", LimitConfig{c.Limits.Global.Rate, c.Limits.Global.Burst, 1}}} {
+	law := func(field string, l LawConfig) {
 		if !(l.Rate > 0) {
-			bad(l.field+".rate", "%v must be positive", l.Rate)
+			bad(field+".rate", "%v must be positive", l.Rate)
 		} else if l.Rate > 1e6 || l.Rate < 1e-4 {
-			bad(l.field+".rate", "%v must be 0.0001 to 1000000", l.Rate)
+			bad(field+".rate", "%v must be 0.0001 to 1000000", l.Rate)
 		}
-		number(l.field+".burst", int64(l.Burst), 1, 1_000_000)
+		number(field+".burst", int64(l.Burst), 1, 1_000_000)
 		if l.Rate > 0 && float64(l.Burst)/l.Rate > limit.MaxFill.Seconds() {
-			bad(l.field+".burst", "%d tokens at %v a second fill in more than %v", l.Burst, l.Rate, limit.MaxFill)
+			bad(field+".burst", "%d tokens at %v a second fill in more than %v", l.Burst, l.Rate, limit.MaxFill)
 		}
-		number(l.field+".max_keys", int64(l.MaxKeys), 1, 100_000_000)
 	}
+	for _, r := range []struct {
+		field string
+		RuleConfig
+	}{{"limits.order", c.Limits.Order}, {"limits.payment", c.Limits.Payment}, {"limits.read", c.Limits.Read}, {"limits.ip", c.Limits.IP}, {"limits.webhook", c.Limits.Webhook}} {
+		law(r.field, r.LawConfig)
+		number(r.field+".max_keys", int64(r.MaxKeys), 1, 100_000_000)
+		if len(r.Also) >= limit.MaxLaws {
+			bad(r.field+".also", "%d laws, a rule has at most %d more than its first", len(r.Also), limit.MaxLaws-1)
+		}
+		for i, l := range r.Also {
+			law(fmt.Sprintf("%s.also[%d]", r.field, i), l)
+		}
+	}
+	law("limits.global", c.Limits.Global.LawConfig)
 	duration("limits.global.max_wait", c.Limits.Global.MaxWait, 0, 10*time.Second)
 	number("limits.global.max_waiting", int64(c.Limits.Global.MaxWaiting), 0, 1<<20)
-	for i, n := range c.Limits.IPExempt {
-		if _, err := netip.ParsePrefix(n); err != nil {
-			bad(fmt.Sprintf("limits.ip_exempt[%d]", i), "%q must be a network like 10.0.0.0/8", n)
+	for _, l := range []struct {
+		field    string
+		networks []string
+	}{{"trusted_proxies", c.Trusted}, {"limits.ip_exempt", c.Limits.IPExempt}, {"limits.banned_networks", c.Limits.BannedNetworks}} {
+		if len(l.networks) > maxNetworks {
+			bad(l.field, "%d networks, at most %d are taken", len(l.networks), maxNetworks)
+		} else if _, err := network.Parse(l.networks); err != nil {
+			errs = append(errs, fmt.Errorf("%s%w", l.field, err))
+		}
+	}
+	if n := len(c.Limits.BannedUIDs); n > maxUIDs {
+		bad("limits.banned_uids", "%d uids, at most %d are taken: ban more at the backend", n, maxUIDs)
+	}
+	for i, uid := range c.Limits.BannedUIDs {
+		if !wire.ValidUID(uid) {
+			bad(fmt.Sprintf("limits.banned_uids[%d]", i), "%q must be 1 to %d of [A-Za-z0-9._-]", uid, wire.MaxUID)
+			break
 		}
 	}
 
@@ -249,8 +294,8 @@ func (c *Config) Validate() error {
 	duration("server.idle_timeout", s.IdleTimeout, 100*time.Millisecond, 10*time.Minute)
 	number("server.max_header", int64(s.MaxHeader), 1024, 1<<20)
 	number("server.max_body", int64(s.MaxBody), 64, 16<<20)
-	number("server.max_connections", int64(s.MaxConnections), 1, 1<<20)
-	number("server.max_connections_per_ip", int64(s.MaxConnectionsPerIP), 1, 1<<20)
+	number("server.max_connections", int64(s.MaxConnections), 1, edge.MostConnections)
+	number("server.max_connections_per_ip", int64(s.MaxConnectionsPerIP), 1, edge.MostConnections)
 	duration("server.drain", s.Drain, 0, 10*time.Minute)
 	duration("upstream.timeout", c.Upstream.Timeout, 10*time.Millisecond, time.Minute)
 	number("upstream.max_in_flight", int64(c.Upstream.MaxInFlight), 1, 1<<20)
@@ -273,13 +318,13 @@ func plain(s string) bool {
 	return true
 }
 
-// exempt is limits.ip_exempt, parsed.
-func (c *Config) exempt() []netip.Prefix {
-	var networks []netip.Prefix
-	for _, n := range c.Limits.IPExempt {
-		networks = append(networks, netip.MustParsePrefix(n).Masked()) // validated
+// networks is a list of networks that was validated.
+func networks(list []string) network.Set {
+	s, err := network.Parse(list)
+	if err != nil {
+		panic("BUG: networks that were not validated: " + err.Error())
 	}
-	return networks
+	return s
 }
 
 // backends is the backends' addresses, host:port.

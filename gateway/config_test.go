@@ -28,7 +28,7 @@ func TestSampleLoadsAndHoldsTheDefaults(t *testing.T) {
 	want := DefaultConfig()
 	want.OpsToken, want.SigningKey = "an-ops-token", SigningKeyConfig{"gw-1", "0123456789abcdef0123456789abcdef"}
 	want.Identity.Keys = []identity.Key{{KID: "login-1", Alg: "EdDSA", PublicKey: base64.StdEncoding.EncodeToString(pub)}}
-	want.Limits.IPExempt = []string{}
+	want.Trusted, want.Limits.IPExempt, want.Limits.BannedNetworks, want.Limits.BannedUIDs = []string{}, []string{}, []string{}, []string{}
 	if !reflect.DeepEqual(c, want) {
 		t.Errorf("the sample is not the defaults:\n%s", strings.Join(want.Diff(c), "\n"))
 	}
@@ -37,15 +37,15 @@ func TestSampleLoadsAndHoldsTheDefaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	flat := map[string]string{}
+	flat := map[place]string{}
 	flatten("", roundTrip(c.Tree()), flat)
-	for path := range flat {
-		key := path[strings.LastIndex(path, ".")+1:]
+	for p := range flat {
+		key := p.path[strings.LastIndex(p.path, ".")+1:]
 		if key, _, _ = strings.Cut(key, "["); key == "sign" { // development only
 			continue
 		}
 		if !strings.Contains(string(text), key+":") {
-			t.Errorf("%s is not in the sample", path)
+			t.Errorf("%s is not in the sample", p.path)
 		}
 	}
 }
@@ -78,6 +78,18 @@ func TestValidateNamesFieldValueAndBound(t *testing.T) {
 		{"ip_exempt:", "global: {max_wait: 11s}\n  ip_exempt:", "limits.global.max_wait: 11s must be 0s to 10s"},
 		{"ip_exempt:", "global: {max_waiting: -1}\n  ip_exempt:", "limits.global.max_waiting: -1 must be 0 to"},
 		{"ip_exempt:", "global: {max_keys: 1}\n  ip_exempt:", "max_keys"},
+		{"ip_exempt:", "global: {also: []}\n  ip_exempt:", "also"},
+		{"ip_exempt:", "payment: {burst: 0}\n  ip_exempt:", "limits.payment.burst: 0 must be 1 to"},
+		{"burst: 1, max_keys: 1000}", "burst: 1, also: [{rate: 0.01, burst: 5}, {rate: 0, burst: 1}]}", "limits.order.also[1].rate: 0 must be positive"},
+		{"burst: 1, max_keys: 1000}", "burst: 1, also: [{rate: 1}]}", "limits.order.also[0].burst: 0 must be 1 to"},
+		{"burst: 1, max_keys: 1000}", "burst: 1, also: [{rate: 1, burst: 1, max_keys: 7}]}", "max_keys"},
+		{"burst: 1, max_keys: 1000}", "burst: 1, also: [{rate: 1, burst: 1}, {rate: 1, burst: 1}, {rate: 1, burst: 1}]}", "limits.order.also: 3 laws, a rule has at most 2"},
+		{"burst: 1, max_keys: 1000}", "burst: 1, shadow: perhaps}", "perhaps"},
+		{"ip_exempt:", "banned_networks: [10.0.0.0/8, 10.0.0.1]\n  ip_exempt:", "limits.banned_networks[1]: \"10.0.0.1\" must be a network"},
+		{"ip_exempt:", "banned_networks: [\"::ffff:10.0.0.0/104\"]\n  ip_exempt:", "limits.banned_networks[0]: \"::ffff:10.0.0.0/104\" must be a network"},
+		{"ip_exempt:", "banned_uids: [ann, \"b b\"]\n  ip_exempt:", "limits.banned_uids[1]: \"b b\" must be 1 to 64 of"},
+		{"ip_exempt:", "banned_uids: [" + strings.Repeat("u, ", maxUIDs) + "u]\n  ip_exempt:", "limits.banned_uids: 100001 uids, at most 100000"},
+		{"limits:", "trusted_proxies: [proxy.example]\nlimits:", "trusted_proxies[0]: \"proxy.example\" must be a network"},
 		{"127.0.0.0/8", "127.0.0.1", "limits.ip_exempt[0]: \"127.0.0.1\" must be a network"},
 		{"read_timeout: 2s", "read_timeout: 0s", "server.read_timeout: 0s must be"},
 		{"read_timeout: 2s", "raed_timeout: 2s", "raed_timeout"},
@@ -116,11 +128,14 @@ func TestDiffIsInWordsAndKeepsSecrets(t *testing.T) {
 	}
 	a := load()
 	b := load(with("rate: 0.2", "rate: 0.5"), with(testSecret, "dev-another-secret-of-enough-bytes-01"), with("cache: {ttl: 1s", "cache: {ttl: 2s"),
-		with(`["127.0.0.0/8"]`, `["127.0.0.0/8", "10.0.0.0/8"]`))
+		with(`["127.0.0.0/8"]`, `["10.0.0.0/8", "127.0.0.0/8"]`), with("burst: 20, max_keys: 1000", "burst: 20, max_keys: 1000, also: [{rate: 1, burst: 60, shadow: true}]"))
 	got := strings.Join(a.Diff(b), "\n")
 	want := `cache.ttl: "1s" becomes "2s"
-limits.ip_exempt[1]: "10.0.0.0/8" is new
+limits.ip_exempt: "10.0.0.0/8" is new
 limits.order.rate: 0.2 becomes 0.5
+limits.read.also[0].burst: 60 is new
+limits.read.also[0].rate: 1 is new
+limits.read.also[0].shadow: true is new
 signing_key.secret: another secret`
 	if got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)

@@ -5,6 +5,7 @@ import (
 	"encoding"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -31,7 +32,12 @@ func tree(v reflect.Value) any {
 	case reflect.Struct:
 		m := map[string]any{}
 		for i := range v.NumField() {
-			m[v.Type().Field(i).Tag.Get("yaml")] = tree(v.Field(i))
+			name, e := key(v.Type().Field(i)), tree(v.Field(i))
+			if inline, ok := e.(map[string]any); ok && name == "" {
+				maps.Copy(m, inline)
+				continue
+			}
+			m[name] = e
 		}
 		return m
 	case reflect.Slice:
@@ -43,6 +49,20 @@ func tree(v reflect.Value) any {
 	default:
 		return v.Interface()
 	}
+}
+
+// key is a field's YAML key, "" for a struct whose keys stand among those around it.
+func key(f reflect.StructField) string {
+	name, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+	return name
+}
+
+// join is the path of a key below path.
+func join(path, key string) string {
+	if path == "" || key == "" {
+		return path + key
+	}
+	return path + "." + key
 }
 
 // Tree is the configuration for JSON, secrets masked.
@@ -60,7 +80,7 @@ func (c Config) Diff(next Config) []string {
 			}
 		case a.Kind() == reflect.Struct:
 			for i := range a.NumField() {
-				secrets(strings.TrimPrefix(path+"."+a.Type().Field(i).Tag.Get("yaml"), "."), a.Field(i), b.Field(i))
+				secrets(join(path, key(a.Type().Field(i))), a.Field(i), b.Field(i))
 			}
 		case a.Kind() == reflect.Slice:
 			for i := range min(a.Len(), b.Len()) {
@@ -81,7 +101,7 @@ func (c Config) restarts(next Config) []string {
 	walk = func(path string, a, b reflect.Value) {
 		for i := range a.NumField() {
 			f := a.Type().Field(i)
-			name := strings.TrimPrefix(path+"."+f.Tag.Get("yaml"), ".")
+			name := join(path, key(f))
 			switch {
 			case f.Tag.Get("reload") == "restart":
 				if a.Field(i).Interface() != b.Field(i).Interface() {
@@ -98,20 +118,20 @@ func (c Config) restarts(next Config) []string {
 
 // diffTrees compares two trees, which may have come as JSON.
 func diffTrees(a, b any) []string {
-	was, is := map[string]string{}, map[string]string{}
+	was, is := map[place]string{}, map[place]string{}
 	flatten("", roundTrip(a), was)
 	flatten("", roundTrip(b), is)
 	var lines []string
-	for path, old := range was {
-		if now, ok := is[path]; !ok {
-			lines = append(lines, fmt.Sprintf("%s: %s is gone", path, old))
+	for p, old := range was {
+		if now, ok := is[p]; !ok {
+			lines = append(lines, fmt.Sprintf("%s: %s is gone", p.path, old))
 		} else if old != now {
-			lines = append(lines, fmt.Sprintf("%s: %s becomes %s", path, old, now))
+			lines = append(lines, fmt.Sprintf("%s: %s becomes %s", p.path, old, now))
 		}
 	}
-	for path, now := range is {
-		if _, ok := was[path]; !ok {
-			lines = append(lines, fmt.Sprintf("%s: %s is new", path, now))
+	for p, now := range is {
+		if _, ok := was[p]; !ok {
+			lines = append(lines, fmt.Sprintf("%s: %s is new", p.path, now))
 		}
 	}
 	slices.Sort(lines)
@@ -132,21 +152,28 @@ func roundTrip(v any) any {
 	return out
 }
 
-func flatten(path string, v any, into map[string]string) {
+// place is where a value stands: at a path, or, in a list of texts, anywhere in the list at a path.
+type place struct{ path, text string }
+
+func flatten(path string, v any, into map[place]string) {
 	switch x := v.(type) {
 	case map[string]any:
 		for k, e := range x {
-			flatten(strings.TrimPrefix(path+"."+k, "."), e, into)
+			flatten(join(path, k), e, into)
 		}
 	case []any:
 		for i, e := range x {
+			if text, ok := e.(string); ok {
+				into[place{path, text}] = fmt.Sprintf("%q", text)
+				continue
+			}
 			flatten(fmt.Sprintf("%s[%d]", path, i), e, into)
 		}
 	case json.Number:
-		into[path] = x.String()
+		into[place{path: path}] = x.String()
 	case string:
-		into[path] = fmt.Sprintf("%q", x)
+		into[place{path: path}] = fmt.Sprintf("%q", x)
 	default:
-		into[path] = fmt.Sprint(x)
+		into[place{path: path}] = fmt.Sprint(x)
 	}
 }

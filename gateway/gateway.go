@@ -49,18 +49,18 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	case "token":
 		return g.Token.run(stdout)
 	default:
-		return serve(ctx, g.Serve.Config, stderr)
+		return serve(ctx, g.Serve.Config, time.Now, stderr)
 	}
 }
 
-// serve runs the gateway until ctx is done, and drains it.
-func serve(ctx context.Context, path string, stderr io.Writer) (err error) {
+// serve runs the gateway until ctx is done, and drains it. now is time.Now but in tests.
+func serve(ctx context.Context, path string, now func() time.Time, stderr io.Writer) (err error) {
 	level := new(slog.LevelVar)
 	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: level}))
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 
-	run, err := start(path, level, log, reg)
+	run, err := start(path, now, level, log, reg)
 	if err != nil {
 		return &cli.UsageError{Err: err}
 	}
@@ -74,13 +74,12 @@ func serve(ctx context.Context, path string, stderr io.Writer) (err error) {
 		opsListener.Close()
 		return fmt.Errorf("listen for the public: %w", err)
 	}
-	public := edge.NewListener(publicListener, config.Server.MaxConnections, config.Server.MaxConnectionsPerIP, reg)
-	run.listening(public)
+	public := run.listening(publicListener, reg)
 	server := run.edge.HTTP(edge.Limits{
 		ReadTimeout: config.Server.ReadTimeout, WriteTimeout: config.Server.WriteTimeout, IdleTimeout: config.Server.IdleTimeout,
-		MaxBody: config.Server.MaxBody, MaxHeader: config.Server.MaxHeader, MaxConnections: config.Server.MaxConnections,
+		MaxBody: config.Server.MaxBody, MaxHeader: config.Server.MaxHeader,
 	})
-	log.Info("listening", "public", publicListener.Addr().String(), "ops", opsListener.Addr().String(), "hash", run.current.Load().Hash)
+	log.Info("listening", "public", publicListener.Addr().String(), "ops", opsListener.Addr().String(), "generation", run.current.Load().Generation, "hash", run.current.Load().Hash)
 
 	// The ops listener and the feed outlive the public listener: a drain can be watched, and decides by fresh news.
 	last, end := context.WithCancel(context.WithoutCancel(ctx))

@@ -138,11 +138,18 @@ func run(t *testing.T, backends []string, edits ...edit) *gw {
 
 func launch(t *testing.T, backends []string, edits ...edit) *gw {
 	t.Helper()
+	return launchBy(t, func(ctx context.Context, g *gw) error {
+		return Run(ctx, []string{"-config", g.file}, io.Discard, g.log)
+	}, backends, edits...)
+}
+
+func launchBy(t *testing.T, serve func(context.Context, *gw) error, backends []string, edits ...edit) *gw {
+	t.Helper()
 	g := &gw{t: t, file: filepath.Join(t.TempDir(), "gateway.yaml"), log: &logs{lines: make(chan struct{}, 1)}, done: make(chan error, 1)}
 	g.write(configText(backends, edits...))
 	ctx, cancel := context.WithCancel(context.Background())
 	g.cancel = cancel
-	go func() { g.done <- Run(ctx, []string{"-config", g.file}, io.Discard, g.log) }()
+	go func() { g.done <- serve(ctx, g) }()
 	transport := &http.Transport{MaxIdleConnsPerHost: 256}
 	g.client = &http.Client{Transport: transport, Timeout: 30 * time.Second}
 	t.Cleanup(func() {

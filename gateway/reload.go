@@ -12,51 +12,114 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"floodgate.internal/gateway/ops"
 	"floodgate.internal/shared/cli"
 	"floodgate.internal/shared/failpoint"
+	"floodgate.internal/shared/wire"
 )
 
-// reload takes the file over, whole or not at all, and says what has changed. why goes to the log.
-func (r *running) reload(why string) (diff []string, err error) {
+// reload takes the file over, whole or not at all, and says what has changed. What it did, and by whom, is logged and kept.
+func (r *running) reload(by string) (diff []string, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	old := r.current.Load()
-	defer func() {
-		if err != nil {
-			r.metrics.failed.Inc()
-			r.metrics.ok.Set(0)
-			r.log.Error("the configuration was not taken over, the old one stays", "by", why, "error", err)
-			return
-		}
-		r.metrics.done.Inc()
-		r.metrics.ok.Set(1)
-		r.metrics.at.SetToCurrentTime()
-	}()
-	c, hash, err := Load(r.path)
+	hash := hashOf(r.path)
+	if hash != "" {
+		r.tried = hash
+	}
+	diff, result, err := r.takeOver()
+	entry := ops.Reload{By: by, Result: result, Hash: hash, Diff: diff}
 	if err != nil {
+		entry.Error = err.Error()
+	}
+	entry = r.record(entry)
+	if err != nil {
+		r.metrics.failed.Inc()
+		r.metrics.ok.Set(0)
+		r.log.Error("the configuration was not taken over, the old one stays", "by", by, "generation", entry.Generation, "tried", entry.Hash,
+			"error", entry.Error, "diff", strings.Join(entry.Diff, "; "))
 		return nil, err
 	}
-	if fields := old.restarts(c); len(fields) > 0 {
-		return nil, fmt.Errorf("%s: a change of %s needs a restart; nothing was taken over", r.path, strings.Join(fields, ", "))
+	r.metrics.done.Inc()
+	r.metrics.ok.Set(1)
+	r.metrics.at.SetToCurrentTime()
+	r.log.Info("the configuration was read again", "by", by, "result", result, "generation", entry.Generation, "hash", entry.Hash,
+		"diff", strings.Join(entry.Diff, "; "))
+	return diff, nil
+}
+
+// takeOver is reload without the records. The caller holds mu.
+func (r *running) takeOver() (diff []string, result string, err error) {
+	old := r.current.Load()
+	c, hash, err := Load(r.path)
+	if err != nil {
+		return nil, refused, err
 	}
 	diff = old.Diff(c)
+	if fields := old.restarts(c); len(fields) > 0 {
+		return diff, refused, fmt.Errorf("%s: a change of %s needs a restart; nothing was taken over", r.path, strings.Join(fields, ", "))
+	}
 	if len(diff) == 0 && hash == old.Hash {
-		return nil, nil
+		return nil, unchanged, nil
 	}
 	settings, err := r.build(&old.Config, c)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", r.path, err)
+		return diff, refused, fmt.Errorf("%s: %w", r.path, err)
 	}
 	failpoint.Hit("gateway.before-reload")
 	r.apply(&loaded{c, hash, old.Generation + 1}, settings)
-	r.log.Info("the configuration was taken over", "by", why, "generation", old.Generation+1, "hash", hash, "diff", strings.Join(diff, "; "))
-	return diff, nil
+	return diff, takenOver, nil
+}
+
+// What became of a reload.
+const (
+	takenOver = "taken_over"
+	refused   = "refused"
+	unchanged = "unchanged"
+)
+
+// Bounds of what is kept of reloads: so many of the newest, and of each so many lines of its diff and bytes of its error.
+const (
+	keptReloads = 50
+	keptLines   = 100
+	keptError   = 4096
+)
+
+// record completes the entry, cuts it to its bounds and keeps it. The caller holds mu.
+func (r *running) record(e ops.Reload) ops.Reload {
+	e.At, e.Generation = wire.At(time.Now()), r.current.Load().Generation
+	if e.Result != refused {
+		e.Hash = r.current.Load().Hash
+	}
+	if e.Diff == nil {
+		e.Diff = []string{}
+	}
+	if more := len(e.Diff) - keptLines; more > 0 {
+		e.Diff = append(slices.Clone(e.Diff[:keptLines]), fmt.Sprintf("and %d more", more))
+	}
+	if len(e.Error) > keptError {
+		e.Error = e.Error[:keptError] + " ..."
+	}
+	if len(r.history) >= keptReloads {
+		r.history = slices.Delete(r.history, 0, 1)
+	}
+	r.history = append(r.history, e)
+	return e
+}
+
+// reloads is what is kept of reloads, the newest first.
+func (r *running) reloads() []ops.Reload {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	newest := slices.Clone(r.history)
+	slices.Reverse(newest)
+	return newest
 }
 
 // settle is how long the file's directory must be quiet before the file is read: editors write more than once.
@@ -77,11 +140,12 @@ func (r *running) watch(ctx context.Context, hangup <-chan os.Signal) error {
 	} else {
 		events, errs = w.Events, w.Errors
 	}
-	tried := r.current.Load().Hash
 	var quiet <-chan time.Time
-	look := func() { // at the content: whatever it is, it is tried once
+	look := func() { // at the content: whatever it is, it is tried once, by whomever
+		r.mu.Lock()
+		tried := r.tried
+		r.mu.Unlock()
 		if hash := hashOf(r.path); hash != "" && hash != tried {
-			tried = hash
 			r.reload("file change") // logged there
 		}
 	}
@@ -91,7 +155,6 @@ func (r *running) watch(ctx context.Context, hangup <-chan os.Signal) error {
 		case <-ctx.Done():
 			return nil
 		case <-hangup:
-			tried = hashOf(r.path)
 			r.reload("SIGHUP")
 		case <-events:
 			quiet = time.After(settle)
@@ -155,7 +218,7 @@ func restartFields(diff []string) []string {
 func restartNames(t reflect.Type, path string, names map[string]bool) map[string]bool {
 	for i := range t.NumField() {
 		f := t.Field(i)
-		name := strings.TrimPrefix(path+"."+f.Tag.Get("yaml"), ".")
+		name := join(path, key(f))
 		switch {
 		case f.Tag.Get("reload") == "restart":
 			names[name] = true
@@ -179,7 +242,7 @@ func askRunning(ctx context.Context, addr string) (any, error) {
 		return nil, err
 	}
 	defer resp.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
+	body, err := io.ReadAll(io.LimitReader(resp.Body, 64<<20))
 	if err != nil {
 		return nil, err
 	}
@@ -207,6 +270,20 @@ func newReloadMetrics(r *running, reg prometheus.Registerer) reloadMetrics {
 	m.ok.Set(1)
 	m.at.SetToCurrentTime()
 	reg.MustRegister(v, m.ok, m.at, prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "gateway_config_generation", Help: "How often a configuration was taken over, the first included."},
-		func() float64 { return float64(r.current.Load().Generation) }))
+		func() float64 { return float64(r.current.Load().Generation) }), &info{r, prometheus.NewDesc("gateway_config_info", "1, with the hash of the configuration in force.", []string{"hash"}, nil)})
 	return m
+}
+
+// info is a metric whose label a reload changes.
+type info struct {
+	r    *running
+	desc *prometheus.Desc
+}
+
+// Describe implements prometheus.Collector.
+func (i *info) Describe(out chan<- *prometheus.Desc) { out <- i.desc }
+
+// Collect implements prometheus.Collector.
+func (i *info) Collect(out chan<- prometheus.Metric) {
+	out <- prometheus.MustNewConstMetric(i.desc, prometheus.GaugeValue, 1, i.r.current.Load().Hash)
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
@@ -33,18 +34,27 @@ func TestReloadThreeWays(t *testing.T) {
 	g.write(text("0.3"))
 	g.until("the file's change is taken over", func() bool { return g.generation() == 2 })
 
-	// A symbolic link that is swapped, as a ConfigMap is.
-	dir := t.TempDir()
+	// As Kubernetes changes a ConfigMap: the file is a link into a directory that is a link, which is swapped.
+	dir := filepath.Dir(g.file)
+	link := func(target, name string) {
+		if err := os.Symlink(target, name+".new"); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(name+".new", name); err != nil {
+			t.Fatal(err)
+		}
+	}
 	for i, rate := range []string{"0.4", "0.5"} {
-		file := fmt.Sprint(dir, "/v", i)
-		if err := os.WriteFile(file, []byte(text(rate)), 0o600); err != nil {
+		version := fmt.Sprint("..v", i)
+		if err := os.Mkdir(filepath.Join(dir, version), 0o700); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.Symlink(file, g.file+".new"); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, version, "gateway.yaml"), []byte(text(rate)), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.Rename(g.file+".new", g.file); err != nil {
-			t.Fatal(err)
+		link(version, filepath.Join(dir, "..data"))
+		if i == 0 {
+			link("..data/gateway.yaml", g.file)
 		}
 		g.until("the swapped link is taken over", func() bool { return g.generation() == 3+i })
 	}
@@ -133,10 +143,13 @@ func TestReloadUnderLoad(t *testing.T) {
 		}
 		g.write(configText([]string{p.addr}, with("read: {rate: 10, burst: 20", "read: {rate: 1, burst: 1000"), with("order: {rate: 0.2", "order: {rate: "+rate)))
 		a := g.reload()
-		if want := map[bool]int{true: 400, false: 200}[i%3 == 2]; a.code != want {
-			t.Errorf("reload %d: got %v, want %d", i, a, want)
+		if want := map[bool]int{true: 400, false: 200}[i%3 == 2]; a.code != want || want == 400 && !strings.Contains(a.body, "limits.order.rate: -1 must be positive") {
+			t.Errorf("reload %d: got %v, want %d and why", i, a, want)
 		} else if want == 200 {
 			taken++
+		}
+		if last := g.reloads()[0]; (last.Result == refused) != (i%3 == 2) || (last.Error != "") != (i%3 == 2) || last.Generation != 1+taken {
+			t.Errorf("reload %d is on record as %+v", i, last)
 		}
 	}
 	close(stop)

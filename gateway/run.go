@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
+	"reflect"
 	"strconv"
 	"strings"
 	"sync"
@@ -36,6 +38,7 @@ type loaded struct {
 // running is a gateway at work: the parts that live as long as it does, and the configuration that they follow.
 type running struct {
 	path  string
+	now   func() time.Time // the monotonic clock of buckets, caches and the gate
 	log   *slog.Logger
 	level *slog.LevelVar
 	clk   *clock.Clock
@@ -47,6 +50,8 @@ type running struct {
 	mu       sync.Mutex // one reload at a time; guards what follows
 	settings edge.Settings
 	public   *edge.Listener // nil until listening
+	tried    string         // the hash of the file that was last read, taken over or not
+	history  []ops.Reload   // the newest keptReloads, oldest first
 
 	current  atomic.Pointer[loaded]
 	open     atomic.Bool // listening
@@ -55,7 +60,7 @@ type running struct {
 }
 
 // start builds everything that needs no socket of its own.
-func start(path string, level *slog.LevelVar, log *slog.Logger, reg prometheus.Registerer) (*running, error) {
+func start(path string, now func() time.Time, level *slog.LevelVar, log *slog.Logger, reg prometheus.Registerer) (*running, error) {
 	c, hash, err := Load(path)
 	if err != nil {
 		return nil, err
@@ -63,11 +68,11 @@ func start(path string, level *slog.LevelVar, log *slog.Logger, reg prometheus.R
 	if fields := c.developmentSecrets(); len(fields) > 0 {
 		log.Warn("development secrets are in use: this gateway is for this machine only", "fields", strings.Join(fields, ", "))
 	}
-	r := &running{path: path, log: log, level: level, clk: &clock.Clock{}}
+	r := &running{path: path, now: now, log: log, level: level, clk: &clock.Clock{}, tried: hash}
 	r.gate = salegate.New(r.clk, c.Feed.StaleAfter, reg)
 	r.cache = pagecache.New(c.Cache.MaxBytes, reg)
 	r.pool = upstream.New(upstreamConfig(c), r.clk, reg)
-	r.edge = edge.New(edge.Parts{Clock: r.clk, Gate: r.gate, Cache: r.cache, Pool: r.pool, Log: log}, reg)
+	r.edge = edge.New(edge.Parts{Clock: r.clk, Gate: r.gate, Cache: r.cache, Pool: r.pool, Log: log, Now: now}, reg)
 	r.metrics = newReloadMetrics(r, reg)
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -76,6 +81,7 @@ func start(path string, level *slog.LevelVar, log *slog.Logger, reg prometheus.R
 		return nil, err
 	}
 	r.apply(&loaded{c, hash, 1}, settings)
+	r.record(ops.Reload{By: "start", Result: takenOver})
 	return r, nil
 }
 
@@ -89,24 +95,33 @@ func upstreamConfig(c Config) upstream.Config {
 // build makes the edge's settings of c; nothing has changed if it fails. What did not change since old is kept, so that
 // remembered tokens stay remembered and buckets have nothing to follow.
 func (r *running) build(old *Config, c Config) (edge.Settings, error) {
-	now := time.Now()
-	law := func(name string, kept *limit.Law, was, is LimitConfig) *limit.Law {
-		if kept != nil && was == is {
+	now := r.now()
+	rule := func(name string, kept *limit.Rule, was, is RuleConfig) *limit.Rule {
+		if kept != nil && reflect.DeepEqual(was, is) {
 			return kept
 		}
-		return limit.NewLaw(name, is.Rate, is.Burst, is.MaxKeys, now)
+		var laws []limit.Law
+		for _, l := range append([]LawConfig{is.LawConfig}, is.Also...) {
+			laws = append(laws, limit.Law(l))
+		}
+		return limit.NewRule(name, is.MaxKeys, now, laws...)
 	}
 	if old == nil {
 		old = &Config{}
 	}
 	s := r.settings
-	s.Order = law("order", s.Order, old.Limits.Order, c.Limits.Order)
-	s.Read = law("read", s.Read, old.Limits.Read, c.Limits.Read)
-	s.IP = law("ip", s.IP, old.Limits.IP, c.Limits.IP)
-	s.Webhook = law("webhook", s.Webhook, old.Limits.Webhook, c.Limits.Webhook)
-	global := func(g GlobalLimit) LimitConfig { return LimitConfig{Rate: g.Rate, Burst: g.Burst} }
-	s.Global = law("global", s.Global, global(old.Limits.Global), global(c.Limits.Global))
+	s.Order = rule("order", s.Order, old.Limits.Order, c.Limits.Order)
+	s.Payment = rule("payment", s.Payment, old.Limits.Payment, c.Limits.Payment)
+	s.Read = rule("read", s.Read, old.Limits.Read, c.Limits.Read)
+	s.IP = rule("ip", s.IP, old.Limits.IP, c.Limits.IP)
+	s.Webhook = rule("webhook", s.Webhook, old.Limits.Webhook, c.Limits.Webhook)
+	s.Global = rule("global", s.Global, RuleConfig{LawConfig: old.Limits.Global.LawConfig}, RuleConfig{LawConfig: c.Limits.Global.LawConfig})
 	s.Patience = limit.Patience{Wait: c.Limits.Global.MaxWait, Places: c.Limits.Global.MaxWaiting}
+	s.Trusted, s.Exempt, s.BannedNetworks = networks(c.Trusted), networks(c.Limits.IPExempt), networks(c.Limits.BannedNetworks)
+	s.BannedUsers = make(map[string]struct{}, len(c.Limits.BannedUIDs))
+	for _, uid := range c.Limits.BannedUIDs {
+		s.BannedUsers[uid] = struct{}{}
+	}
 	if s.Verifier == nil || !sameIdentity(old.Identity, c.Identity) {
 		v, err := identity.NewVerifier(c.Identity.Keys, c.Identity.Leeway, r.clk.Now)
 		if err != nil {
@@ -118,7 +133,6 @@ func (r *running) build(old *Config, c Config) (edge.Settings, error) {
 	if k, ok := identity.Signing(c.Identity.Keys); ok && c.Development {
 		s.Sign = &k
 	}
-	s.Exempt = c.exempt()
 	s.Pages = pagecache.Rule{TTL: c.Cache.TTL, Stale: c.Cache.Stale}
 	s.InsecureCookies = c.Development
 	s.LogEvery = c.Log.AccessEvery
@@ -147,21 +161,25 @@ func (r *running) apply(l *loaded, s edge.Settings) {
 	if l.Generation > 1 {
 		failpoint.Hit("gateway.mid-reload")
 	}
-	if r.public != nil {
-		r.public.SetExempt(s.Exempt)
-	}
 	r.settings = s
+	if r.public != nil {
+		r.public.SetBounds(bounds(c, s))
+	}
 	r.edge.Configure(s)
 	r.current.Store(l)
 }
 
-// listening notes that the public listener is open.
-func (r *running) listening(public *edge.Listener) {
+func bounds(c Config, s edge.Settings) edge.Bounds {
+	return edge.Bounds{Max: c.Server.MaxConnections, PerAddress: c.Server.MaxConnectionsPerIP, Exempt: s.Exempt, Trusted: s.Trusted}
+}
+
+// listening wraps the public listener, and notes that it is open.
+func (r *running) listening(inner net.Listener, reg prometheus.Registerer) *edge.Listener {
 	r.mu.Lock()
-	r.public = public
-	public.SetExempt(r.settings.Exempt)
-	r.mu.Unlock()
+	defer r.mu.Unlock()
+	r.public = edge.NewListener(inner, bounds(r.current.Load().Config, r.settings), reg)
 	r.open.Store(true)
+	return r.public
 }
 
 func (r *running) drain() {
@@ -191,8 +209,8 @@ func (r *running) ready() (reasons, warnings []string) {
 func (r *running) forOperators() ops.Running {
 	return ops.Running{
 		Ready: r.ready,
-		Reload: func() (string, error) {
-			diff, err := r.reload("request")
+		Reload: func(by string) (string, error) {
+			diff, err := r.reload(by)
 			if err != nil {
 				return "", err
 			}
@@ -203,6 +221,7 @@ func (r *running) forOperators() ops.Running {
 			return ops.Config{Generation: l.Generation, Hash: l.Hash, Config: l.Tree()}
 		},
 		Noisiest: r.edge.Noisiest,
+		Reloads:  r.reloads,
 		Token:    func() string { return r.current.Load().OpsToken.Reveal() },
 	}
 }

@@ -13,7 +13,7 @@ import (
 
 // cart is POST /v1/cart/orders. It draws on the user's limit of orders, and on the bucket of all.
 func (x *exchange) cart() {
-	who, ok := x.user()
+	who, ok := x.buyer()
 	if !ok {
 		return
 	}
@@ -40,13 +40,7 @@ func (x *exchange) cart() {
 		x.reject(ruleBody, p)
 		return
 	}
-	d := x.s.orders.Take(who.UID, x.set.Order, x.now)
-	if !d.OK {
-		x.limited(ruleOrder, x.set.Order, d)
-		return
-	}
-	if !x.takeGlobal() {
-		x.notBefore(d.Seconds())
+	if !x.takeOrder(who.UID) {
 		return
 	}
 	text, err := json.Marshal(wire.Cart{Items: items})
@@ -54,5 +48,4 @@ func (x *exchange) cart() {
 		panic("BUG: a cart that does not marshal: " + err.Error())
 	}
 	x.forward(&upstream.Request{Method: fasthttp.MethodPost, Class: upstream.Order, Target: wire.CartPath, UID: who.UID, IdempotencyKey: key, Body: text})
-	x.notBefore(d.Seconds())
 }

@@ -1,6 +1,6 @@
 // Package edge is the gateway's public side: what a request must look like, in which order it is judged, and what it is
-// answered. The cheapest check comes first: method, path and size, then the sale gate, the page cache, the address's bucket,
-// identity, the user's bucket, for an order everybody's bucket, and only then a backend.
+// answered. The cheapest check comes first: method, path and size, a ban of the network, then the sale gate, the page cache,
+// the address's buckets, identity, the user's buckets, for an order everybody's bucket, and only then a backend.
 package edge
 
 import (
@@ -22,6 +22,7 @@ import (
 
 	"floodgate.internal/gateway/identity"
 	"floodgate.internal/gateway/limit"
+	"floodgate.internal/gateway/network"
 	"floodgate.internal/gateway/pagecache"
 	"floodgate.internal/gateway/salegate"
 	"floodgate.internal/gateway/top"
@@ -33,11 +34,17 @@ import (
 // Settings is what a reload changes at the edge, swapped as one pointer.
 type Settings struct {
 	Verifier         *identity.Verifier
-	Order, Read, IP  *limit.Law
-	Webhook          *limit.Law // of an address that delivers webhooks
-	Global           *limit.Law // of all orders
+	Order            *limit.Rule // of a user: orders and carts
+	Payment          *limit.Rule // of a user: what changes what they hold
+	Read             *limit.Rule // of a user: all else
+	IP               *limit.Rule // of an address
+	Webhook          *limit.Rule // of an address that delivers webhooks
+	Global           *limit.Rule // of all orders
 	Patience         limit.Patience
-	Exempt           []netip.Prefix // from the laws of addresses
+	Trusted          network.Set // proxies whose word on the client's address is taken
+	Exempt           network.Set // from the rules of addresses
+	BannedNetworks   network.Set
+	BannedUsers      map[string]struct{}
 	Pages            pagecache.Rule
 	Sign             *identity.Key // may mint test tokens; nil outside development
 	InsecureCookies  bool          // without Secure, for plain HTTP in development
@@ -53,6 +60,7 @@ type Parts struct {
 	Cache *pagecache.Cache
 	Pool  *upstream.Pool
 	Log   *slog.Logger
+	Now   func() time.Time // the monotonic clock of buckets, caches and the gate; time.Now but in tests
 }
 
 // Server answers requests. Make it with New.
@@ -63,13 +71,13 @@ type Server struct {
 
 	delivering atomic.Int64 // webhooks at the backends
 
-	orders, reads *limit.Buckets[string]
-	ips, webhooks *limit.Buckets[[16]byte]
-	global        *limit.Shared
-	metrics       *metrics
-	uids          *top.Table[string]
-	addrs         *top.Table[[16]byte]
-	accesses      *rate.Limiter
+	orders, payments, reads *limit.Buckets[string]
+	ips, webhooks           *limit.Buckets[[16]byte]
+	global                  *limit.Shared
+	metrics                 *metrics
+	uids                    *top.Table[string]
+	addrs                   *top.Table[[16]byte]
+	accesses                *rate.Limiter
 
 	idPrefix string
 	idCount  atomic.Uint64
@@ -91,11 +99,11 @@ func New(parts Parts, reg prometheus.Registerer) *Server {
 	rand.Read(prefix[:]) // never fails: crypto/rand
 	return &Server{
 		Parts:  parts,
-		orders: limit.New[string]("order", reg), reads: limit.New[string]("read", reg), ips: limit.New[[16]byte]("ip", reg),
-		webhooks: limit.New[[16]byte]("webhook", reg),
-		global:   limit.NewShared("global", reg),
-		metrics:  newMetrics(reg),
-		uids:     top.New[string](), addrs: top.New[[16]byte](),
+		orders: limit.New[string]("order", reg), payments: limit.New[string]("payment", reg), reads: limit.New[string]("read", reg),
+		ips: limit.New[[16]byte]("ip", reg), webhooks: limit.New[[16]byte]("webhook", reg),
+		global:  limit.NewShared("global", reg),
+		metrics: newMetrics(reg),
+		uids:    top.New[string](), addrs: top.New[[16]byte](),
 		accesses: rate.NewLimiter(maxLogged, maxLogged),
 		idPrefix: hex.EncodeToString(prefix[:]) + "-",
 		warnings: rate.NewLimiter(2, 5),
@@ -118,8 +126,11 @@ func (s *Server) Drain() { s.draining.Store(true) }
 // Limits are those of fasthttp's that cannot change while it serves.
 type Limits struct {
 	ReadTimeout, WriteTimeout, IdleTimeout time.Duration
-	MaxBody, MaxHeader, MaxConnections     int
+	MaxBody, MaxHeader                     int
 }
+
+// MostConnections is the highest bound that a Listener may have.
+const MostConnections = 1 << 20
 
 // HTTP is the fasthttp server around s.
 func (s *Server) HTTP(l Limits) *fasthttp.Server {
@@ -132,7 +143,7 @@ func (s *Server) HTTP(l Limits) *fasthttp.Server {
 		IdleTimeout:                  l.IdleTimeout,
 		MaxRequestBodySize:           l.MaxBody,
 		ReadBufferSize:               l.MaxHeader,
-		Concurrency:                  l.MaxConnections + 1024, // the Listener's bound is the one that counts
+		Concurrency:                  MostConnections + 1024, // the Listener's bound is the one that counts
 		NoDefaultServerHeader:        true,
 		NoDefaultContentType:         true,
 		DisablePreParseMultipartForm: true,
@@ -164,8 +175,10 @@ type exchange struct {
 	now  time.Time // the one reading of the monotonic clock
 	id   []byte    // X-Request-Id
 	addr *conn
+	from netip.Addr // see client
 
-	uid    string // whose request it is, once that is known
+	uid    string        // whose request it is, once that is known
+	wait   time.Duration // until the buckets that were asked would let the next request through
 	route  route
 	result result
 	by     rule // what refused it; rules for none
@@ -179,13 +192,14 @@ type exchange struct {
 func (s *Server) begin(ctx *fasthttp.RequestCtx) *exchange {
 	c := ctx.Conn().(*conn)
 	x := &c.exchange
-	*x = exchange{s: s, ctx: ctx, set: s.settings.Load(), now: time.Now(), addr: c, result: resultOther, by: rules, body: x.body[:0]}
+	*x = exchange{s: s, ctx: ctx, set: s.settings.Load(), now: s.Now(), addr: c, result: resultOther, by: rules, body: x.body[:0]}
 	return x
 }
 
 // finish puts on what every answer has, counts it, and notes whose it is.
 func (x *exchange) finish() {
 	h := &x.ctx.Response.Header
+	x.notBefore()
 	h.SetCanonical(headerRequestID, x.id)
 	h.SetCanonical(headerSniff, noSniff)
 	x.s.metrics.requests[x.route][x.result].Inc()

@@ -12,6 +12,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"floodgate.internal/gateway/network"
 	"floodgate.internal/shared/problem"
 )
 
@@ -19,20 +20,26 @@ import (
 // for draining is over. A connection beyond a bound is told so and closed.
 type Listener struct {
 	net.Listener
-	max, perAddr int
-	exempt       atomic.Pointer[[]netip.Prefix]
+	bounds atomic.Pointer[Bounds]
 
 	mu    sync.Mutex // guards what follows
 	open  map[*conn]struct{}
-	count map[[16]byte]int // by bucketKey, of addresses that are not exempt
+	count map[[16]byte]int // by network.Key, of addresses that are not exempt
 
 	refusedAll, refusedAddr, failed prometheus.Counter
 }
 
+// Bounds are how many connections may be open, in all and from one address. A trusted proxy's address stands for many, so it
+// is exempt from the second, too.
+type Bounds struct {
+	Max, PerAddress int
+	Exempt, Trusted network.Set
+}
+
 // NewListener wraps inner.
-func NewListener(inner net.Listener, max, perAddr int, reg prometheus.Registerer) *Listener {
-	l := &Listener{Listener: inner, max: max, perAddr: perAddr, open: map[*conn]struct{}{}, count: map[[16]byte]int{}}
-	l.SetExempt(nil)
+func NewListener(inner net.Listener, b Bounds, reg prometheus.Registerer) *Listener {
+	l := &Listener{Listener: inner, open: map[*conn]struct{}{}, count: map[[16]byte]int{}}
+	l.SetBounds(b)
 	v := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gateway_connections_refused_total", Help: "Connections refused by bound."}, []string{"bound"})
 	l.refusedAll, l.refusedAddr = v.WithLabelValues("all"), v.WithLabelValues("address")
 	l.failed = prometheus.NewCounter(prometheus.CounterOpts{Name: "gateway_accept_failures_total", Help: "Connections that could not be accepted for want of file descriptors or memory, and were left in the system's queue."})
@@ -44,26 +51,8 @@ func NewListener(inner net.Listener, max, perAddr int, reg prometheus.Registerer
 	return l
 }
 
-// SetExempt names the networks without a bound for each address.
-func (l *Listener) SetExempt(networks []netip.Prefix) { l.exempt.Store(&networks) }
-
-func exempted(networks []netip.Prefix, a netip.Addr) bool {
-	for _, n := range networks {
-		if n.Contains(a) {
-			return true
-		}
-	}
-	return false
-}
-
-// bucketKey is the key under which an address is counted: IPv4 as it is, IPv6 by its /64.
-func bucketKey(a netip.Addr) [16]byte {
-	b := a.As16()
-	if a.Is6() {
-		clear(b[8:])
-	}
-	return b
-}
+// SetBounds changes what holds for connections to come. Those that are open stay, and count as they did.
+func (l *Listener) SetBounds(b Bounds) { l.bounds.Store(&b) }
 
 // acceptPause is how long the listener rests when the system has nothing left to accept a connection with: those that wait
 // stay in the system's queue.
@@ -93,18 +82,19 @@ func (l *Listener) Accept() (net.Conn, error) {
 		}
 		var addr netip.Addr
 		if t, ok := inner.RemoteAddr().(*net.TCPAddr); ok {
-			addr = t.AddrPort().Addr().Unmap().WithZone("")
+			addr = network.Plain(t.AddrPort().Addr())
 		}
-		c := &conn{Conn: inner, listener: l, addr: addr, key: bucketKey(addr)}
-		c.counted = !exempted(*l.exempt.Load(), addr)
+		c := &conn{Conn: inner, listener: l, addr: addr, key: network.Key(addr)}
+		b := l.bounds.Load()
+		c.counted = !b.Exempt.Contains(addr) && !b.Trusted.Contains(addr)
 		l.mu.Lock()
 		switch {
-		case len(l.open) >= l.max:
+		case len(l.open) >= b.Max:
 			l.mu.Unlock()
 			l.refusedAll.Inc()
 			refuseConn(inner, tooManyAll)
 			continue
-		case c.counted && l.count[c.key] >= l.perAddr:
+		case c.counted && l.count[c.key] >= b.PerAddress:
 			l.mu.Unlock()
 			l.refusedAddr.Inc()
 			refuseConn(inner, tooManyAddr)

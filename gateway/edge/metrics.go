@@ -59,12 +59,14 @@ type rule int
 
 const (
 	ruleProtocol rule = iota
+	ruleBan
 	ruleGate
 	ruleIP
 	ruleWebhook
 	ruleIdentity
 	ruleOrigin
 	ruleOrder
+	rulePayment
 	ruleRead
 	ruleGlobal
 	ruleBody
@@ -72,7 +74,7 @@ const (
 	rules
 )
 
-var ruleNames = [rules]string{"protocol", "gate", "ip", "webhook", "identity", "origin", "order", "read", "global", "body", "in_flight"}
+var ruleNames = [rules]string{"protocol", "ban", "gate", "ip", "webhook", "identity", "origin", "order", "payment", "read", "global", "body", "in_flight"}
 
 type metrics struct {
 	requests [routes][]prometheus.Counter // by result

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"time"
 
+	"floodgate.internal/gateway/network"
 	"floodgate.internal/gateway/top"
 	"floodgate.internal/shared/wire"
 )
@@ -17,8 +18,8 @@ const maxLogged = 100
 // note counts whose request it was, and logs one in so many.
 func (x *exchange) note() {
 	refused := x.ctx.Response.StatusCode() >= 400
-	if x.addr != nil {
-		x.s.addrs.Add(x.addr.key, refused, x.now)
+	if a := x.client(); a.IsValid() {
+		x.s.addrs.Add(network.Key(a), refused, x.now)
 	}
 	if x.uid != "" {
 		x.s.uids.Add(x.uid, refused, x.now)
@@ -34,7 +35,7 @@ func (x *exchange) log() {
 	attrs := []slog.Attr{
 		slog.String("request_id", string(x.id)), slog.String("method", string(h.Method())), slog.String("route", routeNames[x.route]),
 		slog.Int("status", x.ctx.Response.StatusCode()), slog.String("result", resultNames[x.result]),
-		slog.Duration("took", time.Since(x.now)), slog.Int("bytes", len(x.ctx.Response.Body())),
+		slog.Duration("took", x.s.Now().Sub(x.now)), slog.Int("bytes", len(x.ctx.Response.Body())),
 	}
 	if x.by < rules {
 		attrs = append(attrs, slog.String("rule", ruleNames[x.by]))
@@ -42,8 +43,8 @@ func (x *exchange) log() {
 	if x.uid != "" {
 		attrs = append(attrs, slog.String("uid", x.uid))
 	}
-	if network := x.network(); network != "" {
-		attrs = append(attrs, slog.String("network", network))
+	if from := x.network(); from != "" {
+		attrs = append(attrs, slog.String("network", from))
 	}
 	if trace := wire.TraceID(h.Peek("traceparent")); trace != "" {
 		attrs = append(attrs, slog.String("trace_id", trace))
@@ -53,7 +54,7 @@ func (x *exchange) log() {
 
 // Noisiest is the n uids and the n addresses that asked most since the beginning of the last whole minute.
 func (s *Server) Noisiest(n int) (since time.Time, uids, addrs []top.Client) {
-	now := time.Now()
+	now := s.Now()
 	_, byUID := s.uids.Top(n, now)
 	since, byAddr := s.addrs.Top(n, now)
 	name := func(key [16]byte) string {

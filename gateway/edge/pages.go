@@ -83,12 +83,12 @@ func (x *exchange) cached(path []byte) {
 		x.kept(p, how, x.set.pagesMaxAge)
 		return
 	}
-	if by, law, d := x.overReading(); !d.OK {
+	if by, d := x.overReading(); !d.OK {
 		if p, ok := cache.Kept(path, rule, x.now); ok {
 			x.kept(p, pagecache.Stale, x.set.pagesMaxAge)
 			return
 		}
-		x.limited(by, law, d)
+		x.admit(by, d)
 		return
 	}
 	target := string(path)
@@ -108,17 +108,19 @@ func (x *exchange) cached(path []byte) {
 	}
 }
 
-// overReading draws on the address's bucket, and on the user's where the request names one.
-func (x *exchange) overReading() (rule, *limit.Law, limit.Decision) {
-	if d, ok := x.takeIP(); !ok {
-		return ruleIP, x.set.IP, d
+// overReading draws on the address's buckets, and on the user's where the request names one.
+func (x *exchange) overReading() (rule, limit.Decision) {
+	d := x.takeAddress(x.s.ips, x.set.IP)
+	if !d.OK {
+		return ruleIP, d
 	}
+	x.wait = d.Wait
 	if token, _ := x.token(); len(token) > 0 {
 		if who, err := x.set.Verifier.Verify(token); err == nil { // else it is anybody's read
-			return ruleRead, x.set.Read, x.s.reads.Take(who.UID, x.set.Read, x.now)
+			return ruleRead, x.s.reads.Take(who.UID, x.set.Read, x.now)
 		}
 	}
-	return 0, nil, limit.Decision{OK: true}
+	return 0, limit.Decision{OK: true}
 }
 
 // fetch gets a page from a backend, in nobody's name.

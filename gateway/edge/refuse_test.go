@@ -25,6 +25,7 @@ import (
 
 	"floodgate.internal/gateway/identity"
 	"floodgate.internal/gateway/limit"
+	"floodgate.internal/gateway/network"
 	"floodgate.internal/gateway/salegate"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/problem"
@@ -52,9 +53,18 @@ func (f feed) Feed(ctx context.Context, _ int, target string, _ time.Duration) (
 	return nil, ctx.Err()
 }
 
+func networks(t testing.TB, all ...string) network.Set {
+	t.Helper()
+	set, err := network.Parse(all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return set
+}
+
 // refusing makes a server of which every refusal is asked below: its news count for an hour, uid 7 has no order left to make.
 // exempt is the address that has no bucket of its own; every other one has nothing left either.
-func refusing(t testing.TB, exempt netip.Prefix) (s *Server, token string) {
+func refusing(t testing.TB, exempt string) (s *Server, token string) {
 	now := time.Now()
 	next := wire.At(now.Add(3 * time.Hour))
 	sale := func(id int64, state wire.SaleState) wire.Sale {
@@ -87,13 +97,15 @@ func refusing(t testing.TB, exempt netip.Prefix) (s *Server, token string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	law := func(name string) *limit.Law { return limit.NewLaw(name, 0.0001, 1, 1000, now) }
-	set := Settings{Verifier: verifier, Order: law("order"), Read: law("read"), IP: law("ip"), Webhook: law("webhook"), Global: law("global"),
-		Exempt: []netip.Prefix{exempt}}
-	s = New(Parts{Clock: clk, Gate: gate, Log: log}, reg)
+	rule := func(name string) *limit.Rule {
+		return limit.NewRule(name, 1000, now, limit.Law{Rate: 0.0001, Burst: 1})
+	}
+	set := Settings{Verifier: verifier, Order: rule("order"), Payment: rule("payment"), Read: rule("read"), IP: rule("ip"), Webhook: rule("webhook"), Global: rule("global"),
+		Exempt: networks(t, exempt)}
+	s = New(Parts{Clock: clk, Gate: gate, Log: log, Now: time.Now}, reg)
 	s.Configure(set)
 	s.orders.Take("7", set.Order, now)
-	s.ips.Take(bucketKey(netip.MustParseAddr("203.0.113.7")), set.IP, now)
+	s.ips.Take(network.Key(netip.MustParseAddr("203.0.113.7")), set.IP, now)
 	return s, token
 }
 
@@ -161,12 +173,12 @@ func (l *line) Write(b []byte) (int, error) {
 
 // serve has s serve the line until asked is closed.
 func (l *line) serve(t testing.TB, s *Server) (done chan struct{}) {
-	c, err := NewListener(l, 10, 10, prometheus.NewRegistry()).Accept()
+	c, err := NewListener(l, Bounds{Max: 10, PerAddress: 10}, prometheus.NewRegistry()).Accept()
 	if err != nil {
 		t.Fatal(err)
 	}
 	done = make(chan struct{})
-	server := s.HTTP(Limits{MaxBody: 1000, MaxHeader: 4096, MaxConnections: 10, ReadTimeout: time.Minute, WriteTimeout: time.Minute, IdleTimeout: time.Minute})
+	server := s.HTTP(Limits{MaxBody: 1000, MaxHeader: 4096, ReadTimeout: time.Minute, WriteTimeout: time.Minute, IdleTimeout: time.Minute})
 	go func() {
 		defer close(done)
 		server.ServeConn(c)
@@ -177,7 +189,7 @@ func (l *line) serve(t testing.TB, s *Server) (done chan struct{}) {
 // Everything that the gate and the limits refuse is answered without allocating: from the first byte read to the last written,
 // request id, Retry-After and metrics included.
 func TestRefusalsDoNotAllocate(t *testing.T) {
-	s, token := refusing(t, netip.MustParsePrefix("127.0.0.0/8"))
+	s, token := refusing(t, "127.0.0.0/8")
 	all := refusals(token)
 	for _, c := range all {
 		refusalAllocates(t, s, c.name, "127.0.0.1:1", c.request, c.code)
@@ -209,8 +221,8 @@ func refusalAllocates(t *testing.T, s *Server, name, from, request, code string)
 // over loopback, a short round of one and a short round of the other in turn: "x-bare" is the median of the rounds' ratios of
 // this process's CPU time, "-ns" each side's median for a request. The client is another process.
 func BenchmarkRefusals(b *testing.B) {
-	s, token := refusing(b, netip.MustParsePrefix("127.0.0.0/8"))
-	limits := Limits{MaxBody: 65536, MaxHeader: 8192, MaxConnections: 1000, ReadTimeout: time.Minute, WriteTimeout: time.Minute, IdleTimeout: time.Minute}
+	s, token := refusing(b, "127.0.0.0/8")
+	limits := Limits{MaxBody: 65536, MaxHeader: 8192, ReadTimeout: time.Minute, WriteTimeout: time.Minute, IdleTimeout: time.Minute}
 	for _, c := range refusals(token) {
 		b.Run(strings.ReplaceAll(c.name, " ", "-"), func(b *testing.B) {
 			gateway := s.HTTP(limits)
@@ -224,7 +236,7 @@ func BenchmarkRefusals(b *testing.B) {
 				}
 				addrs[i] = ln.Addr().String()
 				if server == gateway {
-					ln = NewListener(ln, 1000, 1000, prometheus.NewRegistry())
+					ln = NewListener(ln, Bounds{Max: 1000, PerAddress: 1000}, prometheus.NewRegistry())
 				}
 				done := make(chan error, 1)
 				go func() { done <- server.Serve(ln) }()

@@ -3,6 +3,7 @@ package edge
 import (
 	"bytes"
 	"errors"
+	"net/netip"
 	"strconv"
 	"time"
 
@@ -10,6 +11,7 @@ import (
 
 	"floodgate.internal/gateway/identity"
 	"floodgate.internal/gateway/limit"
+	"floodgate.internal/gateway/network"
 	"floodgate.internal/gateway/salegate"
 	"floodgate.internal/gateway/upstream"
 	"floodgate.internal/shared/failpoint"
@@ -30,6 +32,10 @@ func (x *exchange) serve() {
 	x.route = r
 	if r == routeNone || r == routeDevSession && x.set.Sign == nil {
 		x.refuse(problem.New(problem.NotFound, "there is no such path"))
+		return
+	}
+	if !x.set.BannedNetworks.Empty() && x.set.BannedNetworks.Contains(x.client()) {
+		x.reject(ruleBan, problem.New(problem.Forbidden, "requests from this network are not taken; nothing was done"))
 		return
 	}
 	if !x.allowed() {
@@ -100,42 +106,76 @@ func (x *exchange) allowed() bool {
 	return true
 }
 
-// takeIP draws on the address's bucket.
-func (x *exchange) takeIP() (limit.Decision, bool) {
-	if exempted(x.set.Exempt, x.addr.addr) {
-		return limit.Decision{}, true
+// client is the address that the request counts for: the connection's, or the one that a trusted proxy names. There is none
+// where a listener in memory has none.
+func (x *exchange) client() netip.Addr {
+	if !x.from.IsValid() {
+		x.from = x.addr.addr
+		if x.set.Trusted.Contains(x.from) {
+			x.from = network.Client(x.from, x.set.Trusted, x.ctx.Request.Header.PeekAll("X-Forwarded-For"))
+		}
 	}
-	d := x.s.ips.Take(x.addr.key, x.set.IP, x.now)
-	return d, d.OK
+	return x.from
+}
+
+// takeAddress draws on the address's buckets, where it has any.
+func (x *exchange) takeAddress(buckets *limit.Buckets[[16]byte], rule *limit.Rule) limit.Decision {
+	a := x.client()
+	if !a.IsValid() || x.set.Exempt.Contains(a) {
+		return limit.Decision{OK: true}
+	}
+	return buckets.Take(network.Key(a), rule, x.now)
 }
 
 // network is the network that the client's address is in: backends count where orders come from, and need to know no more.
-func (x *exchange) network() string { return wire.Network(x.addr.addr) }
+func (x *exchange) network() string {
+	a := x.client()
+	if !a.IsValid() {
+		return ""
+	}
+	return wire.Network(a)
+}
 
-// limits is what a request is told that a limit refused, and the limit's name.
-var limits = func() (l [rules]struct {
-	name    string
-	refusal *salegate.Refusal
-}) {
+// overLimit is what a request is told that a rule refused.
+var overLimit = func() (l [rules]*salegate.Refusal) {
 	for by, detail := range map[rule]string{
-		ruleOrder: "one order at a time; nothing was done", ruleRead: "too many requests; nothing was done",
 		ruleIP:      "too many requests from your address; nothing was done",
 		ruleWebhook: "too many deliveries from your address; nothing was done, deliver it again",
+		ruleOrder:   "one order at a time; nothing was done",
+		rulePayment: "too many changes of your orders; nothing was done",
+		ruleRead:    "too many requests; nothing was done",
 		ruleGlobal:  "too many orders are coming in; nothing was done",
 	} {
-		l[by].name, l[by].refusal = ruleNames[by], salegate.Prepare(problem.New(problem.RateLimited, detail))
+		l[by] = salegate.Prepare(problem.New(problem.RateLimited, detail))
 	}
 	return l
 }()
 
-// limited answers 429.
-func (x *exchange) limited(by rule, law *limit.Law, d limit.Decision) {
+// admit answers 429 where the decision of a rule is one, and notes when it would let the next request through.
+func (x *exchange) admit(by rule, d limit.Decision) bool {
+	x.wait = max(x.wait, d.Wait)
+	if d.OK {
+		return true
+	}
 	seconds := max(1, d.Seconds())
 	h := &x.ctx.Response.Header
-	h.Set("RateLimit-Policy", law.Policy())
-	x.body = append(append(append(x.body[:0], '"'), limits[by].name...), `";r=0;t=`...)
-	h.SetBytesV("RateLimit", strconv.AppendInt(x.body, int64(seconds), 10))
-	x.prepared(by, limits[by].refusal, time.Duration(seconds)*time.Second)
+	h.Set("RateLimit-Policy", d.Rule.Policy())
+	x.body = d.Rule.AppendExhausted(x.body[:0], d.Law, seconds)
+	h.SetBytesV("RateLimit", x.body)
+	x.prepared(by, overLimit[by], time.Duration(seconds)*time.Second)
+	return false
+}
+
+// notBefore makes a Retry-After true for whoever would still find a bucket empty that was asked before the refusal came.
+func (x *exchange) notBefore() {
+	if x.wait == 0 {
+		return
+	}
+	h := &x.ctx.Response.Header
+	seconds := limit.Decision{Wait: x.wait}.Seconds()
+	if told, err := strconv.Atoi(string(h.Peek("Retry-After"))); err == nil && told < seconds {
+		h.Set("Retry-After", itoa(seconds+int(jitter(2*time.Second)/time.Second)))
+	}
 }
 
 const sessionCookie = "floodgate_session"
@@ -188,22 +228,50 @@ func (x *exchange) sameOrigin() bool {
 	return ok && len(host) > 0 && bytes.EqualFold(host, h.Host()) && (x.set.InsecureCookies || string(scheme) == "https")
 }
 
-// user is what every request in a user's name goes through: the address's bucket and the token.
+// user is what every request in a user's name goes through: the address's buckets and the token.
 func (x *exchange) user() (identity.Who, bool) {
-	if d, ok := x.takeIP(); !ok {
-		x.limited(ruleIP, x.set.IP, d)
+	if !x.admit(ruleIP, x.takeAddress(x.s.ips, x.set.IP)) {
 		return identity.Who{}, false
 	}
 	return x.identify()
 }
 
-// takeRead draws on the user's bucket for everything but orders, or answers 429.
-func (x *exchange) takeRead(uid string) bool {
-	d := x.s.reads.Take(uid, x.set.Read, x.now)
-	if !d.OK {
-		x.limited(ruleRead, x.set.Read, d)
+// buyer is user for one who wants to order, and may. Backends have bans of their own, which change while they run; who is
+// banned here costs them nothing.
+func (x *exchange) buyer() (identity.Who, bool) {
+	who, ok := x.user()
+	if _, banned := x.set.BannedUsers[who.UID]; ok && banned {
+		x.reject(ruleBan, problem.New(problem.Forbidden, "this account may not buy here; orders that it has stand"))
+		return identity.Who{}, false
 	}
-	return d.OK
+	return who, ok
+}
+
+// takeOwn draws on the user's buckets for everything but orders, or answers 429.
+func (x *exchange) takeOwn(uid string) bool {
+	switch x.route {
+	case routePay, routeCancel, routeUse:
+		return x.admit(rulePayment, x.s.payments.Take(uid, x.set.Payment, x.now))
+	}
+	return x.admit(ruleRead, x.s.reads.Take(uid, x.set.Read, x.now))
+}
+
+// takeOrder draws on the user's buckets for orders and then on the bucket of all, or answers 429 or 503.
+func (x *exchange) takeOrder(uid string) bool {
+	return x.admit(ruleOrder, x.s.orders.Take(uid, x.set.Order, x.now)) && x.takeGlobal()
+}
+
+// takeGlobal draws on the bucket of all orders, for which an order may wait; or it answers 429, or 503 where too many wait. It
+// comes after the user's own buckets, so that nobody takes more than their share of it.
+func (x *exchange) takeGlobal() bool {
+	d := x.s.global.Take(x.set.Global, x.set.Patience, x.now)
+	if d.Crowded {
+		p := problem.New(problem.Overloaded, "too many orders are waiting; nothing was done")
+		p.RetryAfter = time.Duration(max(1, d.Seconds()))*time.Second + jitter(time.Second)
+		x.reject(ruleGlobal, p)
+		return false
+	}
+	return x.admit(ruleGlobal, d)
 }
 
 // order is POST /v1/sales/{id}/orders.
@@ -213,7 +281,7 @@ func (x *exchange) order(sale int64) {
 		x.prepared(ruleGate, v.Refusal, v.RetryAfter)
 		return
 	}
-	who, ok := x.user()
+	who, ok := x.buyer()
 	if !ok {
 		return
 	}
@@ -241,19 +309,13 @@ func (x *exchange) order(sale int64) {
 		x.prepared(ruleGate, v.Refusal, v.RetryAfter)
 		return
 	}
-	if !d.OK {
-		x.limited(ruleOrder, x.set.Order, d)
-		return
-	}
-	if !x.takeGlobal() {
-		x.notBefore(d.Seconds())
+	if !x.admit(ruleOrder, d) || !x.takeGlobal() {
 		return
 	}
 	status := x.forward(&upstream.Request{
 		Method: fasthttp.MethodPost, Target: "/v1/sales/" + strconv.FormatInt(sale, 10) + "/orders", UID: who.UID,
 		Class: upstream.Order, Sale: sale, IdempotencyKey: string(key), Client: x.network(), Body: append(strconv.AppendInt([]byte(`{"quantity":`), int64(quantity), 10), '}'),
 	})
-	x.notBefore(d.Seconds())
 	if v.Sale == nil {
 		return
 	}
@@ -262,30 +324,6 @@ func (x *exchange) order(sale int64) {
 		v.Sale.Sold(x.now)
 	case status == 409 && quantity == 1 && x.result == resultOf(problem.SoldOut):
 		v.Sale.SoldOut(x.now)
-	}
-}
-
-// takeGlobal draws on the bucket of all orders, for which an order may wait; or answers 429, or 503 where too many wait.
-// It comes after the user's own bucket, so that nobody takes more than their share of it.
-func (x *exchange) takeGlobal() bool {
-	d := x.s.global.Take(x.set.Global, x.set.Patience, x.now)
-	switch {
-	case d.OK:
-	case d.Crowded:
-		p := problem.New(problem.Overloaded, "too many orders are waiting; nothing was done")
-		p.RetryAfter = time.Duration(max(1, d.Seconds()))*time.Second + jitter(time.Second)
-		x.reject(ruleGlobal, p)
-	default:
-		x.limited(ruleGlobal, x.set.Global, d)
-	}
-	return d.OK
-}
-
-// notBefore makes a Retry-After true for a user whose next request would still find the bucket empty.
-func (x *exchange) notBefore(seconds int) {
-	h := &x.ctx.Response.Header
-	if told, err := strconv.Atoi(string(h.Peek("Retry-After"))); err == nil && told < seconds {
-		h.Set("Retry-After", itoa(seconds+int(jitter(2*time.Second)/time.Second)))
 	}
 }
 
@@ -351,7 +389,7 @@ func (x *exchange) mine(id string) {
 			r.Wait = time.Duration(n) * time.Millisecond
 		}
 	}
-	if !x.takeRead(who.UID) {
+	if !x.takeOwn(who.UID) {
 		return
 	}
 	if r.Wait > 0 && (x.s.draining.Load() || !x.s.Pool.CanWait()) {
@@ -386,7 +424,7 @@ func (x *exchange) coupons(id string) {
 		}
 		r.Method, r.Target = fasthttp.MethodPost, wire.UsePath(id)
 	}
-	if x.takeRead(who.UID) {
+	if x.takeOwn(who.UID) {
 		x.forward(r)
 	}
 }

@@ -32,8 +32,7 @@ func (x *exchange) session() {
 		x.result = resultOK
 		return
 	}
-	if d, ok := x.takeIP(); !ok {
-		x.limited(ruleIP, x.set.IP, d)
+	if !x.admit(ruleIP, x.takeAddress(x.s.ips, x.set.IP)) {
 		return
 	}
 	token, byCookie := x.token()
@@ -62,7 +61,7 @@ func (x *exchange) session() {
 		x.reject(ruleIdentity, problem.New(problem.Unauthenticated, err.Error()))
 		return
 	}
-	if !x.takeRead(who.UID) {
+	if !x.takeOwn(who.UID) {
 		return
 	}
 	if h.IsPost() {
@@ -73,8 +72,7 @@ func (x *exchange) session() {
 
 // devSession is POST /v1/dev/session: in development anybody may be anybody.
 func (x *exchange) devSession() {
-	if d, ok := x.takeIP(); !ok {
-		x.limited(ruleIP, x.set.IP, d)
+	if !x.admit(ruleIP, x.takeAddress(x.s.ips, x.set.IP)) {
 		return
 	}
 	var in struct {

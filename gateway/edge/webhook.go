@@ -18,11 +18,8 @@ const webhooksOnce = 64
 // verifies, over the very bytes that came. So of the request its body and one header go on, untouched, and whoever sends it
 // has a bucket of their own, an address each, that shoppers do not draw on.
 func (x *exchange) webhook(provider string) {
-	if !exempted(x.set.Exempt, x.addr.addr) {
-		if d := x.s.webhooks.Take(x.addr.key, x.set.Webhook, x.now); !d.OK {
-			x.limited(ruleWebhook, x.set.Webhook, d)
-			return
-		}
+	if !x.admit(ruleWebhook, x.takeAddress(x.s.webhooks, x.set.Webhook)) {
+		return
 	}
 	body := x.ctx.Request.Body()
 	if len(body) > wire.MaxWebhook {

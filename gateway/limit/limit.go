@@ -1,14 +1,14 @@
-// Package limit holds token buckets: one for each key of a rule, in this process's own memory.
+// Package limit holds token buckets: for each key of a rule one for each of the rule's laws, in this process's own memory.
 //
-// For any trace a key is admitted at most burst + rate*t times, whatever is evicted or reloaded meanwhile: a bucket is
-// forgotten only when it is full again, and where none is and the table is at its cap, new keys share one bucket of the
-// same law. The buckets themselves are golang.org/x/time/rate.
+// For any trace a key is admitted at most burst + rate*t times under each law, whatever is evicted or reloaded meanwhile: a
+// key is forgotten only when all of its buckets are full again, and where there is none such and the table is at its cap, new
+// keys share one set of buckets of the same laws, and begin with what is in those when there is room for them. What a bucket holds is decided by golang.org/x/time/rate; between two
+// requests of a key only its tokens and the time of the last touch are kept, which is a quarter of a rate.Limiter.
 package limit
 
 import (
 	"hash/maphash"
 	"math"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,48 +17,28 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Law is what a rule says: Rate tokens a second into a bucket of Burst tokens. Make one with NewLaw; buckets compare
-// laws by pointer and take a new one on their next touch, keeping their tokens.
-type Law struct {
-	Rate    float64
-	Burst   int
-	MaxKeys int
-
-	since  time.Time
-	policy string
-}
-
-// NewLaw makes a law that is in force from since on. A bucket must fill within MaxFill.
-func NewLaw(name string, ratePerSecond float64, burst, maxKeys int, since time.Time) *Law {
-	l := &Law{Rate: ratePerSecond, Burst: burst, MaxKeys: maxKeys, since: since}
-	l.policy = `"` + name + `";q=` + strconv.Itoa(burst) + `;w=` + strconv.Itoa(wholeSeconds(float64(burst)/ratePerSecond))
-	return l
-}
-
-// Policy is the RateLimit-Policy field of the law (draft-ietf-httpapi-ratelimit-headers): its quota is the burst, its
-// window the time in which an empty bucket fills.
-func (l *Law) Policy() string { return l.policy }
-
-// MaxFill is the longest time in which an empty bucket may fill.
-const MaxFill = 30 * 24 * time.Hour
-
-// Decision is what a bucket said.
+// Decision is what a key's buckets said.
 type Decision struct {
 	OK bool
-	// Wait is the time until a token is there, after a refusal or for the next request; 0 if one is there now.
+	// Rule is what decided: the rule that was asked for, or a newer one that the key has met already.
+	Rule *Rule
+	// Law is the place in Rule of the law that Wait is for.
+	Law int
+	// Wait is the time until a token of every law is there, after a refusal or for the next request, a part of a nanosecond less;
+	// 0 if they are there now.
 	Wait time.Duration
-	// Remaining is how many tokens are left.
+	// Remaining is how many more would be admitted at once.
 	Remaining int
-	// Shared says that the key had to use the bucket that all keys beyond the cap share.
+	// Shared says that the key had to use the buckets that all keys beyond the cap share.
 	Shared bool
 	// Crowded says that a token would have come in time, but that too many wait for theirs.
 	Crowded bool
+	// Shadow says that a law in shadow would have refused.
+	Shadow bool
 }
 
 // Seconds is Wait in whole seconds, rounded up: whoever waits that long is admitted.
 func (d Decision) Seconds() int { return wholeSeconds(d.Wait.Seconds()) }
-
-func wholeSeconds(s float64) int { return int(math.Ceil(min(s, 1<<31))) }
 
 const shards = 256
 
@@ -66,183 +46,220 @@ const shards = 256
 // belong to a request's buffer.
 type Buckets[K comparable] struct {
 	seed   maphash.Seed
+	epoch  time.Time // times inside are nanoseconds since then
 	size   atomic.Int64
 	hand   atomic.Uint32 // the shard from which the next key without room tries to evict
 	shards [shards]shard[K]
 	shared sharedBucket
+	drawn  atomic.Bool // the shared buckets may not be full; changed under their lock
 
-	evictions, overflow prometheus.Counter
+	evictions, overflow, shadow prometheus.Counter
 }
 
-// shard is one part of the table. mu guards the rest. Its buckets stand in a ring in the order of their last touch.
+// shard is one part of the table. mu guards the rest. Its keys are found by their hashes, and stand in a ring in the order of
+// their last touch.
 type shard[K comparable] struct {
 	mu      sync.Mutex
-	buckets map[K]*bucket[K]
+	index   []*bucket[K] // the first of each chain; twice as long when there are as many keys; never shorter
+	size    int
 	oldest  bucket[K] // the ring's head: next is the least, prev the most recently touched
-	last    time.Time // the latest time seen: time never goes back inside a shard
-	_       [32]byte
+	last    int64     // the latest time seen: time never goes back inside a shard
+	scratch rate.Limiter
 }
 
+// bucket is all that is kept of a key, but for 8 to 16 bytes of the index: 96 bytes for a string, and the string.
 type bucket[K comparable] struct {
-	tokens     rate.Limiter // by value: it is most of what a key costs
-	law        *Law
-	touched    time.Time
+	state
 	next, prev *bucket[K]
+	chain      *bucket[K]
 	key        K
 }
 
-// sharedBucket is where keys go that found no room. mu guards the rest.
+// sharedBucket is where keys go that found no room. mu guards the rest; it is taken last.
 type sharedBucket struct {
-	mu     sync.Mutex
-	bucket bucket[struct{}]
+	mu      sync.Mutex
+	state   state
+	scratch rate.Limiter
 }
 
 // New makes an empty table. Its metrics carry the rule's name as a label.
 func New[K comparable](rule string, reg prometheus.Registerer) *Buckets[K] {
-	b := &Buckets[K]{seed: maphash.MakeSeed()}
+	b := &Buckets[K]{seed: maphash.MakeSeed(), epoch: time.Now()}
 	for i := range b.shards {
 		s := &b.shards[i]
-		s.buckets = map[K]*bucket[K]{}
+		s.index = make([]*bucket[K], 8)
+		s.last = math.MinInt64
 		s.oldest.next, s.oldest.prev = &s.oldest, &s.oldest
 	}
-	label := prometheus.Labels{"rule": rule}
-	b.evictions = prometheus.NewCounter(prometheus.CounterOpts{Name: "gateway_limit_evictions_total", Help: "Buckets that were full again and forgotten.", ConstLabels: label})
-	b.overflow = prometheus.NewCounter(prometheus.CounterOpts{Name: "gateway_limit_overflow_total", Help: "Requests of keys that found the table full and drew on the shared bucket.", ConstLabels: label})
-	reg.MustRegister(b.evictions, b.overflow, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "gateway_limit_buckets", Help: "Buckets in memory.", ConstLabels: label,
+	counter := counters(rule)
+	b.evictions = counter("gateway_limit_evictions_total", "Keys whose buckets were full again and that were forgotten.")
+	b.overflow = counter("gateway_limit_overflow_total", "Requests of keys that found the table full and drew on the shared buckets.")
+	b.shadow = shadowCounter(rule)
+	reg.MustRegister(b.evictions, b.overflow, b.shadow, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "gateway_limit_buckets", Help: "Keys in memory.", ConstLabels: prometheus.Labels{"rule": rule},
 	}, func() float64 { return float64(b.size.Load()) }))
 	return b
 }
 
-// Len is the number of buckets in memory.
+// counters makes counters that carry the rule's name.
+func counters(rule string) func(name, help string) prometheus.Counter {
+	return func(name, help string) prometheus.Counter {
+		return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help, ConstLabels: prometheus.Labels{"rule": rule}})
+	}
+}
+
+func shadowCounter(rule string) prometheus.Counter {
+	return counters(rule)("gateway_shadow_refusals_total", "Requests that went on though a law in shadow would have refused them.")
+}
+
+// Len is the number of keys in memory.
 func (b *Buckets[K]) Len() int { return int(b.size.Load()) }
 
-// Take takes one token of key's bucket under the law. now is the request's one reading of the monotonic clock.
-func (b *Buckets[K]) Take(key K, law *Law, now time.Time) Decision {
-	s := &b.shards[maphash.Comparable(b.seed, key)%shards]
+// Take takes one token of each of key's buckets under the rule, or none. now is the request's one reading of the monotonic
+// clock.
+func (b *Buckets[K]) Take(key K, rule *Rule, now time.Time) Decision {
+	hash := b.hash(key)
+	s := &b.shards[hash%shards]
 	s.mu.Lock()
-	now = s.monotone(now)
-	k := s.buckets[key]
-	if k == nil {
-		if k = b.insert(s, key, law, now); k == nil {
-			s.mu.Unlock()
-			return b.takeShared(law, now)
-		}
+	at := s.monotone(int64(now.Sub(b.epoch)))
+	k := *s.chain(hash)
+	for k != nil && k.key != key {
+		k = k.chain
 	}
-	k.unlink()
-	s.oldest.pushBack(k)
-	d := k.take(law, now)
+	if k == nil {
+		k = b.insert(s, key, hash, rule, at)
+	}
+	var d Decision
+	if k == nil {
+		d = b.takeShared(rule, at)
+	} else {
+		k.unlink()
+		s.oldest.pushBack(k)
+		b.follow(&k.state, &s.scratch, rule, at)
+		d = k.take(&s.scratch, at)
+	}
 	s.mu.Unlock()
+	if d.Shadow {
+		b.shadow.Inc()
+	}
 	return d
+}
+
+func (b *Buckets[K]) hash(key K) uint64 { return maphash.Comparable(b.seed, key) }
+
+// chain is the first of the keys whose hashes are alike.
+func (s *shard[K]) chain(hash uint64) **bucket[K] {
+	return &s.index[hash/shards%uint64(len(s.index))]
+}
+
+// follow puts the buckets under the rule, where they are not.
+func (b *Buckets[K]) follow(s *state, lim *rate.Limiter, rule *Rule, at int64) {
+	if s.rule != rule {
+		s.follow(lim, rule, int64(rule.since.Sub(b.epoch)), at)
+	}
 }
 
 // monotone keeps a request that read its clock before another one, but came later, from turning time back: to a bucket
 // that would be time to earn twice.
-func (s *shard[K]) monotone(now time.Time) time.Time {
-	if now.Before(s.last) {
-		return s.last
-	}
-	s.last = now
-	return now
+func (s *shard[K]) monotone(at int64) int64 {
+	s.last = max(s.last, at)
+	return s.last
 }
 
-// insert makes room for key and its bucket, or returns nil where there is none. The caller holds s.mu.
-func (b *Buckets[K]) insert(s *shard[K], key K, law *Law, now time.Time) *bucket[K] {
+// insert makes room for key and its buckets, or returns nil where there is none. The caller holds s.mu.
+func (b *Buckets[K]) insert(s *shard[K], key K, hash uint64, rule *Rule, at int64) *bucket[K] {
 	// Two out for one in, where two are full again: so the table follows the keys that are in use.
-	b.evict(s, 2, law, now)
+	b.evict(s, 2, rule, at)
 	for range 4 {
-		if b.size.Load() < int64(law.MaxKeys) {
+		if b.size.Load() < int64(rule.MaxKeys) {
 			break
 		}
 		other := &b.shards[b.hand.Add(1)%shards]
 		if other == s || !other.mu.TryLock() { // never waits for a second lock
 			continue
 		}
-		b.evict(other, 2, law, other.monotone(now))
+		b.evict(other, 2, rule, other.monotone(at))
 		other.mu.Unlock()
 	}
-	if b.size.Add(1) > int64(law.MaxKeys) {
+	if b.size.Add(1) > int64(rule.MaxKeys) {
 		b.size.Add(-1)
 		return nil
 	}
 	k := &bucket[K]{key: key}
-	k.fill(law, now)
-	s.buckets[key] = k
+	b.begin(&k.state, rule, at)
+	if s.size++; s.size > len(s.index) {
+		old := s.index
+		s.index = make([]*bucket[K], 2*len(old))
+		for _, o := range old {
+			for o != nil {
+				rest := o.chain
+				s.link(o, b.hash(o.key))
+				o = rest
+			}
+		}
+	}
+	s.link(k, hash)
 	return k
 }
 
-// evict forgets up to n of the least recently touched buckets that are full. The caller holds s.mu.
-func (b *Buckets[K]) evict(s *shard[K], n int, law *Law, now time.Time) {
+func (s *shard[K]) link(k *bucket[K], hash uint64) {
+	first := s.chain(hash)
+	k.chain, *first = *first, k
+}
+
+// begin makes a new key's buckets: full ones, or, while the key may have drawn on the shared ones, as full as those are.
+func (b *Buckets[K]) begin(s *state, rule *Rule, at int64) {
+	s.fill(rule, at)
+	if !b.drawn.Load() {
+		return
+	}
+	b.shared.mu.Lock()
+	defer b.shared.mu.Unlock()
+	shared := &b.shared.state
+	b.follow(shared, &b.shared.scratch, rule, at)
+	if shared.full(&b.shared.scratch, at) {
+		b.drawn.Store(false)
+		return
+	}
+	*s = *shared
+}
+
+// evict forgets up to n of the least recently touched keys whose buckets are full. The caller holds s.mu.
+func (b *Buckets[K]) evict(s *shard[K], n int, rule *Rule, at int64) {
 	for range n {
 		k := s.oldest.next
 		if k == &s.oldest {
 			return
 		}
-		k.follow(law, now)
-		if k.tokens.TokensAt(now) < float64(law.Burst) {
+		b.follow(&k.state, &s.scratch, rule, at)
+		if !k.full(&s.scratch, at) {
 			return
 		}
 		k.unlink()
-		delete(s.buckets, k.key)
+		link := s.chain(b.hash(k.key))
+		for *link != k {
+			link = &(*link).chain
+		}
+		*link = k.chain
+		s.size--
 		b.size.Add(-1)
 		b.evictions.Inc()
 	}
 }
 
-func (b *Buckets[K]) takeShared(law *Law, now time.Time) Decision {
+// takeShared takes from the shared buckets. The caller holds the key's shard, so that nobody makes buckets for the key meanwhile.
+func (b *Buckets[K]) takeShared(rule *Rule, at int64) Decision {
 	b.overflow.Inc()
 	b.shared.mu.Lock()
 	defer b.shared.mu.Unlock()
-	k := &b.shared.bucket
-	if k.law == nil {
-		k.fill(law, now)
+	s := &b.shared.state
+	if s.rule == nil {
+		s.fill(rule, at)
 	}
-	if now.Before(k.touched) {
-		now = k.touched
-	}
-	d := k.take(law, now)
+	b.follow(s, &b.shared.scratch, rule, at)
+	d := s.take(&b.shared.scratch, at)
+	b.drawn.Store(true)
 	d.Shared = true
-	return d
-}
-
-// fill makes a new bucket a full one: as if it had been empty for longer than it takes to fill.
-func (k *bucket[K]) fill(law *Law, now time.Time) {
-	empty := now.Add(-time.Duration(float64(law.Burst)/law.Rate*float64(time.Second)) - time.Second)
-	k.tokens.SetBurstAt(empty, law.Burst)
-	k.tokens.SetLimitAt(empty, rate.Limit(law.Rate))
-	k.law = law
-}
-
-// follow puts the bucket under the law: it earned by its old law until the new one came into force, and keeps its tokens
-// up to the new burst.
-func (k *bucket[K]) follow(law *Law, now time.Time) {
-	if k.law == law {
-		return
-	}
-	at := law.since
-	if at.Before(k.touched) {
-		at = k.touched
-	}
-	if at.After(now) {
-		at = now
-	}
-	k.tokens.SetLimitAt(at, rate.Limit(law.Rate))
-	k.tokens.SetBurstAt(at, law.Burst)
-	k.law, k.touched = law, at
-}
-
-func (k *bucket[K]) take(law *Law, now time.Time) Decision {
-	k.follow(law, now)
-	k.touched = now
-	ok := k.tokens.AllowN(now, 1)
-	left := k.tokens.TokensAt(now)
-	d := Decision{OK: ok}
-	if left < 1 {
-		d.Wait = time.Duration((1 - left) / law.Rate * float64(time.Second))
-	}
-	if ok {
-		d.Remaining = max(0, int(left))
-	}
 	return d
 }
 

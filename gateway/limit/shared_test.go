@@ -21,7 +21,7 @@ type waits struct {
 }
 
 // take is Take without the sleep: it returns when the token is there.
-func (w *waits) take(law *Law, p Patience, now time.Time) (Decision, time.Time) {
+func (w *waits) take(law *Rule, p Patience, now time.Time) (Decision, time.Time) {
 	for len(w.until) > 0 && !w.until[0].After(now) { // they come in order
 		w.until = w.until[1:]
 		w.waiting--
@@ -35,7 +35,7 @@ func (w *waits) take(law *Law, p Patience, now time.Time) (Decision, time.Time) 
 
 // Row D10: a token may be waited for; one that comes too late is refused at once.
 func TestAWaitForATokenIsBounded(t *testing.T) {
-	w, law := &waits{Shared: shared()}, NewLaw("global", 10, 2, 1, start) // a token each 100 ms
+	w, law := &waits{Shared: shared()}, one("global", 10, 2, 1, start) // a token each 100 ms
 	p := Patience{Wait: 250 * time.Millisecond, Places: 10}
 	for i, c := range []struct {
 		at, delay, wait time.Duration
@@ -59,7 +59,7 @@ func TestAWaitForATokenIsBounded(t *testing.T) {
 func TestLawOfTheSharedBucket(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := &waits{Shared: shared()}
-		law := NewLaw("x", rapid.SampledFrom([]float64{0.5, 3, 50, 1000}).Draw(t, "rate"), rapid.IntRange(1, 5).Draw(t, "burst"), 1, start)
+		law := one("x", rapid.SampledFrom([]float64{0.5, 3, 50, 1000}).Draw(t, "rate"), rapid.IntRange(1, 5).Draw(t, "burst"), 1, start)
 		p := Patience{time.Duration(rapid.IntRange(0, 3000).Draw(t, "wait")) * time.Millisecond, rapid.IntRange(0, 5).Draw(t, "places")}
 		now, latest := start, time.Time{} // clocks are read out of order, too: the latest counts
 		var admitted []time.Time
@@ -80,7 +80,7 @@ func TestLawOfTheSharedBucket(t *testing.T) {
 		for i := range admitted {
 			for j := i; j < len(admitted); j++ {
 				span := admitted[j].Sub(admitted[i])
-				if most := float64(law.Burst) + law.Rate*span.Seconds(); float64(j-i+1) > most+1e-6 {
+				if most := float64(law.laws[0].Burst) + law.laws[0].Rate*span.Seconds(); float64(j-i+1) > most+1e-6 {
 					t.Fatalf("%d admitted in %v, at most %v", j-i+1, span, most)
 				}
 			}
@@ -92,7 +92,7 @@ func TestLawOfTheSharedBucket(t *testing.T) {
 func TestWaitingAsTheSharedBucketToldIsEnough(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := &waits{Shared: shared()}
-		law := NewLaw("x", rapid.Float64Range(0.01, 1000).Draw(t, "rate"), rapid.IntRange(1, 20).Draw(t, "burst"), 1, start)
+		law := one("x", rapid.Float64Range(0.01, 1000).Draw(t, "rate"), rapid.IntRange(1, 20).Draw(t, "burst"), 1, start)
 		p := Patience{time.Duration(rapid.IntRange(0, 2000).Draw(t, "wait")) * time.Millisecond, rapid.IntRange(0, 3).Draw(t, "places")}
 		now := start
 		for range 60 {
@@ -110,31 +110,56 @@ func TestWaitingAsTheSharedBucketToldIsEnough(t *testing.T) {
 // Row D10: a reload gives no token back, and no promise; what is earned from then on is earned by the new law.
 func TestReloadKeepsTheLevel(t *testing.T) {
 	w, p := &waits{Shared: shared()}, Patience{Wait: 10 * time.Second, Places: 10}
-	old := NewLaw("x", 1, 3, 1, start)
+	old := one("x", 1, 3, 1, start)
 	for range 5 { // two of them wait
 		w.take(old, p, at(0))
 	}
 	for i := range 10 {
-		law := NewLaw("x", 1, 3+i, 1, at(time.Duration(i)*time.Millisecond))
+		law := one("x", 1, 3+i, 1, at(time.Duration(i)*time.Millisecond))
 		if d, _ := w.take(law, Patience{}, at(time.Duration(i)*time.Millisecond)); d.OK || (d.Wait-3*time.Second).Abs() > 20*time.Millisecond {
 			t.Fatalf("reload %d: got %+v, want 3 s: two are promised", i, d)
 		}
 	}
-	faster := NewLaw("x", 10, 100, 1, at(time.Second))
+	faster := one("x", 10, 100, 1, at(time.Second))
 	if d, ready := w.take(faster, p, at(time.Second)); !d.OK || (ready.Sub(at(time.Second))-200*time.Millisecond).Abs() > time.Millisecond {
 		t.Errorf("got %+v after %v, want a token after 200 ms: one is promised, and one more at 10 a second", d, ready.Sub(at(time.Second)))
 	}
-	smaller := NewLaw("x", 10, 1, 1, at(time.Minute))
+	smaller := one("x", 10, 1, 1, at(time.Minute))
 	first, _ := w.take(smaller, Patience{}, at(time.Minute))
 	if second, _ := w.take(smaller, Patience{}, at(time.Minute)); !first.OK || second.OK {
 		t.Errorf("got %v and %v of a bucket that holds one", first, second)
 	}
 }
 
+// Row D10: in shadow nobody waits and nobody is refused; who would have been is counted, and the bucket is as full, or as
+// deep in promises, as if they had been.
+func TestTheSharedBucketInShadow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, p := shared(), Patience{Wait: 2500 * time.Millisecond, Places: 2}
+		law := Law{Rate: 1, Burst: 2, Shadow: true}
+		rule, begun := NewRule("x", 1, time.Now(), law), time.Now()
+		for i := range 7 { // two tokens, two promises, and three too many
+			if d := s.Take(rule, p, time.Now()); !d.OK || d.Shadow != (i >= 4) || d.Crowded {
+				t.Errorf("request %d: got %+v", i, d)
+			}
+		}
+		if d := s.Take(rule, Patience{Wait: 2500 * time.Millisecond, Places: 100}, time.Now()); !d.OK || !d.Shadow { // it would come too late
+			t.Errorf("got %+v", d)
+		}
+		if time.Since(begun) != 0 || testutil.ToFloat64(s.shadow) != 4 || testutil.ToFloat64(s.waited) != 0 || s.waiting != 0 {
+			t.Errorf("after %v: %v counted, %v waited, %d wait", time.Since(begun), testutil.ToFloat64(s.shadow), testutil.ToFloat64(s.waited), s.waiting)
+		}
+		law.Shadow = false
+		if d := s.Take(NewRule("x", 1, time.Now(), law), Patience{}, time.Now()); d.OK || (d.Wait-3*time.Second).Abs() > time.Microsecond {
+			t.Errorf("enforced: got %+v, want 3 s: two are promised", d)
+		}
+	})
+}
+
 // Row D10: those who wait go in the order in which they came, as many at once as may, and the next one is told at once.
 func TestWaitersAreServedInTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, law := shared(), NewLaw("x", 10, 1, 1, time.Now())
+		s, law := shared(), one("x", 10, 1, 1, time.Now())
 		p := Patience{Wait: time.Minute, Places: 20}
 		begun := time.Now()
 		if d := s.Take(law, p, begun); !d.OK || time.Since(begun) != 0 {
@@ -170,7 +195,7 @@ func TestWaitersAreServedInTurn(t *testing.T) {
 
 // Row D10: under threads the law holds as well.
 func TestConcurrentTakesOfTheSharedBucket(t *testing.T) {
-	s, law := shared(), NewLaw("x", 0.001, 70, 1, start)
+	s, law := shared(), one("x", 0.001, 70, 1, start)
 	var admitted atomic.Int64
 	var wg sync.WaitGroup
 	for range 8 {
@@ -189,7 +214,7 @@ func TestConcurrentTakesOfTheSharedBucket(t *testing.T) {
 }
 
 func BenchmarkTakeShared(b *testing.B) {
-	s, law := shared(), NewLaw("x", 1e6, 1_000_000, 1, start)
+	s, law := shared(), one("x", 1e6, 1_000_000, 1, start)
 	p := Patience{Wait: time.Second, Places: 1000}
 	b.ReportAllocs()
 	b.RunParallel(func(pb *testing.PB) {

@@ -22,14 +22,17 @@ import (
 
 	"floodgate.internal/gateway/top"
 	"floodgate.internal/shared/problem"
+	"floodgate.internal/shared/wire"
 )
 
 // Running is the process that operators ask about.
 type Running struct {
 	// Ready returns why the gateway is not ready, and what is amiss though it is.
 	Ready func() (reasons, warnings []string)
-	// Reload takes the file over and says what has changed; an error leaves everything as it was.
-	Reload func() (diff string, err error)
+	// Reload takes the file over and says what has changed; an error leaves everything as it was. by is who asked for it.
+	Reload func(by string) (diff string, err error)
+	// Reloads is what became of the latest reloads, the newest first.
+	Reloads func() []Reload
 	// Config is the present configuration, secrets masked.
 	Config func() Config
 	// Noisiest is the n uids and the n addresses that asked most since then.
@@ -43,6 +46,17 @@ type Config struct {
 	Generation int    `json:"generation"`
 	Hash       string `json:"hash"`
 	Config     any    `json:"config"`
+}
+
+// Reload is one entry of the answer of /-/reloads.
+type Reload struct {
+	At         wire.Time `json:"at"`         // by this machine's clock
+	By         string    `json:"by"`         // start, file change, SIGHUP, or who posted
+	Result     string    `json:"result"`     // taken_over, refused, unchanged
+	Generation int       `json:"generation"` // in force afterwards
+	Hash       string    `json:"hash"`       // of the file that was read
+	Diff       []string  `json:"diff"`       // what it changes, or would have changed
+	Error      string    `json:"error,omitempty"`
 }
 
 // Handler is the listener's handler.
@@ -73,7 +87,7 @@ func Handler(r Running, metrics prometheus.Gatherer, log *slog.Logger) http.Hand
 				return
 			}
 		}
-		diff, err := r.Reload()
+		diff, err := r.Reload("POST /-/reload from " + req.RemoteAddr)
 		if err != nil {
 			text(w, 400, err.Error()+"\n")
 			return
@@ -99,6 +113,11 @@ func Handler(r Running, metrics prometheus.Gatherer, log *slog.Logger) http.Hand
 			Addrs []top.Client `json:"addresses"`
 		}{since, uids, addrs})
 	})
+	mux.HandleFunc("GET /-/reloads", func(w http.ResponseWriter, _ *http.Request) {
+		writeJSON(w, 200, struct {
+			Reloads []Reload `json:"reloads"`
+		}{r.Reloads()})
+	})
 	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{
 		MaxRequestsInFlight: 4, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 	}))
@@ -108,7 +127,7 @@ func Handler(r Running, metrics prometheus.Gatherer, log *slog.Logger) http.Hand
 	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
 	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
 	for path, allow := range map[string]string{
-		"/-/healthy": "GET, HEAD", "/-/ready": "GET, HEAD", "/-/config": "GET, HEAD", "/-/top": "GET, HEAD", "/metrics": "GET, HEAD", "/-/reload": "POST",
+		"/-/healthy": "GET, HEAD", "/-/ready": "GET, HEAD", "/-/config": "GET, HEAD", "/-/reloads": "GET, HEAD", "/-/top": "GET, HEAD", "/metrics": "GET, HEAD", "/-/reload": "POST",
 	} {
 		mux.HandleFunc(path, func(w http.ResponseWriter, req *http.Request) {
 			w.Header().Set("Allow", allow)

@@ -1,0 +1,108 @@
+// Package network is lists of networks, and the address that a request counts for.
+package network
+
+import (
+	"bytes"
+	"fmt"
+	"net/netip"
+	"slices"
+)
+
+// Set is networks. It does not change; looking an address up costs as many map reads as the set has lengths of prefixes.
+// The zero Set is empty.
+type Set struct {
+	networks  map[netip.Prefix]struct{}
+	four, six []int // the lengths of their prefixes
+}
+
+// Parse reads networks like 10.0.0.0/8. The error is of the first that is none, and names its place.
+func Parse(networks []string) (Set, error) {
+	s := Set{networks: map[netip.Prefix]struct{}{}}
+	for i, n := range networks {
+		p, err := netip.ParsePrefix(n)
+		if err != nil || p.Addr().Is4In6() {
+			return Set{}, fmt.Errorf("[%d]: %q must be a network like 10.0.0.0/8 or 2001:db8::/32", i, n)
+		}
+		s.networks[p.Masked()] = struct{}{}
+		lengths := &s.four
+		if p.Addr().Is6() {
+			lengths = &s.six
+		}
+		if !slices.Contains(*lengths, p.Bits()) {
+			*lengths = append(*lengths, p.Bits())
+		}
+	}
+	return s, nil
+}
+
+// Empty says that no address is in the set.
+func (s Set) Empty() bool { return len(s.networks) == 0 }
+
+// Contains says whether a, which is Plain, is in one of the networks.
+func (s Set) Contains(a netip.Addr) bool {
+	lengths := s.four
+	if a.Is6() {
+		lengths = s.six
+	}
+	for _, n := range lengths {
+		p, err := a.Prefix(n)
+		if err != nil {
+			panic("BUG: " + err.Error()) // the length fits the address
+		}
+		if _, ok := s.networks[p]; ok {
+			return true
+		}
+	}
+	return false
+}
+
+// Client is the address that a request counts for: peer, the connection's, but for a trusted proxy's, which names the one
+// before it at the right end of X-Forwarded-For. Hops are passed over from the right while they are trusted, for who sends a
+// request can write what it likes to the left of what trusted hops add. What is no address ends the search: the hop that
+// sent it counts. forwarded is the fields' values, in order.
+func Client(peer netip.Addr, trusted Set, forwarded [][]byte) netip.Addr {
+	for _, hops := range slices.Backward(forwarded) {
+		for more := true; more; {
+			if !trusted.Contains(peer) {
+				return peer
+			}
+			hop := hops
+			if i := bytes.LastIndexByte(hops, ','); i >= 0 {
+				hops, hop = hops[:i], hops[i+1:]
+			} else {
+				more = false
+			}
+			a, ok := address(string(bytes.TrimSpace(hop)))
+			if !ok {
+				return peer
+			}
+			peer = a
+		}
+	}
+	return peer
+}
+
+// address reads an address, with or without a port.
+func address(s string) (netip.Addr, bool) {
+	a, err := netip.ParseAddr(s)
+	if err != nil {
+		withPort, err := netip.ParseAddrPort(s)
+		if err != nil {
+			return netip.Addr{}, false
+		}
+		a = withPort.Addr()
+	}
+	return Plain(a), true
+}
+
+// Plain is the address by which one is known: IPv4 without IPv6's clothes, and no zone.
+func Plain(a netip.Addr) netip.Addr { return a.Unmap().WithZone("") }
+
+// Key is what an address is counted by: IPv4 as it is, IPv6 by its /64, which is what one customer gets.
+func Key(a netip.Addr) [16]byte {
+	b := a.As16()
+	if a.Is6() {
+		clear(b[8:])
+	}
+	return b
+}

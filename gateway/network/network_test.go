@@ -1,0 +1,127 @@
+package network
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+func set(t *testing.T, networks ...string) Set {
+	t.Helper()
+	s, err := Parse(networks)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func TestParseRefuses(t *testing.T) {
+	for _, n := range []string{"10.0.0.1", "10.0.0.0/33", "x", "", "fe80::1%eth0/64", "::ffff:10.0.0.0/104"} {
+		if _, err := Parse([]string{"10.0.0.0/8", n}); err == nil || !strings.HasPrefix(err.Error(), fmt.Sprintf("[1]: %q must be", n)) {
+			t.Errorf("%q: got %v", n, err)
+		}
+	}
+	if s := set(t); !s.Empty() || s.Contains(netip.MustParseAddr("::1")) || (Set{}).Contains(netip.MustParseAddr("127.0.0.1")) {
+		t.Error("an empty set has something in it")
+	}
+}
+
+// A set says what looking at each of its networks says.
+func TestSetIsItsNetworks(t *testing.T) {
+	in, out := 0, 0
+	address := rapid.Custom(func(t *rapid.T) netip.Addr { // few, so that they meet
+		b := rapid.SliceOfN(rapid.SampledFrom([]byte{0, 1, 0x80, 0xff}), 4, 4).Draw(t, "bytes")
+		if rapid.Bool().Draw(t, "IPv6") {
+			return netip.AddrFrom16([16]byte{0x20, 0x01, b[0], b[1], 15: b[3]})
+		}
+		return netip.AddrFrom4([4]byte(b))
+	})
+	rapid.Check(t, func(t *rapid.T) {
+		var texts []string
+		var all []netip.Prefix
+		for _, a := range rapid.SliceOfN(address, 0, 8).Draw(t, "networks") {
+			p := netip.PrefixFrom(a, rapid.IntRange(0, a.BitLen()).Draw(t, "bits"))
+			all, texts = append(all, p), append(texts, p.String())
+		}
+		s, err := Parse(texts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, a := range rapid.SliceOfN(address, 1, 20).Draw(t, "addresses") {
+			want := false
+			for _, p := range all {
+				want = want || p.Contains(a)
+			}
+			if got := s.Contains(a); got != want {
+				t.Fatalf("%v in %v: got %v", a, texts, got)
+			}
+			if want {
+				in++
+			} else {
+				out++
+			}
+		}
+	})
+	t.Logf("%d were in, %d were not", in, out)
+	if in == 0 || out == 0 {
+		t.Error("the draws do not show what they should")
+	}
+}
+
+// Row D13: whatever a client writes into X-Forwarded-For, however many trusted hops come after it, it counts as the address
+// from which it came to the first of them.
+func TestNobodyChoosesTheirAddress(t *testing.T) {
+	trusted := set(t, "10.0.0.0/8", "fd00::/8")
+	rapid.Check(t, func(t *rapid.T) {
+		client := rapid.SampledFrom([]string{"203.0.113.9", "2001:db8::9", "192.0.2.1"}).Draw(t, "client")
+		spoofed := rapid.SliceOfN(rapid.SampledFrom([]string{"10.1.1.1", "127.0.0.1", "fd00::1", "8.8.8.8", "x", "", ",,", "203.0.113.9, 10.0.0.1", "[::1]:80"}), 0, 5).Draw(t, "spoofed")
+		hops := rapid.SliceOfN(rapid.SampledFrom([]string{"10.0.0.1", "10.255.0.1:80", "fd00::2", "[fd00::3]:1", "::ffff:10.0.0.4"}), 0, 4).Draw(t, "hops")
+		var fields [][]byte
+		line := ""
+		for i, hop := range append(append(spoofed, client), hops...) {
+			switch {
+			case i == 0:
+				line = hop
+			case rapid.Bool().Draw(t, "a new field"):
+				fields, line = append(fields, []byte(line)), hop
+			default:
+				line += rapid.SampledFrom([]string{",", ", ", " ,\t"}).Draw(t, "comma") + hop
+			}
+		}
+		fields = append(fields, []byte(line))
+		if got := Client(netip.MustParseAddr("10.3.3.3"), trusted, fields); got.String() != client {
+			t.Fatalf("%q: got %v, want %s", fields, got, client)
+		}
+		if got := Client(netip.MustParseAddr("198.51.100.1"), trusted, fields); got.String() != "198.51.100.1" {
+			t.Fatalf("from a peer that is not trusted, %q: got %v", fields, got)
+		}
+	})
+}
+
+func TestClient(t *testing.T) {
+	trusted := set(t, "10.0.0.0/8")
+	for _, c := range []struct{ forwarded, want string }{
+		{"", "10.3.3.3"}, {"unknown", "10.3.3.3"}, {"1.2.3.4, unknown", "10.3.3.3"}, {"1.2.3.4, unknown, 10.1.1.1", "10.1.1.1"},
+		{"10.2.2.2", "10.2.2.2"}, {"10.2.2.2, 10.1.1.1", "10.2.2.2"}, {"fe80::1%eth0", "fe80::1"}, {"1.2.3.4:x", "10.3.3.3"}, {"1.2.3.4,", "10.3.3.3"},
+	} {
+		if got := Client(netip.MustParseAddr("10.3.3.3"), trusted, [][]byte{[]byte(c.forwarded)}); got.String() != c.want {
+			t.Errorf("%q: got %v, want %s", c.forwarded, got, c.want)
+		}
+	}
+	if got := Client(netip.MustParseAddr("10.3.3.3"), trusted, nil); got.String() != "10.3.3.3" {
+		t.Errorf("without the field: got %v", got)
+	}
+}
+
+func TestKey(t *testing.T) {
+	key := func(s string) [16]byte { return Key(netip.MustParseAddr(s)) }
+	if key("2001:db8::1") != key("2001:db8::ffff:1") || key("2001:db8::1") == key("2001:db8:0:1::1") {
+		t.Error("IPv6 goes by its /64")
+	}
+	if key("1.2.3.4") == key("1.2.3.5") {
+		t.Error("IPv4 goes by the whole address")
+	}
+}

@@ -24,9 +24,11 @@ import (
 	"floodgate.internal/gateway/limit"
 	"floodgate.internal/gateway/pagecache"
 	"floodgate.internal/gateway/salegate"
+	records "floodgate.internal/gateway/timeline"
 	"floodgate.internal/gateway/upstream"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/problem"
+	"floodgate.internal/shared/timeline"
 )
 
 // Settings is what a reload changes at the edge, swapped as one pointer.
@@ -50,7 +52,10 @@ type Parts struct {
 	Gate  *salegate.Gate
 	Cache *pagecache.Cache
 	Pool  *upstream.Pool
-	Log   *slog.Logger
+	// Records are of what became of users' presses, which Handover takes to the backends.
+	Records  *records.Recorder
+	Handover *records.Handover
+	Log      *slog.Logger
 }
 
 // Server answers requests. Make it with New.
@@ -150,6 +155,7 @@ type exchange struct {
 
 	route  route
 	result result
+	rule   timeline.Rule // what decided about a press, where it is not the result alone
 }
 
 func (s *Server) begin(ctx *fasthttp.RequestCtx) *exchange {
@@ -245,6 +251,7 @@ func (x *exchange) refuse(p *problem.Problem) {
 func (x *exchange) reject(by rule, p *problem.Problem) {
 	x.s.metrics.refusals[by].Inc()
 	x.refuse(p)
+	x.rule = ruleRecords[by]
 }
 
 // jitter only adds.

@@ -17,6 +17,7 @@ import (
 
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/signing"
+	"floodgate.internal/shared/timeline"
 	"floodgate.internal/shared/wire"
 )
 
@@ -296,6 +297,16 @@ func (b *backend) failed() {
 	}
 	d := min(ejectFirst<<min(n-ejectAfter, 8), ejectMax)
 	b.ejected.Store(int64(time.Since(epoch) + d/2 + rand.N(d/2)))
+}
+
+// Records posts what is handed over for timelines, and returns the status of the answer; the error is Do's.
+func (p *Pool) Records(body []byte) (status int, err error) {
+	resp := fasthttp.AcquireResponse()
+	defer fasthttp.ReleaseResponse(resp)
+	if err := p.Do(&Request{Method: fasthttp.MethodPost, Target: timeline.Path, Body: body}, resp); err != nil {
+		return 0, err
+	}
+	return resp.StatusCode(), nil
 }
 
 // Backends implements salegate.Source.

@@ -118,6 +118,7 @@ func (r *Recorder) giveUp(records []timeline.Record, dropped []timeline.Dropped)
 // take takes out up to timeline.MaxBatch aggregates, going round the shards, and what was dropped of up to
 // timeline.MaxDropped sales; left says that there is more. One caller at a time.
 func (r *Recorder) take() (records []timeline.Record, dropped []timeline.Dropped, left bool) {
+	records, dropped = []timeline.Record{}, []timeline.Dropped{}
 	for range shards {
 		s := &r.shards[r.next]
 		s.mu.Lock()
@@ -149,7 +150,7 @@ func (r *Recorder) take() (records []timeline.Record, dropped []timeline.Dropped
 // merge adds up what several shards dropped of one sale.
 func merge(list []timeline.Dropped) []timeline.Dropped {
 	at := make(map[int64]int, len(list))
-	var out []timeline.Dropped
+	out := list[:0]
 	for _, d := range list {
 		if i, ok := at[d.Sale]; ok {
 			out[i].Count += d.Count

@@ -176,6 +176,11 @@ func (p *Pool) Do(r *Request, resp *fasthttp.Response) error {
 		p.metrics.busy.Inc()
 		return fmt.Errorf("%w: %d", ErrBusy, limit)
 	}
+	return p.try(s, r, resp)
+}
+
+// try is Do without its bound.
+func (p *Pool) try(s *set, r *Request, resp *fasthttp.Response) error {
 	req := fasthttp.AcquireRequest()
 	defer fasthttp.ReleaseRequest(req)
 	deadline := time.Now().Add(s.Timeout + r.Wait)
@@ -299,11 +304,12 @@ func (b *backend) failed() {
 	b.ejected.Store(int64(time.Since(epoch) + d/2 + rand.N(d/2)))
 }
 
-// Records posts what is handed over for timelines, and returns the status of the answer; the error is Do's.
+// Records posts what is handed over for timelines, one call at a time, beyond the bound on requests in flight. It returns the
+// status of the answer; the error is ErrNotSent or ErrUnknown, wrapped.
 func (p *Pool) Records(body []byte) (status int, err error) {
 	resp := fasthttp.AcquireResponse()
 	defer fasthttp.ReleaseResponse(resp)
-	if err := p.Do(&Request{Method: fasthttp.MethodPost, Target: timeline.Path, Body: body}, resp); err != nil {
+	if err := p.try(p.set.Load(), &Request{Method: fasthttp.MethodPost, Target: timeline.Path, Body: body}, resp); err != nil {
 		return 0, err
 	}
 	return resp.StatusCode(), nil

@@ -34,6 +34,7 @@ func TestContractWalk(t *testing.T) {
 	k.payments()
 	k.ops()
 	k.feed()
+	k.timelines(open)
 	k.adminSKUs()
 	k.carts()
 	k.adminSales()

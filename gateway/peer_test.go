@@ -221,12 +221,17 @@ func (p *peer) take(ctx *fasthttp.RequestCtx) {
 	}
 }
 
-// recorded is how often presses of a user met a rule in a sale: "uid rule" -> times.
-func (p *peer) recorded(sale int64) map[string]int64 {
+// handed is the batches that were taken.
+func (p *peer) handed() []timeline.Batch {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	return slices.Clone(p.batches)
+}
+
+// recorded is how often presses of a user met a rule in a sale: "uid rule" -> times.
+func (p *peer) recorded(sale int64) map[string]int64 {
 	sum := map[string]int64{}
-	for _, b := range p.batches {
+	for _, b := range p.handed() {
 		for _, r := range b.Records {
 			if r.Sale == sale {
 				sum[r.UID+" "+string(r.Rule)] += r.Count

@@ -79,7 +79,7 @@ func TestWhatIsRecordedOfAPress(t *testing.T) {
 		t.Errorf("what the gate refused was recorded: %v, %v", more, p.recorded(3))
 	}
 	now := p.now()
-	for _, b := range p.batches {
+	for _, b := range p.handed() {
 		for _, r := range b.Records {
 			if d := now.Sub(r.First.Time); d < 0 || d.Minutes() > 5 {
 				t.Errorf("%+v: its time is not the system's, which is %v", r, now)
@@ -131,8 +131,8 @@ func TestRecordsAreKeptUntilTheyAreTaken(t *testing.T) {
 	if got := p.recorded(1); !maps.Equal(got, want) {
 		t.Errorf("after the gateway has ended: got %v, want %v", got, want)
 	}
-	if b := p.batches[len(p.batches)-1]; !b.Last {
-		t.Errorf("the last batch says no goodbye: %+v", b)
+	if all := p.handed(); !all[len(all)-1].Last {
+		t.Errorf("the last batch says no goodbye: %+v", all[len(all)-1])
 	}
 }
 

@@ -5,14 +5,15 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"time"
 
 	"floodgate.internal/backend/store"
 )
 
-// pruneOnce bounds the records that one pass deletes.
+// pruneOnce bounds the users whose records one pass deletes.
 const pruneOnce = 1000
 
-// Prune is one pass over what is older than Limits.Keep, each kind by a range of an index: up to pruneOnce records of one
+// Prune is one pass over what is older than Limits.Keep, each kind by a range of an index: records of up to pruneOnce users in one
 // sale, the history of one sale that has ended, and gateways that are gone. It returns how much there was; call again at
 // once while that is more than none.
 func (s *Store) Prune(ctx context.Context) (n int, err error) {
@@ -22,11 +23,7 @@ func (s *Store) Prune(ctx context.Context) (n int, err error) {
 		do   func(tx *sql.Tx, sale int64) (int, error)
 	}{
 		{`SELECT sale_id FROM timeline_sales WHERE oldest_at < ? ORDER BY oldest_at LIMIT 1`, func(tx *sql.Tx, sale int64) (int, error) {
-			r, err := tx.ExecContext(ctx, fmt.Sprintf(`DELETE FROM timeline WHERE sale_id = ? AND last_at < ? LIMIT %d`, pruneOnce), sale, before)
-			if err != nil {
-				return 0, err
-			}
-			gone, err := r.RowsAffected()
+			gone, err := deleteOld(ctx, tx, sale, before)
 			if err != nil {
 				return 0, err
 			}
@@ -71,4 +68,31 @@ func (s *Store) Prune(ctx context.Context) (n int, err error) {
 	}
 	gateways, err := store.Prune(ctx, s.db, `DELETE FROM timeline_gateways WHERE at < ?`, before)
 	return n + gateways, err
+}
+
+// deleteOld deletes the old records of those users of a sale that have the oldest. They are looked for first, along the index that
+// is made for it: asked to delete by age, the server reads all of the sale's rows.
+func deleteOld(ctx context.Context, tx *sql.Tx, sale int64, before time.Time) (gone int64, err error) {
+	rows, err := tx.QueryContext(ctx, fmt.Sprintf(`SELECT uid FROM timeline FORCE INDEX (timeline_age) WHERE sale_id = ? AND last_at < ? ORDER BY last_at LIMIT %d`, pruneOnce), sale, before)
+	if err != nil {
+		return 0, err
+	}
+	seen, args := map[string]bool{}, []any{sale, before}
+	err = each(rows, func() error {
+		var uid string
+		err := rows.Scan(&uid)
+		if !seen[uid] {
+			seen[uid] = true
+			args = append(args, uid)
+		}
+		return err
+	})
+	if err != nil || len(seen) == 0 {
+		return 0, err
+	}
+	r, err := tx.ExecContext(ctx, `DELETE FROM timeline WHERE sale_id = ? AND last_at < ? AND uid IN (`+list("?", len(seen))+`)`, args...)
+	if err != nil {
+		return 0, err
+	}
+	return r.RowsAffected()
 }

@@ -30,8 +30,8 @@ const (
 // Watch writes down how the states of sales change, until ctx ends. feed is catalog.Catalog.Feed.
 //
 // Any number of processes may watch; the one that holds the row of timeline_watch writes, and another one takes over when it
-// has not said so for lease. It says so in each transaction that writes, so nobody else ever does: each change is written
-// once. Times are those at which the process heard of a change (that of a process with the role timer alone looks at Redis ten
+// has ended, or not said so for lease. It says so in each transaction that writes, so nobody else ever does: each change is
+// written once. Times are those at which the process heard of a change (that of a process with the role timer alone looks at Redis ten
 // times a second), but for what the sale's own window did. What had changed while nobody watched is marked as not sure.
 func (s *Store) Watch(feed func(ctx context.Context, instance string, since uint64, wait time.Duration) wire.Feed) func(context.Context) error {
 	return func(ctx context.Context) error {
@@ -41,7 +41,7 @@ func (s *Store) Watch(feed func(ctx context.Context, instance string, since uint
 		for {
 			news := feed(ctx, instance, since, watchEvery)
 			if ctx.Err() != nil {
-				return nil
+				return w.end()
 			}
 			instance, since = news.Instance, news.Version
 			if news.Full {
@@ -58,7 +58,7 @@ func (s *Store) Watch(feed func(ctx context.Context, instance string, since uint
 			cancel()
 			switch {
 			case ctx.Err() != nil:
-				return nil
+				return w.end()
 			case err != nil:
 				if !failing {
 					s.log.Warn("timeline: the sales' states are not written down, and tried again", "error", err)
@@ -66,7 +66,7 @@ func (s *Store) Watch(feed func(ctx context.Context, instance string, since uint
 				failing = true
 				select {
 				case <-ctx.Done():
-					return nil
+					return w.end()
 				case <-time.After(watchEvery):
 				}
 			case failing:
@@ -106,22 +106,22 @@ func (w *watch) write(ctx context.Context, sales map[int64]wire.Sale, now time.T
 	leads, n := false, 0
 	err := store.InTx(ctx, w.db, func(tx *sql.Tx) error {
 		leads, n = false, 0
-		if _, err := tx.ExecContext(ctx, `INSERT INTO timeline_watch (only_row, holder, until) VALUES (1, '', '2000-01-01') ON DUPLICATE KEY UPDATE only_row = VALUES(only_row)`); err != nil {
+		if _, err := tx.ExecContext(ctx, `INSERT INTO timeline_watch (only_row, holder, said_at) VALUES (1, '', '2000-01-01') ON DUPLICATE KEY UPDATE only_row = VALUES(only_row)`); err != nil {
 			return fmt.Errorf("note who watches: %w", err)
 		}
 		var holder string
-		var until time.Time
-		if err := tx.QueryRowContext(ctx, `SELECT holder, until FROM timeline_watch WHERE only_row = 1 FOR UPDATE`).Scan(&holder, &until); err != nil {
+		var said time.Time
+		if err := tx.QueryRowContext(ctx, `SELECT holder, said_at FROM timeline_watch WHERE only_row = 1 FOR UPDATE`).Scan(&holder, &said); err != nil {
 			return fmt.Errorf("ask who watches: %w", err)
 		}
 		if holder != w.holder {
-			if until.After(now) {
+			if holder != "" && now.Sub(said) < lease {
 				return nil
 			}
 			known = nil
 		}
 		leads = true
-		sure := now.Sub(until.Add(-lease)) <= unwatched
+		sure := now.Sub(said) <= unwatched
 		next, err := withKnown(ctx, tx, sales, known)
 		if err != nil {
 			return err
@@ -133,7 +133,7 @@ func (w *watch) write(ctx context.Context, sales map[int64]wire.Sale, now time.T
 			n++
 		}
 		known = next
-		if _, err := tx.ExecContext(ctx, `UPDATE timeline_watch SET holder = ?, until = ? WHERE only_row = 1`, w.holder, now.Add(lease)); err != nil {
+		if _, err := tx.ExecContext(ctx, `UPDATE timeline_watch SET holder = ?, said_at = ? WHERE only_row = 1`, w.holder, now); err != nil {
 			return fmt.Errorf("note who watches: %w", err)
 		}
 		return nil
@@ -147,6 +147,18 @@ func (w *watch) write(ctx context.Context, sales map[int64]wire.Sale, now time.T
 		w.known = known
 	}
 	w.states.Add(float64(n))
+	return nil
+}
+
+// end lets another process take over at once. A failure is no matter: then it takes over after lease.
+func (w *watch) end() error {
+	if w.leads {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		if _, err := w.db.ExecContext(ctx, `UPDATE timeline_watch SET holder = '' WHERE only_row = 1 AND holder = ?`, w.holder); err != nil {
+			w.log.Info("timeline: another process takes over a little later", "error", err)
+		}
+	}
 	return nil
 }
 

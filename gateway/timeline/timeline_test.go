@@ -144,7 +144,9 @@ func TestAFullRecorder(t *testing.T) {
 
 // fickle stands where the backends stand: what it says about a batch need not be what it did with it.
 type fickle struct {
-	t       *testing.T
+	t  *testing.T
+	mu sync.Mutex // guards what follows
+
 	answer  func() (status int, taken bool, err error)
 	seq     int64
 	ended   bool
@@ -154,6 +156,8 @@ type fickle struct {
 }
 
 func (f *fickle) send(body []byte) (int, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	var b timeline.Batch
 	if err := json.Unmarshal(body, &b); err != nil || b.Check() != nil || len(body) > 64<<10 {
 		f.t.Errorf("a batch of %d bytes: %v, %v", len(body), err, b.Check())
@@ -175,11 +179,11 @@ func (f *fickle) send(body []byte) (int, error) {
 // However answers get lost, each press arrives once; what is recorded until the gateway ends arrives, too, and a goodbye.
 func TestEachPressIsHandedOverOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		rnd := rand.New(rand.NewPCG(1, 2))
+		rnd, luck := rand.New(rand.NewPCG(1, 2)), rand.New(rand.NewPCG(3, 4))
 		calm := false
 		f := &fickle{t: t, answer: func() (int, bool, error) {
-			switch n := rnd.IntN(5); {
-			case calm || n == 0:
+			switch n := luck.IntN(8); {
+			case calm || n == 0 || n > 4:
 				return 204, true, nil
 			case n == 1:
 				return 0, true, errors.New("no answer")
@@ -191,13 +195,13 @@ func TestEachPressIsHandedOverOnce(t *testing.T) {
 				return 0, false, errors.New("not sent")
 			}
 		}}
-		r := newRecorder(2000)
+		r := newRecorder(500)
 		h := NewHandover(r, 2*time.Second, f.send, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
 		var running sync.WaitGroup
 		ctx, end := context.WithCancel(t.Context())
 		running.Go(func() { h.Run(ctx) })
 		total := int64(0)
-		for i := range 20_000 {
+		for i := range 10_000 {
 			r.Record(1+int64(i%3), fmt.Sprint("u", rnd.IntN(3000)), timeline.OrderLimit, int64(i+1))
 			total++
 			if i%100 == 0 {
@@ -205,13 +209,15 @@ func TestEachPressIsHandedOverOnce(t *testing.T) {
 				time.Sleep(time.Second)
 			}
 		}
+		f.mu.Lock()
 		calm = true
+		f.mu.Unlock()
 		end()
 		running.Wait()
 		if lost := int64(testutil.ToFloat64(r.dropped)); f.total+f.dropped != total || f.dropped != lost || lost == 0 || !f.ended {
 			t.Errorf("of %d presses %d arrived and %d were said to be dropped (%d were); a goodbye: %v", total, f.total, f.dropped, lost, f.ended)
 		}
-		if f.batches < 50 {
+		if f.batches < 20 {
 			t.Errorf("only %d batches", f.batches)
 		}
 	})
@@ -222,25 +228,35 @@ func TestReportsAndGivesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		status := 204
 		f := &fickle{t: t, answer: func() (int, bool, error) { return status, status == 204, nil }}
+		answers := func(s int) {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			status = s
+		}
+		got := func() (batches int, total, dropped int64, ended bool) {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			return f.batches, f.total, f.dropped, f.ended
+		}
 		r := newRecorder(10)
 		h := NewHandover(r, time.Second, f.send, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
 		ctx, end := context.WithCancel(t.Context())
 		var running sync.WaitGroup
 		running.Go(func() { h.Run(ctx) })
 		time.Sleep(5*reportEvery + time.Second/2)
-		if f.batches != 6 || f.total != 0 || f.ended {
-			t.Errorf("in five times %v: got %d batches of %d presses, ended %v; want 6 empty ones", reportEvery, f.batches, f.total, f.ended)
+		if batches, total, _, ended := got(); batches != 6 || total != 0 || ended {
+			t.Errorf("in five times %v: got %d batches of %d presses, ended %v; want 6 empty ones", reportEvery, batches, total, ended)
 		}
-		status = 404
+		answers(404)
 		r.Record(7, "ann", timeline.SoldOut, 1)
 		r.Record(7, "ann", timeline.SoldOut, 2)
 		time.Sleep(5 * time.Second)
-		status = 204
+		answers(204)
 		time.Sleep(maxPause)
-		if f.total != 0 || f.dropped != 2 || testutil.ToFloat64(r.dropped) != 2 {
-			t.Errorf("what no backend took: %d arrived, %d said to be dropped", f.total, f.dropped)
+		if _, total, dropped, _ := got(); total != 0 || dropped != 2 || testutil.ToFloat64(r.dropped) != 2 {
+			t.Errorf("what no backend took: %d arrived, %d said to be dropped", total, dropped)
 		}
-		status = 503 // the backend is away for good
+		answers(503) // the backend is away for good
 		r.Record(7, "ann", timeline.SoldOut, 3)
 		time.Sleep(time.Minute)
 		end()

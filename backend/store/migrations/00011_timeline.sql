@@ -48,11 +48,11 @@ CREATE TABLE timeline_gateways (
   KEY timeline_gateways_at (at)
 );
 
--- Which process writes sale_states, until when, unless it says so again.
+-- Which process writes sale_states, and when it last said so; '' where that one has ended.
 CREATE TABLE timeline_watch (
   only_row TINYINT     NOT NULL PRIMARY KEY,
   holder   VARCHAR(36) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
-  until    DATETIME(3) NOT NULL
+  said_at  DATETIME(3) NOT NULL
 );
 
 -- +goose Down

@@ -17,7 +17,6 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -44,7 +43,7 @@ type Store struct {
 	log    *slog.Logger
 	limits Limits
 
-	taking  sync.Mutex // one batch at a time
+	takes   *semaphore.Weighted // one batch at a time: of a few gateways each has one under way
 	reads   *semaphore.Weighted
 	waiting atomic.Int64 // reads, under way or not
 
@@ -58,7 +57,7 @@ func New(db *sql.DB, book *order.Book, clk *clock.Clock, limits Limits, log *slo
 		reg.MustRegister(c)
 		return c
 	}
-	return &Store{db: db, book: book, clk: clk, limits: limits, log: log, reads: semaphore.NewWeighted(maxReads),
+	return &Store{db: db, book: book, clk: clk, limits: limits, log: log, takes: semaphore.NewWeighted(1), reads: semaphore.NewWeighted(maxReads),
 		taken:   counter("backend_timeline_recorded_total", "Presses that were kept for timelines."),
 		dropped: counter("backend_timeline_dropped_total", "Presses that were not kept for timelines, for want of room, here or at a gateway."),
 		pruned:  counter("backend_timeline_pruned_total", "Records of timelines that were deleted for their age."),
@@ -69,15 +68,21 @@ func New(db *sql.DB, book *order.Book, clk *clock.Clock, limits Limits, log *slo
 // now is the time as MySQL keeps it.
 func (s *Store) now() time.Time { return s.clk.Now().Truncate(time.Millisecond) }
 
+// takeWait is how long a batch waits for those before it.
+const takeWait = time.Second
+
 // Take adds a gateway's batch to what is kept, once, however often it comes. The batch must be one that Check likes. After
-// an error it may have been taken: let the gateway send it again. ErrBusy: this process is taking another one.
+// an error it may have been taken: let the gateway send it again. ErrBusy: its turn did not come within takeWait.
 func (s *Store) Take(ctx context.Context, b *timeline.Batch) error {
-	if !s.taking.TryLock() {
+	turn, cancel := context.WithTimeout(ctx, takeWait)
+	err := s.takes.Acquire(turn, 1)
+	cancel()
+	if err != nil {
 		return ErrBusy
 	}
-	defer s.taking.Unlock()
+	defer s.takes.Release(1)
 	var taken, dropped int64
-	err := store.InTx(ctx, s.db, func(tx *sql.Tx) error {
+	err = store.InTx(ctx, s.db, func(tx *sql.Tx) error {
 		taken, dropped = 0, 0
 		now := s.now()
 		if _, err := tx.ExecContext(ctx, `INSERT INTO timeline_gateways (id, seq, at, ended) VALUES (?, 0, ?, FALSE) ON DUPLICATE KEY UPDATE id = VALUES(id)`,

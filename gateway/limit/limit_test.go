@@ -18,6 +18,7 @@ func at(d time.Duration) time.Time { return start.Add(d) }
 
 func table() *Buckets[string] { return New[string]("test", prometheus.NewRegistry()) }
 
+// Row D2: one order in five seconds, decided in memory.
 func TestOnePerFiveSeconds(t *testing.T) {
 	b, law := table(), NewLaw("order", 0.2, 1, 10, start)
 	for _, c := range []struct {
@@ -139,6 +140,8 @@ func (l *ledger) touch(law *Law, now time.Time) {
 }
 
 // The law: a key is never admitted more than burst + rate*t times in any span, with evictions and reloads in the trace.
+//
+// Row D2: admitted <= burst + rate * t for each uid, whatever the trace.
 func TestLaw(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		b := table()

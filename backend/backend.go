@@ -33,6 +33,7 @@ type grammar struct {
 	Orders      operate.Orders      `cmd:"" help:"Find, cancel and export orders."`
 	Bans        operate.Bans        `cmd:"" help:"Who may not buy, in any sale."`
 	Eligible    operate.Eligible    `cmd:"" help:"Who alone may buy in a sale."`
+	Timeline    operate.Timeline    `cmd:"" help:"Why a buyer did not get one: what became of their presses in a sale."`
 	AuditLog    operate.AuditLog    `cmd:"" help:"Who changed what."`
 }
 

@@ -41,6 +41,7 @@ type Config struct {
 	Carts       Carts         `yaml:"carts"`
 	API         API           `yaml:"api"`
 	Payments    Payments      `yaml:"payments"`
+	Timeline    Timeline      `yaml:"timeline"`
 	Drain       time.Duration `yaml:"drain"`
 	Log         Log           `yaml:"log"`
 }
@@ -154,6 +155,12 @@ type PaymentProvider struct {
 	Secrets []conf.Secret `yaml:"secrets"`
 }
 
+// Timeline says how much is kept of what became of users' presses.
+type Timeline struct {
+	Keep           time.Duration `yaml:"keep"`
+	MaxRowsPerSale int64         `yaml:"max_rows_per_sale"`
+}
+
 // Log says what is logged.
 type Log struct {
 	Level string `yaml:"level"`
@@ -169,11 +176,12 @@ func DefaultConfig() Config {
 		Accept: Accept{After: AfterFsync, ConfirmWithin: 2 * time.Second},
 		Orders: Orders{Batch: 200, BatchWait: 2 * time.Millisecond, QueuedBound: 30 * time.Second, MaxQueued: 100_000,
 			MaxLag: 20 * time.Second, MaxOutage: 10 * time.Second},
-		Outbox: Outbox{ClaimIdle: 10 * time.Second},
-		Carts:  Carts{PayWithin: 15 * time.Minute, AbandonedAfter: 30 * time.Second, MaxInFlight: 64},
-		API:    API{MaxInFlight: 1024, MaxWaiting: 65536, MaxConnections: 65536, MaxLine: 256, LinePerUnit: 4, LineWait: time.Second},
-		Drain:  20 * time.Second,
-		Log:    Log{Level: "info"},
+		Outbox:   Outbox{ClaimIdle: 10 * time.Second},
+		Carts:    Carts{PayWithin: 15 * time.Minute, AbandonedAfter: 30 * time.Second, MaxInFlight: 64},
+		API:      API{MaxInFlight: 1024, MaxWaiting: 65536, MaxConnections: 65536, MaxLine: 256, LinePerUnit: 4, LineWait: time.Second},
+		Timeline: Timeline{Keep: 7 * 24 * time.Hour, MaxRowsPerSale: 200_000},
+		Drain:    20 * time.Second,
+		Log:      Log{Level: "info"},
 	}
 }
 
@@ -334,6 +342,8 @@ func (c Config) Validate() error {
 	}
 	between("api.line_per_unit", int64(c.API.LinePerUnit), 1, 1_000_000)
 	span("api.line_wait", c.API.LineWait, time.Millisecond, 4*time.Second) // a request has 5 s in all
+	span("timeline.keep", c.Timeline.Keep, time.Hour, 365*24*time.Hour)
+	between("timeline.max_rows_per_sale", c.Timeline.MaxRowsPerSale, 1, 100_000_000)
 	span("drain", c.Drain, time.Second, 10*time.Minute)
 	if _, err := c.Log.level(); err != nil {
 		errs = append(errs, err)

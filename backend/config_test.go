@@ -74,6 +74,8 @@ func TestValidateNamesFieldValueAndBound(t *testing.T) {
 		"outbox.claim_idle: 0s must be":                                          func(c *Config) { c.Outbox.ClaimIdle = 0 },
 		"outbox.claim_idle: 3s must be at least twice accept.confirm_within, 4s": func(c *Config) { c.Accept.After, c.Outbox.ClaimIdle = AfterConfirm, 3*time.Second },
 		"mysql.max_open: 0 must be":                                              func(c *Config) { c.MySQL.MaxOpen = 0 },
+		"timeline.keep: 1m0s must be between 1h":                                 func(c *Config) { c.Timeline.Keep = time.Minute },
+		"timeline.max_rows_per_sale: 0 must be":                                  func(c *Config) { c.Timeline.MaxRowsPerSale = 0 },
 		"queue.partitions: 0 must be":                                            func(c *Config) { c.Queue.Partitions = 0 },
 		`queue.driver: "kafka" must be rabbitmq or redis-stream`:                 func(c *Config) { c.Queue.Driver = "kafka" },
 		"queue.url: it must be like amqp://":                                     func(c *Config) { c.Queue.URL = "" },

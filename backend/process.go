@@ -31,6 +31,7 @@ import (
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/stock"
 	"floodgate.internal/backend/store"
+	"floodgate.internal/backend/timeline"
 	"floodgate.internal/shared/clock"
 )
 
@@ -206,6 +207,7 @@ func (p *process) begin(base, work *tier) error {
 	if p.broker != nil {
 		fence = p.broker
 	}
+	timelines := timeline.New(p.db, p.book, p.clk, timeline.Limits{Keep: c.Timeline.Keep, Rows: c.Timeline.MaxRowsPerSale}, p.log, p.reg)
 	p.reconciler = reconcile.New(p.db, p.redis, fence, p.log, p.reg)
 
 	p.shelf = stock.NewShelf(p.db, p.redis, p.log, p.reg)
@@ -223,7 +225,7 @@ func (p *process) begin(base, work *tier) error {
 		p.lists, p.origins = eligibility.New(p.db, p.log, p.reg), concentration.New(p.clk.Now())
 		base.start("lists", p.lists.Run)
 		parts := api.Parts{Catalog: p.catalog, Redis: p.redis, Book: p.book, Orders: orders, Claims: p.claims, Reconciler: p.reconciler, Lists: p.lists, Origins: p.origins,
-			Outage: p.outage, Webhooks: p.payments, Carts: carts, Shelf: p.shelf}
+			Outage: p.outage, Webhooks: p.payments, Carts: carts, Shelf: p.shelf, Timelines: timelines}
 		if c.TestPayments() {
 			parts.Payer = p.book
 		}
@@ -248,7 +250,7 @@ func (p *process) begin(base, work *tier) error {
 	}
 	operator := admin.New(admin.Config{
 		Token: c.AdminToken.Reveal(), DB: p.db, Redis: p.redis, Clock: p.clk, Audit: p.auditor(),
-		Reconcile: p.reconciler.Sale, Fence: p.fence(), Rebuild: p.shelf.Rebuild, Changed: p.catalog.Refresh, Queues: p.queues(), Book: p.book, Lists: p.lists, Concentration: p.origins, Letters: p.letters, Ready: p.reasons,
+		Reconcile: p.reconciler.Sale, Fence: p.fence(), Rebuild: p.shelf.Rebuild, Changed: p.catalog.Refresh, Queues: p.queues(), Book: p.book, Lists: p.lists, Concentration: p.origins, Letters: p.letters, Timeline: timelines.Of, Ready: p.reasons,
 		Log: p.log, Gatherer: p.reg, Register: p.reg,
 	})
 	if p.roles.Timer {
@@ -258,6 +260,8 @@ func (p *process) begin(base, work *tier) error {
 		work.start("intents of SKUs", p.repeat("intents of SKUs", timerEvery, stock.Intents{DB: p.db, Redis: p.redis, Clock: p.clk}.Run))
 		work.start("carts", p.repeat("carts", timerEvery, carts.Sweep))
 		work.start("unsold units", p.repeat("unsold units", timerEvery, operator.ReturnUnsold))
+		work.start("histories of sales", timelines.Watch(p.catalog.Feed))
+		work.start("old timelines", p.repeat("old timelines", pruneEvery, timelines.Prune))
 		work.start("payments", p.repeat("payments", pruneEvery, p.payments.Tend))
 		work.start("done intents", p.repeat("done intents", pruneEvery, p.book.PruneIntents))
 		work.start("old Idempotency-Keys", p.repeat("old Idempotency-Keys", pruneEvery, operator.PruneKeys))

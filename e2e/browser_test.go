@@ -213,6 +213,18 @@ func TestShopperPage(t *testing.T) {
 	if len(o.Orders) != 3 { // one cancelled, one paid, one of the second shopper
 		t.Errorf("got %d orders, want 3: %v", len(o.Orders), o.Orders)
 	}
+
+	// Who has none asks why.
+	if b.is(`!document.querySelector('[data-el="why"]').hidden`) {
+		t.Error("who has an order is asked why they have none")
+	}
+	b.run(chromedp.Click(`[data-el="orders"] > li:first-child [data-el="cancel"]`), chromedp.Click(`[data-el="orders"] > li:first-child [data-el="cancel"]`))
+	b.until(status + `.textContent === 'Cancelled'`)
+	w.want(w.admin("POST", fmt.Sprintf("/admin/v1/sales/%d/close", sale), ""), 200, "")
+	b.run(chromedp.Click(`[data-el="why"] summary`, chromedp.NodeVisible))
+	for _, words := range []string{"You cancelled the order", "The sale was over", "Your order was accepted"} {
+		b.until(`document.querySelector('[data-el="events"]').innerText.includes('` + words + `')`)
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if len(b.errors) > 0 {

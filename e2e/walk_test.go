@@ -35,6 +35,7 @@ func TestContractWalk(t *testing.T) {
 	k.payments()
 	k.ops()
 	k.feed()
+	k.timelines(open)
 	k.adminSKUs()
 	k.carts()
 	k.adminSales()

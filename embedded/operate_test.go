@@ -135,6 +135,15 @@ func TestASaleIsRunOnTheCommandLine(t *testing.T) {
 		status, _ := ask("POST", "/v1/orders/"+mine.Orders[0].OrderID+"/payment", 6)
 		return status == 200
 	})
+	until("what became of uid 6 is told", func() bool {
+		out, _ := try("timeline - --uid 6 --sale 1")
+		return strings.Contains(out, "Your order was accepted;") && strings.Contains(out, "Your payment came in") && strings.Contains(out, "The sale was open")
+	})
+	run("timeline - --uid 1 --sale 1", "The shop's support cancelled the order")
+	until("it is told why uid 101 got none", func() bool {
+		out, _ := try("timeline - --uid 101 --sale 1")
+		return strings.Contains(out, "may not buy here")
+	})
 	run("sale close - 1", "closed for good")
 	until("the sale is archived", func() bool {
 		out, err := try("sale archive - 1")
@@ -158,6 +167,9 @@ func TestASaleIsRunOnTheCommandLine(t *testing.T) {
 	run("audit-log - --target bans", "bans.change")
 	if status, body := operator(t, s.Addrs.Admin, "/admin/v1/sales/1/audit"); status != 200 || !strings.Contains(body, `"balanced":true`) || !strings.Contains(body, `"loaded":false`) {
 		t.Errorf("audit: got %d %s", status, body)
+	}
+	if status, body := ask("GET", "/v1/sales/1/timeline", 6); status != 200 || !strings.Contains(body, `"what":"paid"`) {
+		t.Errorf("a timeline in an archived sale: got %d %s", status, body)
 	}
 	until("a press is refused", func() bool { status, body := press(8); return status == 403 && strings.Contains(body, "SALE_ENDED") })
 }

@@ -32,6 +32,7 @@ type Config struct {
 	Upstream    UpstreamConfig   `yaml:"upstream"`
 	Feed        FeedConfig       `yaml:"feed"`
 	Cache       CacheConfig      `yaml:"cache"`
+	Timeline    TimelineConfig   `yaml:"timeline"`
 	Log         LogConfig        `yaml:"log"`
 }
 
@@ -125,6 +126,12 @@ type CacheConfig struct {
 	Stale    time.Duration `yaml:"stale"`
 }
 
+// TimelineConfig is about the records of what became of each user's presses.
+type TimelineConfig struct {
+	MaxRecords int           `yaml:"max_records"`
+	FlushEvery time.Duration `yaml:"flush_every"`
+}
+
 // LogConfig is about the log.
 type LogConfig struct {
 	Level       slog.Level `yaml:"level"`
@@ -153,6 +160,7 @@ func DefaultConfig() Config {
 		Upstream: UpstreamConfig{Timeout: 3 * time.Second, MaxInFlight: 1024, MaxPerSale: 768, MaxWaiting: 16384},
 		Feed:     FeedConfig{StaleAfter: 5 * time.Second},
 		Cache:    CacheConfig{MaxBytes: 64 << 20, TTL: time.Second, Stale: 30 * time.Second},
+		Timeline: TimelineConfig{MaxRecords: 100_000, FlushEvery: 2 * time.Second},
 		Log:      LogConfig{AccessEvery: 1000},
 	}
 }
@@ -305,6 +313,8 @@ func (c *Config) Validate() error {
 	number("cache.max_bytes", c.Cache.MaxBytes, 64<<10, 64<<30)
 	duration("cache.ttl", c.Cache.TTL, time.Millisecond, time.Minute)
 	duration("cache.stale", c.Cache.Stale, 0, time.Hour)
+	number("timeline.max_records", int64(c.Timeline.MaxRecords), 1, 10_000_000)
+	duration("timeline.flush_every", c.Timeline.FlushEvery, 100*time.Millisecond, time.Minute)
 	number("log.access_every", int64(c.Log.AccessEvery), 0, 1_000_000_000)
 	return errors.Join(errs...)
 }

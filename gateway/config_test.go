@@ -106,6 +106,8 @@ func TestValidateNamesFieldValueAndBound(t *testing.T) {
 		{"max_in_flight: 64", "max_in_flight: 64, max_per_sale: 0", "upstream.max_per_sale: 0 must be 1 to"},
 		{"stale_after: 2s", "stale_after: 1ns", "feed.stale_after: 1ns must be"},
 		{"cache: {ttl: 1s", "cache: {max_bytes: 1, ttl: 1s", "cache.max_bytes: 1 must be"},
+		{"cache: {", "timeline: {max_records: 0}\ncache: {", "timeline.max_records: 0 must be 1 to"},
+		{"cache: {", "timeline: {flush_every: 1ms}\ncache: {", "timeline.flush_every: 1ms must be 100ms to"},
 		{"feed: {", "log: {level: loud}\nfeed: {", "loud"},
 	} {
 		if err := load(with(c.old, c.new)(base)); err == nil || !strings.Contains(err.Error(), c.want) {

@@ -81,9 +81,17 @@ func serve(ctx context.Context, path string, now func() time.Time, stderr io.Wri
 	})
 	log.Info("listening", "public", publicListener.Addr().String(), "ops", opsListener.Addr().String(), "generation", run.current.Load().Generation, "hash", run.current.Load().Hash)
 
-	// The ops listener and the feed outlive the public listener: a drain can be watched, and decides by fresh news.
+	// The ops listener, the feed and the handover of records outlive the public listener: a drain can be watched, decides by fresh
+	// news, and is recorded.
 	last, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
+	recording, handOver := context.WithCancel(last)
+	defer handOver()
+	handed := make(chan struct{})
+	go func() {
+		defer close(handed)
+		run.handover.Run(recording)
+	}()
 	var behind errgroup.Group
 	behind.Go(func() error { return ops.Serve(last, opsListener, ops.Handler(run.forOperators(), reg, log), log) })
 	behind.Go(func() error {
@@ -120,6 +128,8 @@ func serve(ctx context.Context, path string, now func() time.Time, stderr io.Wri
 		return nil
 	})
 	err = group.Wait()
+	handOver()
+	<-handed
 	run.cache.Close()
 	end()
 	run.pool.Close()

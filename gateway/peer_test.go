@@ -15,6 +15,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"floodgate.internal/shared/signing"
+	"floodgate.internal/shared/timeline"
 	"floodgate.internal/shared/wire"
 )
 
@@ -35,6 +36,8 @@ type peer struct {
 	news     chan struct{}    // closed at the next change
 	silent   bool             // the feed does not answer
 	calls    []call
+	batches  []timeline.Batch                       // that were handed over and taken
+	records  func() int                             // the status of the next batch; nil: taken
 	answer   func(ctx *fasthttp.RequestCtx, c call) // nil: 202 for orders
 	onPage   func(ctx *fasthttp.RequestCtx)
 	conns    map[net.Conn]struct{}
@@ -179,6 +182,10 @@ func (p *peer) handle(ctx *fasthttp.RequestCtx) {
 	case wire.HealthPath:
 		return
 	}
+	if path == timeline.Path {
+		p.take(ctx)
+		return
+	}
 	p.mu.Lock()
 	p.calls = append(p.calls, c)
 	answer, onPage := p.answer, p.onPage
@@ -199,6 +206,43 @@ func (p *peer) handle(ctx *fasthttp.RequestCtx) {
 		return
 	}
 	accept(ctx)
+}
+
+// take takes a batch of records, as a backend does: each once.
+func (p *peer) take(ctx *fasthttp.RequestCtx) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var b timeline.Batch
+	if err := wire.DecodeStrict(ctx.Request.Body(), &b); err != nil || b.Check() != nil {
+		p.t.Errorf("a batch of records: %v, %v in %s", err, b.Check(), ctx.Request.Body())
+	}
+	ctx.SetStatusCode(204)
+	if p.records != nil {
+		ctx.SetStatusCode(p.records())
+	}
+	if ctx.Response.StatusCode() == 204 && !slices.ContainsFunc(p.batches, func(o timeline.Batch) bool { return o.Gateway == b.Gateway && o.Seq >= b.Seq }) {
+		p.batches = append(p.batches, b)
+	}
+}
+
+// handed is the batches that were taken.
+func (p *peer) handed() []timeline.Batch {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.batches)
+}
+
+// recorded is how often presses of a user met a rule in a sale: "uid rule" -> times.
+func (p *peer) recorded(sale int64) map[string]int64 {
+	sum := map[string]int64{}
+	for _, b := range p.handed() {
+		for _, r := range b.Records {
+			if r.Sale == sale {
+				sum[r.UID+" "+string(r.Rule)] += r.Count
+			}
+		}
+	}
+	return sum
 }
 
 func accept(ctx *fasthttp.RequestCtx) {

@@ -21,6 +21,7 @@ import (
 	"floodgate.internal/gateway/ops"
 	"floodgate.internal/gateway/pagecache"
 	"floodgate.internal/gateway/salegate"
+	"floodgate.internal/gateway/timeline"
 	"floodgate.internal/gateway/upstream"
 	"floodgate.internal/shared/cli"
 	"floodgate.internal/shared/clock"
@@ -47,6 +48,9 @@ type running struct {
 	pool  *upstream.Pool
 	edge  *edge.Server
 
+	records  *timeline.Recorder
+	handover *timeline.Handover
+
 	mu       sync.Mutex // one reload at a time; guards what follows
 	settings edge.Settings
 	public   *edge.Listener // nil until listening
@@ -72,7 +76,9 @@ func start(path string, now func() time.Time, level *slog.LevelVar, log *slog.Lo
 	r.gate = salegate.New(r.clk, c.Feed.StaleAfter, reg)
 	r.cache = pagecache.New(c.Cache.MaxBytes, reg)
 	r.pool = upstream.New(upstreamConfig(c), r.clk, reg)
-	r.edge = edge.New(edge.Parts{Clock: r.clk, Gate: r.gate, Cache: r.cache, Pool: r.pool, Log: log, Now: now}, reg)
+	r.records = timeline.NewRecorder(c.Timeline.MaxRecords, reg)
+	r.handover = timeline.NewHandover(r.records, c.Timeline.FlushEvery, r.pool.Records, log, reg)
+	r.edge = edge.New(edge.Parts{Clock: r.clk, Gate: r.gate, Cache: r.cache, Pool: r.pool, Records: r.records, Handover: r.handover, Log: log, Now: now}, reg)
 	r.metrics = newReloadMetrics(r, reg)
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -158,6 +164,8 @@ func (r *running) apply(l *loaded, s edge.Settings) {
 	r.gate.SetStaleAfter(c.Feed.StaleAfter)
 	r.cache.SetMaxBytes(c.Cache.MaxBytes)
 	r.pool.Configure(upstreamConfig(c))
+	r.records.SetMost(c.Timeline.MaxRecords)
+	r.handover.SetEvery(c.Timeline.FlushEvery)
 	if l.Generation > 1 {
 		failpoint.Hit("gateway.mid-reload")
 	}

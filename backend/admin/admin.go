@@ -35,6 +35,7 @@ import (
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/problem"
+	shared "floodgate.internal/shared/timeline"
 	"floodgate.internal/shared/wire"
 )
 
@@ -59,6 +60,8 @@ type Config struct {
 	// Lists are those of who may buy, and Concentration is where orders come from, of a process that takes orders; else nil.
 	Lists         *eligibility.Lists
 	Concentration *concentration.Report
+	// Timeline tells what became of a user's presses in a sale: timeline.Store.Of.
+	Timeline func(ctx context.Context, uid string, sale int64) (shared.Timeline, error)
 	// Letters are the dead letters.
 	Letters *deadletter.Box
 	// Ready returns what keeps the process from its work; nothing means ready.
@@ -127,6 +130,7 @@ func (a *Admin) routes() {
 		v1 + "/dead-letters/{id}":        {"GET": a.getDeadLetter},
 		v1 + "/dead-letters/{id}/replay": {"POST": a.replayDeadLetter},
 		v1 + "/payments":                 {"GET": a.listPayments},
+		v1 + "/timeline":                 {"GET": a.timeline},
 		v1 + "/audit-log":                {"GET": a.auditLog},
 		"/-/healthy":                     {"GET": a.healthy},
 		"/-/ready":                       {"GET": a.ready},

@@ -28,9 +28,11 @@ import (
 	"floodgate.internal/backend/payment"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/stock"
+	"floodgate.internal/backend/timeline"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/signing"
+	shared "floodgate.internal/shared/timeline"
 	"floodgate.internal/shared/wire"
 )
 
@@ -76,6 +78,7 @@ type Parts struct {
 	Shelf      *stock.Shelf
 	Reconciler Reconciler
 	Webhooks   *payment.Desk
+	Timelines  *timeline.Store
 	Payer      Payer                 // nil: orders are paid by webhook alone
 	Lists      *eligibility.Lists    // nil: everybody may buy
 	Origins    *concentration.Report // nil: nobody counts
@@ -313,6 +316,9 @@ func (s *Server) malformed(ctx *fasthttp.RequestCtx, err error) {
 // refuse makes p the answer and returns its code, for the metrics.
 func (r *request) refuse(p *problem.Problem) string {
 	p.WriteTo(r.RequestCtx, r.id)
+	if p.Rule != "" {
+		r.Response.Header.Set(shared.HeaderRule, p.Rule)
+	}
 	return string(p.Code)
 }
 

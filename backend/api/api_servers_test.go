@@ -26,6 +26,7 @@ import (
 	"floodgate.internal/backend/reconcile"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/stock"
+	"floodgate.internal/backend/timeline"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
 )
@@ -71,7 +72,7 @@ func workOn(t testing.TB, limits Limits, addr string, direct *reserve.Store, db 
 	shelf := stock.NewShelf(db, redis, log, reg)
 	carts := cart.New(cart.Config{PayWithin: time.Minute, MaxInFlight: 2}, db, shelf, s.Clock, log, reg)
 	s.Begin(Parts{Catalog: known, Redis: redis, Book: book, Webhooks: payment.New([]payment.Provider{testProvider}, db, book, s.Clock, log, reg), Payer: book,
-		Orders: order.NewReader(db, redis, s.Clock, log, reg), Claims: coupon.New(db, s.Clock, reg), Carts: carts, Shelf: shelf, Reconciler: reconcile.New(db, redis, nil, log, reg)})
+		Orders: order.NewReader(db, redis, s.Clock, log, reg), Claims: coupon.New(db, s.Clock, reg), Carts: carts, Shelf: shelf, Timelines: timeline.New(db, book, s.Clock, timeline.Limits{Keep: time.Hour, Rows: 1000}, log, reg), Reconciler: reconcile.New(db, redis, nil, log, reg)})
 	w := &working{s, c, t, db, direct}
 	return w
 }

@@ -6,6 +6,7 @@ import (
 	"floodgate.internal/backend/eligibility"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/problem"
+	"floodgate.internal/shared/timeline"
 	"floodgate.internal/shared/wire"
 )
 
@@ -14,6 +15,8 @@ var ineligible = map[eligibility.Refusal]string{
 	eligibility.Banned:    "this account may not buy here; orders that it has stand",
 	eligibility.NotListed: "this sale is for invited accounts only, and this one is not on its list",
 }
+
+var ineligibleRules = map[eligibility.Refusal]timeline.Rule{eligibility.Banned: timeline.Banned, eligibility.NotListed: timeline.NotListed}
 
 // mayBuy refuses who is banned, or not on the list of a sale that has one.
 func (s *Server) mayBuy(sale int64, uid string) *problem.Problem {
@@ -28,7 +31,7 @@ func (s *Server) mayBuy(sale int64, uid string) *problem.Problem {
 		return nil
 	}
 	s.metrics.refused[why].Inc()
-	return problem.New(problem.Forbidden, ineligible[why])
+	return by(ineligibleRules[why], problem.New(problem.Forbidden, ineligible[why]))
 }
 
 // tooLate answers a press on an archived sale, of which MySQL alone knows: an Idempotency-Key that made an order gets it, as

@@ -21,6 +21,7 @@ import (
 	"floodgate.internal/shared/failpoint"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/signing"
+	"floodgate.internal/shared/timeline"
 	"floodgate.internal/shared/wire"
 )
 
@@ -261,20 +262,20 @@ func (s *Server) undecided(err error, requestID string, sale int64) *problem.Pro
 	case errors.Is(err, line.ErrSoldOut):
 		return s.refusal(sale, reserve.Verdict{Answer: lua.SoldOut})
 	case errors.Is(err, line.ErrFull), errors.Is(err, line.ErrLong), errors.Is(err, line.ErrLate), errors.Is(err, line.ErrClosed):
-		return overloaded(err.Error())
+		return by(lineRule(err), overloaded(err.Error()))
 	case errors.Is(err, reserve.ErrGateClosed):
-		return overloaded("the sale's stock is being checked")
+		return by(timeline.Checking, overloaded("the sale's stock is being checked"))
 	case errors.Is(err, reserve.ErrNotLoaded):
-		return overloaded("the sale is being loaded")
+		return by(timeline.Checking, overloaded("the sale is being loaded"))
 	case errors.Is(err, reserve.ErrRestarted):
 		s.Reconciler.Wake()
-		return overloaded("the sale's stock is being checked after a restart")
+		return by(timeline.Checking, overloaded("the sale's stock is being checked after a restart"))
 	case errors.Is(err, errLoad):
 		s.sparse.warn("api: a sale could not be loaded", "sale", sale, "error", err)
-		return overloaded("the sale is being loaded")
+		return by(timeline.Checking, overloaded("the sale is being loaded"))
 	case neverRan(err):
 		s.sparse.warn("api: redis does not take orders", "sale", sale, "error", err)
-		return overloaded("orders cannot be taken at the moment")
+		return by(timeline.Outage, overloaded("orders cannot be taken at the moment"))
 	default:
 		s.sparse.warn("api: the outcome of an order is unknown", "sale", sale, "request_id", requestID, "error", err)
 		return maybeAccepted(sale)
@@ -310,7 +311,7 @@ func (s *Server) refusal(sale int64, v reserve.Verdict) *problem.Problem {
 	if !ok {
 		panic("BUG: no refusal for " + v.Answer)
 	}
-	p := problem.New(row.code, row.detail)
+	p := by(answerRules[v.Answer], problem.New(row.code, row.detail))
 	if row.soon {
 		p.RetryAfter = retrySoon()
 	}
@@ -336,6 +337,9 @@ func (r *request) accept(orderID, result string) string {
 	r.Response.SetStatusCode(202)
 	r.Response.Header.Set("Location", url)
 	r.Response.Header.Set("Cache-Control", "no-store")
+	if result == resultRepeated {
+		r.Response.Header.Set(timeline.HeaderRule, string(timeline.Repeated))
+	}
 	r.json(wire.Accepted{OrderID: orderID, Status: wire.Queued, StatusURL: url})
 	if failpoint.Enabled {
 		failpoint.Halfway("api.halfway-through-202", r.Conn(), []byte(r.Response.String()))

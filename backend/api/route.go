@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"floodgate.internal/shared/problem"
+	"floodgate.internal/shared/timeline"
 	"floodgate.internal/shared/wire"
 )
 
@@ -36,11 +37,15 @@ var (
 	useRoute     = route{"coupon_use", "POST", nil, (*Server).postUse}
 	cartRoute    = route{"cart", "POST", nil, (*Server).postCart}
 	skusRoute    = route{"skus", "GET", nil, (*Server).getSKUs}
+
+	timelineRoute = route{"timeline", "GET", nil, (*Server).getTimeline}
+	recordsRoute  = route{"records", "POST", nil, (*Server).postRecords}
 )
 
 // routes lists them all, for the metrics.
 var routes = []*route{&unrouted, &feedRoute, &healthRoute, &timeRoute, &salesRoute, &saleRoute, &orderRoute, &statusRoute, &listRoute,
-	&paymentRoute, &cancelRoute, &webhookRoute, &couponsRoute, &useRoute, &cartRoute, &skusRoute}
+	&paymentRoute, &cancelRoute, &webhookRoute, &couponsRoute, &useRoute, &cartRoute, &skusRoute,
+	&timelineRoute, &recordsRoute}
 
 // match finds the route of a path as it stands in the request line: nothing is decoded, so what would need decoding is no
 // path of ours. nil: there is none.
@@ -50,6 +55,8 @@ func match(path string) (rt *route, arg string) {
 		return &feedRoute, ""
 	case wire.HealthPath:
 		return &healthRoute, ""
+	case timeline.Path:
+		return &recordsRoute, ""
 	case "/v1/time":
 		return &timeRoute, ""
 	case "/v1/sales":
@@ -71,6 +78,8 @@ func match(path string) (rt *route, arg string) {
 			return &saleRoute, arg
 		case rest == "orders":
 			return &orderRoute, arg
+		case rest == "timeline":
+			return &timelineRoute, arg
 		}
 	}
 	if rest, ok := strings.CutPrefix(path, "/v1/orders/"); ok {

@@ -25,10 +25,12 @@ import (
 	"floodgate.internal/gateway/network"
 	"floodgate.internal/gateway/pagecache"
 	"floodgate.internal/gateway/salegate"
+	records "floodgate.internal/gateway/timeline"
 	"floodgate.internal/gateway/top"
 	"floodgate.internal/gateway/upstream"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/problem"
+	"floodgate.internal/shared/timeline"
 )
 
 // Settings is what a reload changes at the edge, swapped as one pointer.
@@ -59,8 +61,11 @@ type Parts struct {
 	Gate  *salegate.Gate
 	Cache *pagecache.Cache
 	Pool  *upstream.Pool
-	Log   *slog.Logger
-	Now   func() time.Time // the monotonic clock of buckets, caches and the gate; time.Now but in tests
+	// Records are of what became of users' presses, which Handover takes to the backends.
+	Records  *records.Recorder
+	Handover *records.Handover
+	Log      *slog.Logger
+	Now      func() time.Time // the monotonic clock of buckets, caches and the gate; time.Now but in tests
 }
 
 // Server answers requests. Make it with New.
@@ -181,7 +186,8 @@ type exchange struct {
 	wait   time.Duration // until the buckets that were asked would let the next request through
 	route  route
 	result result
-	by     rule // what refused it; rules for none
+	by     rule          // what refused it; rules for none
+	rule   timeline.Rule // what decided about a press, where it is not the result alone
 
 	made   [32]byte // room for an id of our own
 	number [20]byte // for a Retry-After
@@ -290,6 +296,7 @@ func (x *exchange) reject(by rule, p *problem.Problem) {
 	x.s.metrics.refusals[by].Inc()
 	x.by = by
 	x.refuse(p)
+	x.rule = ruleRecords[by]
 }
 
 // jitter only adds.
@@ -298,7 +305,7 @@ func jitter(d time.Duration) time.Duration { return mathrand.N(d) }
 // prepared refuses with bytes made in advance; after goes into Retry-After, with jitter, unless it is 0.
 func (x *exchange) prepared(by rule, r *salegate.Refusal, after time.Duration) {
 	x.s.metrics.refusals[by].Inc()
-	x.by = by
+	x.by, x.rule = by, ruleRecords[by]
 	x.result = resultOf(r.Code)
 	resp := &x.ctx.Response
 	resp.SetStatusCode(r.Status)

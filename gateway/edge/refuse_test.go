@@ -27,6 +27,7 @@ import (
 	"floodgate.internal/gateway/limit"
 	"floodgate.internal/gateway/network"
 	"floodgate.internal/gateway/salegate"
+	"floodgate.internal/gateway/timeline"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
@@ -102,7 +103,7 @@ func refusing(t testing.TB, exempt string) (s *Server, token string) {
 	}
 	set := Settings{Verifier: verifier, Order: rule("order"), Payment: rule("payment"), Read: rule("read"), IP: rule("ip"), Webhook: rule("webhook"), Global: rule("global"),
 		Exempt: networks(t, exempt)}
-	s = New(Parts{Clock: clk, Gate: gate, Log: log, Now: time.Now}, reg)
+	s = New(Parts{Clock: clk, Gate: gate, Records: timeline.NewRecorder(100, reg), Log: log, Now: time.Now}, reg)
 	s.Configure(set)
 	s.orders.Take("7", set.Order, now)
 	s.ips.Take(network.Key(netip.MustParseAddr("203.0.113.7")), set.IP, now)

@@ -26,6 +26,7 @@ const (
 	routeUse     // of one
 	routeCart    // an order of several SKUs
 	routeSKUs
+	routeTimeline // of a user in a sale
 	routeSession
 	routeDevSession
 	routes
@@ -33,7 +34,7 @@ const (
 
 var routeNames = [routes]string{
 	"none", "malformed", "page", "time", "sales", "sale", "order_post", "orders_get", "order_get", "payment", "cancellation",
-	"webhook", "coupons", "coupon_use", "cart_post", "skus", "session", "dev_session",
+	"webhook", "coupons", "coupon_use", "cart_post", "skus", "timeline", "session", "dev_session",
 }
 
 // allow is the methods of each route, as the Allow field lists them. HEAD goes wherever GET goes.
@@ -43,7 +44,8 @@ var allow = [routes]string{
 	routeWebhook: "POST",
 	routeCoupons: "GET, HEAD", routeUse: "POST",
 	routeCart: "POST", routeSKUs: "GET, HEAD",
-	routeSession: "GET, HEAD, POST, DELETE", routeDevSession: "POST",
+	routeTimeline: "GET, HEAD",
+	routeSession:  "GET, HEAD, POST, DELETE", routeDevSession: "POST",
 }
 
 // split takes the request target apart. The path must be in origin form and canonical: no percent-encoding, no empty or
@@ -110,6 +112,8 @@ func match(path []byte) (r route, sale int64, name []byte) {
 			return routeSale, sale, nil
 		case string(tail) == "orders":
 			return routeOrder, sale, nil
+		case string(tail) == "timeline":
+			return routeTimeline, sale, nil
 		}
 		return routeNone, 0, nil
 	}

@@ -17,6 +17,7 @@ import (
 	"floodgate.internal/shared/failpoint"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/signing"
+	"floodgate.internal/shared/timeline"
 	"floodgate.internal/shared/wire"
 )
 
@@ -67,6 +68,8 @@ func (x *exchange) serve() {
 		x.order(sale)
 	case routeWebhook:
 		x.webhook(string(name))
+	case routeTimeline:
+		x.timeline(sale)
 	case routeCart:
 		x.cart()
 	case routeSKUs:
@@ -269,6 +272,7 @@ func (x *exchange) takeGlobal() bool {
 		p := problem.New(problem.Overloaded, "too many orders are waiting; nothing was done")
 		p.RetryAfter = time.Duration(max(1, d.Seconds()))*time.Second + jitter(time.Second)
 		x.reject(ruleGlobal, p)
+		x.rule = timeline.Crowd
 		return false
 	}
 	return x.admit(ruleGlobal, d)
@@ -284,6 +288,9 @@ func (x *exchange) order(sale int64) {
 	who, ok := x.buyer()
 	if !ok {
 		return
+	}
+	if v.Sale != nil {
+		defer x.record(sale, who.UID)
 	}
 	h := &x.ctx.Request.Header
 	key := h.Peek("Idempotency-Key")
@@ -317,6 +324,9 @@ func (x *exchange) order(sale int64) {
 		Class: upstream.Order, Sale: sale, IdempotencyKey: string(key), Client: x.network(), Body: append(strconv.AppendInt([]byte(`{"quantity":`), int64(quantity), 10), '}'),
 	})
 	if v.Sale == nil {
+		if status > 0 { // the backend knows the sale, or says that there is none
+			x.record(sale, who.UID)
+		}
 		return
 	}
 	switch {
@@ -488,6 +498,7 @@ func (x *exchange) forward(r *upstream.Request) int {
 		// It is this gateway that the backend does not know, not the client: that refusal names the time to sign by.
 		x.s.warn("check the signing keys on both sides", errSignature, r.RequestID)
 		x.overloaded("the shop cannot be reached; nothing was done")
+		x.rule = timeline.Unreachable
 		return 0
 	}
 	if r.Method == fasthttp.MethodPost {
@@ -503,6 +514,7 @@ func (x *exchange) forward(r *upstream.Request) int {
 	}
 	out.SetBody(resp.Body())
 	x.result = resultOfAnswer(code, resp.Body())
+	x.rule, _ = timeline.Known(resp.Header.Peek(timeline.HeaderRule))
 	return code
 }
 
@@ -523,11 +535,14 @@ func (x *exchange) unanswered(r *upstream.Request, err error) {
 		p := problem.New(problem.OutcomeUnknown, detail)
 		p.RetryAfter = time.Second + jitter(2*time.Second)
 		x.refuse(p)
+		x.rule = timeline.NoAnswer
 		return
 	}
+	x.rule = timeline.InFlight
 	if errors.Is(err, upstream.ErrBusy) {
 		x.s.metrics.refusals[ruleInFlight].Inc()
 	} else {
+		x.rule = timeline.Unreachable
 		x.s.warn("the backend was not reached", err, r.RequestID)
 	}
 	x.overloaded("the shop is busy or cannot be reached; nothing was done")

@@ -16,6 +16,7 @@ import (
 
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/signing"
+	"floodgate.internal/shared/timeline"
 	"floodgate.internal/shared/wire"
 )
 
@@ -151,6 +152,11 @@ func (p *Pool) Do(r *Request, resp *fasthttp.Response) error {
 		return err
 	}
 	defer p.leave(r)
+	return p.try(s, r, resp)
+}
+
+// try is Do without its bound.
+func (p *Pool) try(s *set, r *Request, resp *fasthttp.Response) error {
 	req := fasthttp.AcquireRequest()
 	defer fasthttp.ReleaseRequest(req)
 	deadline := time.Now().Add(s.Timeout + r.Wait)
@@ -266,3 +272,14 @@ func (s *set) fill(req *fasthttp.Request, b *backend, r *Request, now, until tim
 
 // Close closes every connection: what is still in flight ends with ErrUnknown.
 func (p *Pool) Close() { p.conns.close() }
+
+// Records posts what is handed over for timelines, one call at a time, beyond the bound on requests in flight. It returns the
+// status of the answer; the error is ErrNotSent or ErrUnknown, wrapped.
+func (p *Pool) Records(body []byte) (status int, err error) {
+	resp := fasthttp.AcquireResponse()
+	defer fasthttp.ReleaseResponse(resp)
+	if err := p.try(p.set.Load(), &Request{Method: fasthttp.MethodPost, Target: timeline.Path, Body: body}, resp); err != nil {
+		return 0, err
+	}
+	return resp.StatusCode(), nil
+}

@@ -101,6 +101,9 @@ type Problem struct {
 	// SOLD_OUT, while a tranche is still to come.
 	NextReleaseAt *wire.Time `json:"next_release_at,omitempty"`
 
+	// Rule names what refused, more closely than Code, for those between a backend and the client: see package timeline.
+	Rule string `json:"-"`
+
 	// RetryAfter becomes the Retry-After header, in whole seconds, rounded up; 0 for none.
 	RetryAfter time.Duration `json:"-"`
 }

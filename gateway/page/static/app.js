@@ -12,6 +12,7 @@ const PRESS_EVERY = 5000;    // ms between two orders that are sent
 const SALE_EVERY = 3000;     // ms between two looks at a sale
 const CLOCK_EVERY = 60000;   // ms between two looks at the server's clock
 const WAIT_MS = 15000;       // how long one question for the verdict may stay open
+const WHY_EVERY = 3000;      // ms between two looks at the shopper's timeline, while it is open
 const ATTEMPT_LIFE = 600000; // ms after which an attempt without an answer is not taken up again
 
 // ---- signing in ----
@@ -162,6 +163,8 @@ function salePage(id) {
   let busy = false;           // an order is on its way
   let blockedUntil = 0;       // by performance.now(): Retry-After
   let startSaid = false;
+  let asked = false;          // an order of this shopper was refused
+  let looks = 0;              // counts who looks at the timeline: only the last one goes on
   const orders = new Map();   // order id -> { order, card, waiting }
 
   const attemptName = 'attempt.' + id;
@@ -224,6 +227,7 @@ function salePage(id) {
     else if (wait) hint = 'You can press again in ' + Math.ceil(wait / 1000) + ' s.';
     const may = p === 'open' && signedIn !== null && !busy && !attempt() && !wait;
     setHidden($('sign-in-row'), signedIn !== false);
+    setHidden($('why'), !signedIn || (!$('why').open && (held() > 0 || !(asked || p === 'sold_out' || p === 'ended'))));
     setText($('order'), label);
     setText($('hint'), hint);
     setDisabled($('order'), !may);
@@ -445,10 +449,44 @@ function salePage(id) {
     // A refusal says nothing about an order that is there already: look.
     const refused = res.status === 409 || res.status === 403 || res.status === 422;
     const before = orders.size;
+    asked = true;
     if (refused) await find();
     if (orders.size > before && res.code !== 'ALREADY_ORDERED') tell('You have an order in this sale. Here it is.', 'good');
     else tell(say(res), res.code === 'ALREADY_ORDERED' ? 'good' : res.status === 429 || res.status === 503 ? 'warn' : 'bad');
     return true;
+  }
+
+  // why tells what became of the shopper's presses, for as long as it is open.
+  async function why() {
+    const mine = ++looks;
+    const wanted = () => $('why').open && signedIn && mine === looks;
+    while (wanted()) {
+      const res = await call('GET', '/v1/sales/' + id + '/timeline');
+      if (!wanted()) return;
+      if (res.code === 'UNAUTHENTICATED') { lostSession(); return; }
+      setText($('why-notice'), res.ok ? '' : say(res));
+      if (res.ok) {
+        const text = JSON.stringify(res.data);
+        if ($('events').dataset.shown !== text) {
+          $('events').dataset.shown = text;
+          $('events').replaceChildren(...(res.data.events || []).map(eventLine));
+          setText($('why-note'), res.data.note || '');
+          setText($('why-missing'), 'This is not all: ' + (res.data.missing || []).join('; ') + '.');
+        }
+        setHidden($('why-note'), !res.data.note);
+        setHidden($('why-missing'), Boolean(res.data.complete));
+      }
+      await sleep(jitter(Math.max(res.wait, WHY_EVERY)));
+    }
+  }
+  function eventLine(e) {
+    const { root, $: part } = view('event');
+    const at = (text) => new Date(text).toLocaleTimeString();
+    const until = e.until === null ? ' –' : at(e.until) === at(e.at) ? '' : ' – ' + at(e.until);
+    setText(part('when'), at(e.at) + until);
+    part('when').dateTime = e.at;
+    setText(part('detail'), (e.count > 1 ? e.count + ' times: ' : '') + e.detail);
+    return root;
   }
 
   async function look() {
@@ -470,12 +508,16 @@ function salePage(id) {
 
   $('order').addEventListener('click', press);
   $('sign-in-now').addEventListener('click', openSignIn);
+  $('why').addEventListener('toggle', () => { if ($('why').open) why(); });
   account.changed = () => { // another shopper: nothing of the one before stays
     for (const { card } of orders.values()) card.node.remove();
     orders.clear();
     setAttempt(null);
     tell('', '');
     signedIn = null;
+    asked = $('why').open = false;
+    $('events').replaceChildren();
+    $('events').dataset.shown = '';
     draw();
     find();
   };

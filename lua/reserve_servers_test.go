@@ -145,7 +145,7 @@ func TestNothingOfASaleExpires(t *testing.T) {
 	want(t, s.step(2, lua.StepOrders, "o2", "bob", "1", "1", "-", "1000", "k"), lua.OK)
 	want(t, s.step(2, lua.StepKeys, "bob:k", "o2 1"), lua.OK)
 	want(t, s.step(2, lua.StepIntent, "1"), lua.OK)
-	want(t, s.step(2, lua.StepFinish, "2", "10", "11", "0", "9999999999999", "3", "0", "0", "", "1"), lua.OK)
+	want(t, s.step(2, lua.StepFinish, "2", "10", "11", "0", "9999999999999", "3", "0", "0", "", "1", "0"), lua.OK)
 	if got := s.adopt(2, press{uid: "dan", order: "o5", key: "k"}, "1"); got[0] != lua.Adopted {
 		t.Errorf("got %q, want adopted", got)
 	}

@@ -267,6 +267,36 @@ func Has(ctx context.Context, db *sql.DB, list int64, uid string) (s State, has 
 	return s, listed[uid], err
 }
 
+// Among says which of the uids, at most MaxChunk, may not buy in a sale, as MySQL has it now: for who decides on a few, seldom.
+func Among(ctx context.Context, db *sql.DB, sale int64, uids []string) (map[string]Refusal, error) {
+	refused := map[string]Refusal{}
+	if len(uids) == 0 {
+		return refused, nil
+	}
+	for _, list := range []int64{sale, Bans} { // a ban is stronger
+		s, err := read(ctx, db, list)
+		if err != nil {
+			return nil, err
+		}
+		if !s.Active {
+			continue
+		}
+		listed, err := among(ctx, db, list, s.generation, uids)
+		if err != nil {
+			return nil, err
+		}
+		for _, uid := range uids {
+			switch {
+			case list == Bans && listed[uid]:
+				refused[uid] = Banned
+			case list != Bans && !listed[uid]:
+				refused[uid] = NotListed
+			}
+		}
+	}
+	return refused, nil
+}
+
 func read(ctx context.Context, db *sql.DB, list int64) (s State, err error) {
 	s.Active = list == Bans
 	err = each(ctx, db, func(rows *sql.Rows) error { return rows.Scan(&s.generation, &s.Version, &s.Size, &s.Active) },

@@ -16,6 +16,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
@@ -254,6 +255,45 @@ func Newest(ctx context.Context, tx *sql.Tx, sale int64) (place int64, err error
 		return 0, fmt.Errorf("the line of sale %d: %w", sale, err)
 	}
 	return place, nil
+}
+
+// Length is how many wait in a sale's line, and how many offers are open.
+type Length struct {
+	Waiting int64 `json:"waiting"`
+	Offers  int64 `json:"offers"`
+}
+
+// Lengths are those of the sales that have a line.
+func Lengths(ctx context.Context, q catalog.Queryer, sales []int64) (map[int64]Length, error) {
+	args := []any{string(wire.PendingPayment), waiting, waiting, offered}
+	for _, id := range sales {
+		args = append(args, id)
+	}
+	rows, err := q.QueryContext(ctx, `SELECT w.sale_id, w.state, COUNT(*) FROM standby w LEFT JOIN orders o ON o.id = w.order_id AND o.status = ?
+		WHERE (w.state = ? OR o.id IS NOT NULL) AND w.state IN (?, ?) AND w.sale_id IN (?`+strings.Repeat(", ?", len(sales)-1)+`) GROUP BY w.sale_id, w.state`, args...)
+	if err != nil {
+		return nil, fmt.Errorf("standby lines: %w", err)
+	}
+	defer rows.Close()
+	lengths := map[int64]Length{}
+	for rows.Next() {
+		var sale, n int64
+		var state string
+		if err := rows.Scan(&sale, &state, &n); err != nil {
+			return nil, fmt.Errorf("standby lines: %w", err)
+		}
+		l := lengths[sale]
+		if state == waiting {
+			l.Waiting = n
+		} else {
+			l.Offers = n
+		}
+		lengths[sale] = l
+	}
+	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
+		return nil, fmt.Errorf("standby lines: %w", err)
+	}
+	return lengths, nil
 }
 
 // Offered notes an offer, in the transaction that inserts its order, before it locks anything else. False: whose it is has left

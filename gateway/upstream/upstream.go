@@ -43,7 +43,7 @@ const (
 
 // Request is all that a backend is told. Every field is validated by who fills it in; nothing else is sent.
 type Request struct {
-	Method         string // GET or POST
+	Method         string // GET, POST or DELETE
 	Target         string // path and query
 	UID            string // the verified user, "" for nobody
 	IdempotencyKey string
@@ -162,8 +162,8 @@ func (p *Pool) Lost() []string {
 // CanWait reports whether one more request with Wait may be sent, so that who asks too late asks without.
 func (p *Pool) CanWait() bool { return p.waiting.Load() < int64(p.set.Load().MaxWaiting) }
 
-// Do sends r and reads the answer into resp. A POST is sent once: another backend is tried only while not one byte of it
-// was sent. A GET is tried on a second backend after any failure. The error is ErrBusy, ErrNotSent or ErrUnknown, wrapped.
+// Do sends r and reads the answer into resp. A POST or a DELETE is sent once: another backend is tried only while
+// not one byte of it was sent. A GET is tried on a second backend after any failure. The error is ErrBusy, ErrNotSent or ErrUnknown, wrapped.
 func (p *Pool) Do(r *Request, resp *fasthttp.Response) error {
 	s := p.set.Load()
 	count, limit := &p.busy, s.MaxInFlight

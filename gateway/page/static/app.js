@@ -10,6 +10,7 @@ import {
 
 const PRESS_EVERY = 5000;    // ms between two orders that are sent
 const SALE_EVERY = 3000;     // ms between two looks at a sale
+const LINE_EVERY = 4000;     // ms between two looks at the place in the standby line
 const CLOCK_EVERY = 60000;   // ms between two looks at the server's clock
 const WAIT_MS = 15000;       // how long one question for the verdict may stay open
 const ATTEMPT_LIFE = 600000; // ms after which an attempt without an answer is not taken up again
@@ -151,6 +152,14 @@ const explainWords = {
   rejected: 'The order could not be made.',
 };
 const reasonWords = { out_of_stock: 'Nothing was left for it.', limit: 'You already had as many as one person may have.' };
+const passedWords = { limit: ', for you have as many as one person may have' };
+const lineWords = {
+  waiting: (line) => 'You are number ' + line.place + ' in the standby line. What comes back is offered to you here, for a short time.',
+  offered: () => 'Something came back, and it is offered to you. Pay in time and it is yours.',
+  lapsed: () => 'Your offer was not paid in time and went to the next in line.',
+  passed: (line) => 'You were passed over' + (passedWords[line.reason] || '') + '.',
+  ended: () => 'The sale has ended. Nothing came back for you.',
+};
 const rank = (status) => ({ queued: 0, pending_payment: 1 })[status] ?? 2; // a status never goes back
 const live = (order) => ['queued', 'pending_payment', 'paid', 'issued'].includes(order.status);
 
@@ -162,6 +171,9 @@ function salePage(id) {
   let busy = false;           // an order is on its way
   let blockedUntil = 0;       // by performance.now(): Retry-After
   let startSaid = false;
+  let line = null;            // the place in the standby line; null: none that is known
+  let lineAsked = false;      // the server has said whether there is one
+  let lineBusy = false;       // joining or leaving
   const orders = new Map();   // order id -> { order, card, waiting }
 
   const attemptName = 'attempt.' + id;
@@ -227,7 +239,68 @@ function salePage(id) {
     setText($('order'), label);
     setText($('hint'), hint);
     setDisabled($('order'), !may);
+    drawLine(p, room);
     drawOrders();
+  }
+
+  // drawLine shows the standby line: the way in while the sale is sold out, the place, and what became of it.
+  function drawLine(p, room) {
+    const said = line && lineWords[line.state];
+    const mayJoin = p === 'sold_out' && sale.kind !== 'coupon' && room > 0 && !inLine() && (signedIn === false || lineAsked);
+    setHidden($('standby'), !mayJoin && !said);
+    setText($('standby-text'), said ? said(line) : 'Wait in line for what comes back, when somebody cancels or does not pay.');
+    setHidden($('standby-join'), !mayJoin);
+    setHidden($('standby-leave'), !line || line.state !== 'waiting');
+    setDisabled($('standby-join'), lineBusy);
+    setDisabled($('standby-leave'), lineBusy);
+  }
+  const inLine = () => Boolean(line) && (line.state === 'waiting' || line.state === 'offered');
+
+  // stand takes an answer about the standby line. An offer is an order, and is shown as one.
+  async function stand(res) {
+    if (res.code === 'NOT_IN_LINE') { line = null; lineAsked = true; }
+    if (!res.ok) { draw(); return; }
+    const before = line && line.state;
+    line = res.data;
+    lineAsked = true;
+    if (line.state === 'offered' && before !== 'offered') {
+      const order = await call('GET', '/v1/orders/' + encodeURIComponent(line.offer.order_id));
+      if (order.ok) put(order.data);
+      else line = before ? { ...line, state: before } : null; // it is asked for again
+    }
+    draw();
+  }
+
+  // lookLine asks for the place while there is one, and once whether there is.
+  async function lookLine() {
+    if (!signedIn || lineBusy || !sale || !(inLine() || (!lineAsked && phase(sale) === 'sold_out'))) return 0;
+    const who = account.uid;
+    const res = await call('GET', '/v1/sales/' + id + '/standby');
+    if (who !== account.uid) return 0; // another shopper's by now
+    if (res.code === 'UNAUTHENTICATED') lostSession();
+    await stand(res);
+    return res.wait;
+  }
+
+  async function moveLine(method) {
+    if (signedIn === false) { openSignIn(); return; }
+    if (lineBusy) return;
+    lineBusy = true;
+    tell('', '');
+    draw();
+    for (let tries = 0; ; tries++) { // both ways are idempotent
+      const res = await call(method, '/v1/sales/' + id + '/standby');
+      if ((res.status === 0 || res.status === 503 || res.status === 429) && tries < 5) {
+        await sleep(jitter(Math.max(res.wait, 1000)));
+        continue;
+      }
+      if (res.code === 'UNAUTHENTICATED') lostSession();
+      else if (!res.ok) tell(say(res), 'warn');
+      await stand(res);
+      break;
+    }
+    lineBusy = false;
+    draw();
   }
 
   function drawQuantity(room) {
@@ -470,9 +543,13 @@ function salePage(id) {
 
   $('order').addEventListener('click', press);
   $('sign-in-now').addEventListener('click', openSignIn);
+  $('standby-join').addEventListener('click', () => moveLine('POST'));
+  $('standby-leave').addEventListener('click', () => moveLine('DELETE'));
   account.changed = () => { // another shopper: nothing of the one before stays
     for (const { card } of orders.values()) card.node.remove();
     orders.clear();
+    line = null;
+    lineAsked = false;
     setAttempt(null);
     tell('', '');
     signedIn = null;
@@ -480,6 +557,7 @@ function salePage(id) {
     find();
   };
   every(SALE_EVERY, look);
+  every(LINE_EVERY, lookLine);
   (async () => { // an order from before a reload; then an attempt that was cut off by it
     for (let tries = 0; tries < 20; tries++) {
       const res = await find();

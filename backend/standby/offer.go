@@ -124,7 +124,11 @@ func (l *Line) offer(ctx context.Context, sale int64, hasty bool) (n int, err er
 			after = h.place
 			answer, why := "", string(refused[h.uid])
 			if why == "" {
-				if answer, err = l.ask(ctx, sale, h, &epoch); err != nil {
+				answer, err = l.ask(ctx, sale, h, &epoch)
+				if errors.Is(err, reserve.ErrGateClosed) || errors.Is(err, reserve.ErrNotLoaded) || errors.Is(err, reserve.ErrRestarted) {
+					return n, nil // not now; or not by this process, which does not follow the lives of Redis
+				}
+				if err != nil {
 					return n, err
 				}
 			}

@@ -11,8 +11,8 @@ import (
 	"floodgate.internal/shared/wire"
 )
 
-// place asks about the standby line through the gateway.
-func (w *world) place(method string, sale int64, token string) wire.Standby {
+// inLine asks about the standby line through the gateway.
+func (w *world) inLine(method string, sale int64, token string) wire.Standby {
 	w.t.Helper()
 	var at wire.Standby
 	w.want(w.public(method, wire.StandbyPath(sale), token, ""), 200, "").decode(w, &at)
@@ -58,7 +58,7 @@ func TestStandbyStory(t *testing.T) {
 	w.order(first, tokens[0], wire.PendingPayment)
 	w.want(w.public("POST", wire.StandbyPath(sale), tokens[0], ""), 409, "ALREADY_ORDERED")
 	for i, want := range []int{1, 2, 3} {
-		if at := w.place("POST", sale, tokens[i+1]); at.State != wire.StandbyWaiting || *at.Place != want {
+		if at := w.inLine("POST", sale, tokens[i+1]); at.State != wire.StandbyWaiting || *at.Place != want {
 			t.Fatalf("shopper %d joins: got %+v, want place %d", i+2, at, want)
 		}
 	}
@@ -89,13 +89,13 @@ func TestStandbyStory(t *testing.T) {
 	if o := w.order(at.Offer.OrderID, tokens[1], wire.PendingPayment); !o.PayBefore.Equal(at.Offer.AcceptBefore.Time) || time.Until(o.PayBefore.Time) > 3*time.Minute {
 		t.Errorf("the offer %+v is the order %+v, to be paid within two minutes", at.Offer, o)
 	}
-	if next := w.place("GET", sale, tokens[2]); *next.Place != 1 {
+	if next := w.inLine("GET", sale, tokens[2]); *next.Place != 1 {
 		t.Errorf("the next one: got %+v, want place 1", next)
 	}
-	w.place("DELETE", sale, tokens[1])
+	w.inLine("DELETE", sale, tokens[1])
 	w.becomes(sale, tokens[1], wire.StandbyLeft)
 	at = w.becomes(sale, tokens[2], wire.StandbyOffered)
-	w.place("DELETE", sale, tokens[3])
+	w.inLine("DELETE", sale, tokens[3])
 	w.want(w.public("POST", "/v1/orders/"+at.Offer.OrderID+"/payment", tokens[2], ""), 200, "")
 	w.becomes(sale, tokens[2], wire.StandbyAccepted)
 	end()
@@ -109,10 +109,10 @@ func TestStandbyStory(t *testing.T) {
 
 	// Nobody pays: the unit passes from one to the next as each offer lapses.
 	w.want(order(brief, 0), 202, "")
-	w.place("POST", brief, tokens[1])
-	w.place("POST", brief, tokens[2])
+	w.inLine("POST", brief, tokens[1])
+	w.inLine("POST", brief, tokens[2])
 	w.becomes(brief, tokens[2], wire.StandbyOffered, wire.StandbyLapsed)
-	if at := w.place("GET", brief, tokens[1]); at.State != wire.StandbyLapsed {
+	if at := w.inLine("GET", brief, tokens[1]); at.State != wire.StandbyLapsed {
 		t.Errorf("the one before: got %+v, want it lapsed", at)
 	}
 	w.becomes(brief, tokens[2], wire.StandbyLapsed)

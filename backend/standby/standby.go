@@ -153,11 +153,12 @@ func (l *Line) Again(ctx context.Context, sale int64, uid string) error {
 // stays where he is. Whether he may join is for the caller to say. ErrFull; store.ErrUnknown and other errors: he may or may
 // not be in line, and joining again says.
 func (l *Line) Join(ctx context.Context, sale int64, uid, orderID string) error {
-	var n int
-	if err := l.db.QueryRowContext(ctx, `SELECT COUNT(*) FROM standby WHERE state = ? AND sale_id = ?`, waiting, sale).Scan(&n); err != nil {
+	var n, mine int
+	if err := l.db.QueryRowContext(ctx, `SELECT COUNT(*), COALESCE(SUM(CASE WHEN uid = ? THEN 1 ELSE 0 END), 0) FROM standby WHERE state = ? AND sale_id = ?`,
+		uid, waiting, sale).Scan(&n, &mine); err != nil {
 		return fmt.Errorf("the length of the line of sale %d: %w", sale, err)
 	}
-	if n >= l.most { // most of a crowd is told so without a lock
+	if n >= l.most && mine == 0 { // most of a crowd is told so without a lock
 		return ErrFull
 	}
 	var place int64

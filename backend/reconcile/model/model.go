@@ -17,8 +17,9 @@ import (
 type Promise uint8
 
 // A 202 is sent when the reservation is on Redis's disk, or when the broker has confirmed the order as well. Only the
-// second survives a Redis that comes back older than it was. Offers to the standby line are promised by nobody before MySQL has
-// them; until then any number of processes ask Redis for them, again and again, some of them late.
+// second survives a Redis that comes back older than it was. With Offers it is the first, but one of the orders is an offer to
+// the standby line: nobody promises it before MySQL has it, and until then any number of processes ask Redis for it, again and
+// again, some of them late.
 const (
 	AfterFsync Promise = iota
 	AfterConfirm
@@ -151,7 +152,7 @@ type state struct {
 	epoch     uint8
 	stock     int8
 	held      orders  // R
-	keyed     orders  // of Offers: those that were ever reserved, as Redis knows by their keys
+	keyed     orders  // of offers: those that were ever reserved, as Redis knows by their keys
 	outbox    entries // O
 	// on the way
 	calls    entries // reserve calls that left an api process, with the epoch it believed in

@@ -15,8 +15,8 @@ func (x explorer) rules(s state) {
 // press: an api process calls reserve.lua; the call arrives, perhaps much later.
 func (x explorer) press(s state) {
 	known := s.rows.ids() | s.held | s.promised | (s.outbox | s.calls | s.relay | s.broker | s.asleep).ids()
-	if x.mode == Offers { // who is first in line is asked for until MySQL has his offer
-		known = s.rows.ids() | s.calls.ids()
+	if x.mode == Offers && s.rows[watched] == absent && !s.calls.ids().has(watched) {
+		known = known.without(watched) // who is first in line is asked for again, until MySQL has his offer
 	}
 	for o := range numOrders {
 		if known.has(o) {
@@ -38,9 +38,9 @@ func (x explorer) press(s state) {
 			t.held = t.held.with(o)
 			t.outbox |= bit(o, s.epoch)
 			switch {
-			case x.mode == Offers:
+			case x.mode == Offers && o == watched:
 				t.keyed = t.keyed.with(o)
-			case x.mode == AfterFsync:
+			case x.mode != AfterConfirm:
 				t.promised = t.promised.with(o)
 			case o == watched:
 				t.first |= bit(o, s.epoch)
@@ -80,7 +80,7 @@ func (x explorer) relays(s state) {
 }
 
 // watched is the order whose answer is followed after a confirm: the orders are interchangeable, so that what is promised to
-// one is promised to any, and following both would take ten times the states.
+// one is promised to any, and following both would take ten times the states. Of Offers it is the one that is an offer.
 const watched = 0
 
 // answers: an api process that was given the confirm, perhaps long ago, sends the 202 if Redis still holds the order in the
@@ -323,7 +323,7 @@ func (x explorer) reconcile(s state, i int, r reconciler) {
 		t.held = r.rows.are(live) | pending
 		t.stock = int8(units - t.held.len())
 		if x.mode == Offers {
-			t.keyed = r.rows.are(live) | r.rows.are(ended) | pending
+			t.keyed = (r.rows.are(live) | r.rows.are(ended) | pending) & (1 << watched)
 		}
 		t.epoch = r.epoch
 		t.gate = adopting

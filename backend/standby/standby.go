@@ -232,8 +232,8 @@ func (l *Line) announce(ctx context.Context, sale, place int64) error {
 	return err
 }
 
-// Leave takes a user who waits out of the line. One who has an offer that is open stays: cancelling, the order that is returned, ends
-// it. ErrNotInLine.
+// Leave takes a user who waits out of the line. One who has an offer, open or accepted, leaves by cancelling the order that is
+// returned, if that can be. ErrNotInLine.
 func (l *Line) Leave(ctx context.Context, sale int64, uid string) (cancel string, err error) {
 	n, err := changed(l.db.ExecContext(ctx, `UPDATE standby SET state = ?, changed_at = ? WHERE sale_id = ? AND uid = ? AND state = ?`, left, l.now(), sale, uid, waiting))
 	if err != nil {
@@ -244,7 +244,7 @@ func (l *Line) Leave(ctx context.Context, sale int64, uid string) (cancel string
 		return "", nil
 	}
 	found, err := l.read(ctx, sale, uid)
-	if err == nil && (found.state == offered && wire.OrderStatus(found.status.String) == wire.PendingPayment) {
+	if err == nil && found.state == offered && wire.OrderStatus(found.status.String).Live() {
 		cancel = found.order
 	}
 	return cancel, err

@@ -159,7 +159,6 @@ func (l *Line) offer(ctx context.Context, sale int64, hasty bool) (n int, err er
 	if st.Standby == 0 {
 		return n, nil
 	}
-	failpoint.Hit("standby.before-rest")
 	return n, l.redis.Rest(ctx, sale, st.Standby)
 }
 

@@ -80,18 +80,6 @@ func TestTheLineIsServedInOrder(t *testing.T) {
 	s.balanced()
 }
 
-// An offer stands no longer than any order of the sale waits for its payment.
-func TestAnOfferStandsNoLongerThanAnOrder(t *testing.T) {
-	s := newShop(t, backendtest.SaleOptions{Stock: 1, PayWithin: 5 * time.Second})
-	ids := s.buy("ann")
-	s.join("bob")
-	s.cancel("ann", ids[0])
-	s.offer()
-	if d := s.stood("bob"); d != 5*time.Second {
-		t.Errorf("the offer stands for %v, want 5 s", d)
-	}
-}
-
 // The line is bounded, and what is full is told so; who left, was passed over or served makes room.
 func TestTheLineIsBounded(t *testing.T) {
 	s := newShop(t, backendtest.SaleOptions{Stock: 1})
@@ -188,7 +176,7 @@ func TestTheLineEndsWithTheSale(t *testing.T) {
 // Who leaves between the reservation of his unit and its order's row gets an order that is due at once: no unit is lost, and none
 // is kept for him.
 func TestWhoLeavesWithTheOfferOnItsWay(t *testing.T) {
-	s := newShop(t, backendtest.SaleOptions{Stock: 1})
+	s := newShop(t, backendtest.SaleOptions{Stock: 1, PayWithin: accept / 2})
 	ids := s.buy("ann")
 	s.join("bob", "cyd")
 	s.cancel("ann", ids[0])
@@ -201,6 +189,9 @@ func TestWhoLeavesWithTheOfferOnItsWay(t *testing.T) {
 	s.expire(time.Millisecond)
 	s.offer()
 	s.want(map[string]string{"bob": "left", "cyd": "offered"})
+	if d := s.stood("cyd"); d != accept/2 {
+		t.Errorf("an offer stands for %v, where any order of the sale stands for %v", d, accept/2)
+	}
 	s.balanced()
 }
 

@@ -99,7 +99,6 @@ var faults = []fault{
 	{point: "cart.after-retire", what: "timer: a cart that nobody goes on with has another order id, its units are not back", act: sweeping},
 	{point: "standby.after-join", what: "standby line: joined in MySQL, Redis not told", act: standing},
 	{point: "standby.after-reserve", what: "standby line: a unit is reserved for its head", act: standing},
-	{point: "standby.before-rest", what: "standby line: everybody has an offer, Redis not told", act: standing},
 	{point: "gateway.request-sent#60", what: "gateway: a request is upstream"},
 	{point: "gateway.before-answer#60", what: "gateway: has the answer, before it is passed on"},
 	{point: "gateway.before-reload", what: "gateway: during a reload, before it is applied", act: reloading},

@@ -174,6 +174,7 @@ function salePage(id) {
   let line = null;            // the place in the standby line; null: none that is known
   let lineAsked = false;      // the server has said whether there is one
   let lineBusy = false;       // joining or leaving
+  let lineLooking = false;    // asking
   const orders = new Map();   // order id -> { order, card, waiting }
 
   const attemptName = 'attempt.' + id;
@@ -231,7 +232,7 @@ function salePage(id) {
     if (busy) hint = 'Sending…';
     else if (attempt()) hint = 'Asking again for your order' + (wait ? ' in ' + Math.ceil(wait / 1000) + ' s' : '') + '…';
     else if (p === 'upcoming') hint = 'The button wakes at the start.';
-    else if (p === 'sold_out') hint = 'The button wakes if units come back.';
+    else if (p === 'sold_out') hint = inLine() ? '' : 'The button wakes if units come back.';
     else if (p === 'paused') hint = 'The sale is paused. It will go on.';
     else if (wait) hint = 'You can press again in ' + Math.ceil(wait / 1000) + ' s.';
     const may = p === 'open' && signedIn !== null && !busy && !attempt() && !wait;
@@ -273,9 +274,11 @@ function salePage(id) {
 
   // lookLine asks for the place while there is one, and once whether there is.
   async function lookLine() {
-    if (!signedIn || lineBusy || !sale || !(inLine() || (!lineAsked && phase(sale) === 'sold_out'))) return 0;
+    if (!signedIn || lineBusy || lineLooking || !sale || !(inLine() || (!lineAsked && phase(sale) === 'sold_out'))) return 0;
     const who = account.uid;
+    lineLooking = true;
     const res = await call('GET', '/v1/sales/' + id + '/standby');
+    lineLooking = false;
     if (who !== account.uid) return 0; // another shopper's by now
     if (res.code === 'UNAUTHENTICATED') lostSession();
     await stand(res);
@@ -430,6 +433,7 @@ function salePage(id) {
       signedIn = true;
       if (!account.uid) learnName();
       for (const order of res.data.orders || []) put(order);
+      if (!lineAsked) lookLine();
     } else if (res.code === 'UNAUTHENTICATED') {
       signedIn = false;
       signedOut();
@@ -532,6 +536,7 @@ function salePage(id) {
       document.title = sale.title + ' · Floodgate';
       if ($('message').dataset.look) { $('message').dataset.look = ''; tell('', ''); }
       draw();
+      if (!lineAsked) lookLine();
     } else if (!sale || res.status === 404) {
       setText($('title'), res.status === 404 ? 'No such sale' : 'One moment…');
       tell(say(res), res.status === 404 ? 'bad' : 'warn');

@@ -52,6 +52,7 @@ func TestStandby(t *testing.T) {
 			}
 		}
 	}
+	until("GET", fmt.Sprintf("%s/v1/sales/%d", public, id), "", func(code int) bool { return code == 200 }, nil)
 	var order wire.Order
 	until("POST", fmt.Sprintf("%s/v1/sales/%d/orders", public, id), tokens[0], func(code int) bool { return code == 202 }, &order)
 	var first wire.Order

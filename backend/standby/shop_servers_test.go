@@ -38,7 +38,6 @@ type shop struct {
 	line  *standby.Line
 	rec   *reconcile.Reconciler
 	sale  int64
-	late  time.Duration // by how much the clock of the next process is ahead
 }
 
 // most wait in a line of these tests, and an offer stands for so long.

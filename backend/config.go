@@ -39,6 +39,7 @@ type Config struct {
 	Orders      Orders        `yaml:"orders"`
 	Outbox      Outbox        `yaml:"outbox"`
 	Carts       Carts         `yaml:"carts"`
+	Standby     Standby       `yaml:"standby"`
 	API         API           `yaml:"api"`
 	Payments    Payments      `yaml:"payments"`
 	Timeline    Timeline      `yaml:"timeline"`
@@ -120,6 +121,12 @@ type Carts struct {
 	MaxInFlight    int           `yaml:"max_in_flight"`
 }
 
+// Standby says how sold-out sales' standby lines work.
+type Standby struct {
+	MaxLine      int           `yaml:"max_line"`
+	AcceptWithin time.Duration `yaml:"accept_within"`
+}
+
 // API bounds the internal listener.
 type API struct {
 	MaxInFlight    int           `yaml:"max_in_flight"`
@@ -178,6 +185,7 @@ func DefaultConfig() Config {
 			MaxLag: 20 * time.Second, MaxOutage: 10 * time.Second},
 		Outbox:   Outbox{ClaimIdle: 10 * time.Second},
 		Carts:    Carts{PayWithin: 15 * time.Minute, AbandonedAfter: 30 * time.Second, MaxInFlight: 64},
+		Standby:  Standby{MaxLine: 1000, AcceptWithin: 2 * time.Minute},
 		API:      API{MaxInFlight: 1024, MaxWaiting: 65536, MaxConnections: 65536, MaxLine: 256, LinePerUnit: 4, LineWait: time.Second},
 		Timeline: Timeline{Keep: 7 * 24 * time.Hour, MaxRowsPerSale: 200_000},
 		Drain:    20 * time.Second,
@@ -331,6 +339,8 @@ func (c Config) Validate() error {
 	span("carts.pay_within", c.Carts.PayWithin, time.Second, 30*24*time.Hour)
 	span("carts.abandoned_after", c.Carts.AbandonedAfter, time.Second, time.Hour)
 	between("carts.max_in_flight", int64(c.Carts.MaxInFlight), 1, 100_000)
+	between("standby.max_line", int64(c.Standby.MaxLine), 1, 100_000)
+	span("standby.accept_within", c.Standby.AcceptWithin, time.Second, 24*time.Hour)
 	between("api.max_in_flight", int64(c.API.MaxInFlight), 1, 1_000_000)
 	between("api.max_waiting", int64(c.API.MaxWaiting), 1, 1_000_000)
 	between("api.max_connections", int64(c.API.MaxConnections), 1, 1_000_000)

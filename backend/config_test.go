@@ -63,6 +63,8 @@ func TestValidateNamesFieldValueAndBound(t *testing.T) {
 	for want, change := range map[string]func(*Config){
 		"orders.batch: 0 must be between 1 and 1000":                             func(c *Config) { c.Orders.Batch = 0 },
 		"orders.batch: 1001 must be between 1 and 1000":                          func(c *Config) { c.Orders.Batch = 1001 },
+		"standby.max_line: 0 must be between 1 and 100000":                       func(c *Config) { c.Standby.MaxLine = 0 },
+		"standby.accept_within: 999ms must be between 1s and 24h0m0s":            func(c *Config) { c.Standby.AcceptWithin = 999 * time.Millisecond },
 		"orders.batch_wait: -1ns must be between 0s and 1s":                      func(c *Config) { c.Orders.BatchWait = -1 },
 		"orders.queued_bound: 0s must be between 1s and 1h":                      func(c *Config) { c.Orders.QueuedBound = 0 },
 		"orders.max_queued: 0 must be":                                           func(c *Config) { c.Orders.MaxQueued = 0 },

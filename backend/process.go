@@ -29,6 +29,7 @@ import (
 	"floodgate.internal/backend/payment"
 	"floodgate.internal/backend/reconcile"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/standby"
 	"floodgate.internal/backend/stock"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/backend/timeline"
@@ -57,6 +58,7 @@ type process struct {
 	claims     *coupon.Claims
 	lists      *eligibility.Lists    // nil without the role api
 	origins    *concentration.Report // the same
+	line       *standby.Line
 	letters    *deadletter.Box
 	payments   *payment.Desk
 	reconciler *reconcile.Reconciler
@@ -199,6 +201,8 @@ func (p *process) begin(base, work *tier) error {
 	p.catalog = catalog.New(p.db, p.redis, p.clk, p.log, p.reg)
 	p.book = order.NewBook(p.db, p.redis, p.clk, p.log, p.reg)
 	p.book.Bound(c.Orders.QueuedBound)
+	p.line = standby.New(c.Standby.MaxLine, p.db, p.redis, p.catalog, p.clk, p.log, p.reg)
+	p.book.Standby(c.Standby.AcceptWithin, p.line.Wake)
 	p.watchQueued()
 	p.claims = coupon.New(p.db, p.clk, p.reg)
 	p.letters = deadletter.NewBox(p.db, p.book, p.clk, p.log, p.reg)
@@ -214,6 +218,7 @@ func (p *process) begin(base, work *tier) error {
 	carts := cart.New(cart.Config(c.Carts), p.db, p.shelf, p.clk, p.log, p.reg)
 
 	base.start("catalog", p.catalog.Run)
+	base.start("standby lines", p.line.Run)
 	if p.roles.API || p.roles.Timer {
 		base.start("reconciler", p.reconciler.Keep)
 		base.start("stock", p.shelf.Keep)
@@ -225,7 +230,7 @@ func (p *process) begin(base, work *tier) error {
 		p.lists, p.origins = eligibility.New(p.db, p.log, p.reg), concentration.New(p.clk.Now())
 		base.start("lists", p.lists.Run)
 		parts := api.Parts{Catalog: p.catalog, Redis: p.redis, Book: p.book, Orders: orders, Claims: p.claims, Reconciler: p.reconciler, Lists: p.lists, Origins: p.origins,
-			Outage: p.outage, Webhooks: p.payments, Carts: carts, Shelf: p.shelf, Timelines: timelines}
+			Outage: p.outage, Webhooks: p.payments, Carts: carts, Shelf: p.shelf, Timelines: timelines, Standby: p.line}
 		if c.TestPayments() {
 			parts.Payer = p.book
 		}
@@ -255,6 +260,7 @@ func (p *process) begin(base, work *tier) error {
 	})
 	if p.roles.Timer {
 		work.start("expiry", p.repeat("expiry", timerEvery, p.book.Expire))
+		work.start("standby lines", p.repeat("standby lines", timerEvery, p.line.Sweep))
 		work.start("coupons", p.repeat("the expiry of coupons", timerEvery, p.claims.Expire))
 		work.start("intents", p.repeat("intents", timerEvery, p.book.RunIntents))
 		work.start("intents of SKUs", p.repeat("intents of SKUs", timerEvery, stock.Intents{DB: p.db, Redis: p.redis, Clock: p.clk}.Run))

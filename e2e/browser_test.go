@@ -231,3 +231,42 @@ func TestShopperPage(t *testing.T) {
 		t.Errorf("the page's script failed: %v", b.errors)
 	}
 }
+
+// TestStandbyPage is the standby line in a real browser: a button where a sale is sold out, the place, and an offer that is paid.
+func TestStandbyPage(t *testing.T) {
+	w := newWorld(t, options{})
+	b := newBrowser(t)
+	sale := w.newSale("The last one", 1, time.Now().Add(-time.Minute), 600)
+	w.state(sale, wire.Open)
+	token := w.tokens(1, 1)[0]
+	id := w.want(w.public("POST", fmt.Sprintf("/v1/sales/%d/orders", sale), token, ""), 202, "").orderID
+	w.order(id, token, wire.PendingPayment)
+	w.state(sale, wire.SoldOut)
+
+	says := func(text string) string {
+		return `document.querySelector('[data-el="standby-text"]') && document.querySelector('[data-el="standby-text"]').textContent.startsWith('` + text + `')`
+	}
+	b.run(chromedp.Navigate(fmt.Sprintf("%s/sales/%d", w.ports.PublicURL(), sale)))
+	b.signIn("browser-3")
+	b.run(chromedp.Click(`[data-el="standby-join"]`, chromedp.NodeVisible))
+	b.until(says("You are number 1 in the standby line"))
+	if b.is(`document.querySelector('[data-el="standby-join"]').offsetParent !== null`) {
+		t.Error("the way into the line is still there for one who is in it")
+	}
+	b.run(chromedp.Click(`[data-el="standby-leave"]`, chromedp.NodeVisible))
+	b.until(says("Wait in line"))
+	b.run(chromedp.Click(`[data-el="standby-join"]`, chromedp.NodeVisible), chromedp.Reload())
+	b.until(says("You are number 1 in the standby line"))
+	w.want(w.public("POST", "/v1/orders/"+id+"/cancellation", token, ""), 200, "")
+	b.until(says("Something came back") + ` && ` + status + `.textContent === 'Reserved for you' && !document.querySelector('[data-el="pay-count"]').hidden`)
+	b.run(chromedp.Click(`[data-el="pay"]`, chromedp.NodeVisible))
+	b.until(status + `.textContent === 'Paid'`)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.errors) > 0 {
+		t.Errorf("the page's script failed: %v", b.errors)
+	}
+	if len(b.orders) > 0 {
+		t.Errorf("the page ordered: %v", b.orders)
+	}
+}

@@ -41,6 +41,7 @@ func TestContractWalk(t *testing.T) {
 	k.adminSales()
 	k.operate()
 	k.paused()
+	k.standby(soon, over)
 	k.coupons()
 	for _, r := range w.contract.routes {
 		if id := r.kin.Operation.OperationID; !k.good[id] {
@@ -235,7 +236,7 @@ func (k *walk) payments() {
 	k.w.t.Helper()
 	sale := k.w.newSale("Paid for by webhook", 1, time.Now().Add(-time.Minute), 600)
 	k.w.state(sale, wire.Open)
-	token := k.tokens[10]
+	token := k.w.tokens(170, 170)[0] // who orders nothing else within 5 s
 	id := k.public("POST", fmt.Sprintf("/v1/sales/%d/orders", sale), token, "", 202, "").orderID
 	k.w.order(id, token, wire.PendingPayment)
 	deliver := func(e event, status int, code string) answer {
@@ -481,6 +482,43 @@ func (k *walk) paused() {
 	k.admin("POST", fmt.Sprintf("/sales/%d/resume", sale), "", 200, "")
 	k.w.state(sale, wire.Open)
 	k.public("POST", fmt.Sprintf("/v1/sales/%d/orders", sale), k.tokens[9], "", 202, "")
+}
+
+// standby walks a standby line; TestStandbyStory tells what it is for.
+func (k *walk) standby(soon, over int64) {
+	k.w.t.Helper()
+	sale := k.w.newSale("Nothing left", 1, time.Now().Add(-time.Minute), 600)
+	k.w.state(sale, wire.Open)
+	path, t := wire.StandbyPath(sale), k.w.tokens(160, 162)
+	mine, other := t[1], t[2]
+	k.public("POST", path, mine, "", 409, "UNITS_AVAILABLE")
+	k.public("GET", path, mine, "", 404, "NOT_IN_LINE")
+	k.public("DELETE", path, mine, "", 404, "NOT_IN_LINE")
+	order := k.public("POST", fmt.Sprintf("/v1/sales/%d/orders", sale), t[0], "", 202, "")
+	k.w.order(order.orderID, t[0], wire.PendingPayment)
+	if refused := k.public("POST", path, t[0], "", 409, "ALREADY_ORDERED"); refused.orderID != order.orderID {
+		k.w.t.Errorf("at the limit: got order %s, want %s", refused.orderID, order.orderID)
+	}
+	k.public("POST", path, mine, "", 200, "")
+	k.public("POST", path, mine, "{}", 200, "")
+	k.public("POST", path, other, "", 200, "")
+	k.public("GET", path, mine, "", 200, "")
+	k.public("DELETE", path, other, "", 200, "")
+	k.public("GET", path, other, "", 200, "")
+	k.public("POST", "/v1/orders/"+order.orderID+"/cancellation", t[0], "", 200, "")
+	at := k.w.becomes(sale, mine, wire.StandbyOffered)
+	k.public("POST", "/v1/orders/"+at.Offer.OrderID+"/payment", mine, "", 200, "")
+	k.public("DELETE", path, mine, "", 409, "ORDER_STATE_CONFLICT")
+	k.public("POST", wire.StandbyPath(soon), mine, "", 403, "SALE_NOT_STARTED")
+	k.public("POST", wire.StandbyPath(over), mine, "", 403, "SALE_ENDED")
+	for _, method := range []string{"GET", "POST", "DELETE"} {
+		k.public(method, wire.StandbyPath(999999), mine, "", 404, "SALE_NOT_FOUND")
+		k.public(method, path, "", "", 401, "UNAUTHENTICATED")
+		k.refused(call{method: method, url: k.w.ports.PublicURL() + "/v1/sales/x/standby", token: mine})
+	}
+	k.public("POST", path, other, `{"x":1}`, 400, "BAD_REQUEST")
+	k.public("PUT", path, other, "", 405, "METHOD_NOT_ALLOWED")
+	k.try(call{method: "POST", url: k.w.ports.PublicURL() + path, token: other, body: "x", header: map[string]string{"Content-Type": "text/plain"}}, 415, "UNSUPPORTED_MEDIA_TYPE")
 }
 
 // coupons walks the public side of coupons; TestCouponStory tells what they are for.

@@ -193,7 +193,7 @@ func (p *peer) handle(ctx *fasthttp.RequestCtx) {
 	ctx.Response.Header.Set("X-Secret", "internal")
 	ctx.Response.Header.Set("Set-Cookie", "internal=1")
 	ctx.SetContentType("application/json")
-	if c.Method == "GET" && strings.HasPrefix(path, "/v1/sales") {
+	if c.Method == "GET" && strings.HasPrefix(path, "/v1/sales") && !strings.HasSuffix(path, "/standby") {
 		if onPage != nil {
 			onPage(ctx)
 			return

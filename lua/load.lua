@@ -6,10 +6,11 @@
 --   orders   order uid quantity slots entry at key, ...   adds reservations, each once after a begin
 --   keys     uid:key "order quantity", ...    adds accepted Idempotency-Keys
 --   applied  id, ...                          adds intents
---   finish   epoch stock total starts ends limit paused closed later version
---            writes the state and opens the gate to adopt; a definition newer than version stays as it is
+--   finish   epoch stock total starts ends limit paused closed later version standby
+--            writes the state and opens the gate to adopt; a definition newer than version stays as it is, and so does a
+--            newer place in the standby line (0: nobody waits there, as far as the caller knows)
 -- Returns ok, or lost: the gate is not closed by this token (another reconciler took over): give up.
-local state = redis.call('HMGET', KEYS[1], 'token', 'gate', 'version')
+local state = redis.call('HMGET', KEYS[1], 'token', 'gate', 'version', 'standby')
 if state[1] ~= ARGV[1] or state[2] ~= 'closed' then return {'lost'} end
 local step = ARGV[2]
 if step == 'begin' then
@@ -34,6 +35,7 @@ elseif step == 'finish' then
     redis.call('HSET', KEYS[1], 'starts', ARGV[6], 'ends', ARGV[7], 'limit', ARGV[8], 'paused', ARGV[9],
       'closed', ARGV[10], 'later', ARGV[11], 'version', ARGV[12])
   end
+  if tonumber(ARGV[13]) > tonumber(state[4] or 0) then redis.call('HSET', KEYS[1], 'standby', ARGV[13]) end
 else
   return redis.error_reply('load: no step ' .. step)
 end

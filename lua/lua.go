@@ -124,6 +124,12 @@ var forget string
 // Forget takes an archived sale's keys out.
 var Forget = script(forget)
 
+//go:embed standby.lua
+var standby string
+
+// Standby is the standby line's word in a sale's state.
+var Standby = script(standby)
+
 //go:embed reduce.lua
 var reduce string
 
@@ -191,6 +197,8 @@ const (
 	Made           = "made"
 	Forgotten      = "forgotten"
 	Queued         = "queued"
+	Available      = "available"
+	Joinable       = "joinable"
 )
 
 // A gate, as the state hash has it.
@@ -205,6 +213,14 @@ const (
 	StepFinish = "finish"
 	StepClaim  = "claim" // the steps of LoadSKU, beside orders and finish
 	StepDrop   = "drop"
+)
+
+// The steps of Standby, and what a call of Reserve on behalf of the line says.
+const (
+	StepLook = "look"
+	StepWait = "wait"
+	StepRest = "rest"
+	ForLine  = "line"
 )
 
 // What UnlockSKU makes of units.

@@ -20,6 +20,7 @@ type model struct {
 	gate                string // "": the sale is not in Redis
 	token               int64
 	epoch, stock, total int64
+	place               int64             // the newest in the standby line; 0: nobody waits
 	definition          map[string]string // as in the state hash, never changed in place; nil until a load was finished
 	orders              map[string]reservation
 	keys                map[string]string // "uid:key" -> "order quantity"
@@ -61,7 +62,9 @@ func (m *model) step(c call, got []string) []string {
 	a := c.args
 	switch c.name {
 	case "reserve":
-		return m.reserve(a[0], a[1], number(a[2]), a[3], a[4], a[5], got)
+		return m.reserve(a[0], a[1], number(a[2]), a[3], a[4], a[5], a[6], got)
+	case "standby":
+		return m.standby(a[0], a[1])
 	case "adopt":
 		return m.adopt(a[0], a[1], a[2], number(a[3]), a[5], a[6], a[7], got)
 	case "load":
@@ -154,7 +157,7 @@ func (m *model) step(c call, got []string) []string {
 	panic("BUG: no call " + c.name)
 }
 
-func (m *model) reserve(epoch, uid string, quantity int64, order, key, trace string, got []string) []string {
+func (m *model) reserve(epoch, uid string, quantity int64, order, key, trace, line string, got []string) []string {
 	switch {
 	case m.gate == "":
 		return words(lua.NotLoaded)
@@ -175,24 +178,16 @@ func (m *model) reserve(epoch, uid string, quantity int64, order, key, trace str
 	}
 	d := m.definition
 	mine, limit := m.slots(uid), number(d["limit"])
-	available := m.stock
-	for _, tranche := range strings.Fields(d["later"]) {
-		if at, units, _ := strings.Cut(tranche, ":"); number(at) == farAway {
-			available -= number(units)
-		}
+	available := m.available()
+	if shut := m.shut(); shut != nil {
+		return shut
 	}
 	switch {
-	case d["closed"] == "1" || number(d["ends"]) == longAgo:
-		return words(lua.Ended)
-	case number(d["starts"]) == farAway:
-		return words(lua.NotStarted, farAway)
-	case d["paused"] == "1":
-		return words(lua.Paused)
 	case int64(len(mine))+quantity > limit && len(mine) == 0:
 		return words(lua.NotEnough, limit)
 	case int64(len(mine))+quantity > limit:
 		return words(lua.AlreadyOrdered, slices.Max(slices.Collect(maps.Values(mine))))
-	case available <= 0:
+	case available <= 0 || m.place > 0 && line != lua.ForLine:
 		return words(lua.SoldOut)
 	case available < quantity:
 		return words(lua.NotEnough, available)
@@ -201,6 +196,64 @@ func (m *model) reserve(epoch, uid string, quantity int64, order, key, trace str
 	m.stock -= quantity
 	m.enter(order, r, trace, part(got, 4))
 	return words(lua.Reserved, order, available-quantity, m.reserved(), m.newest, join(r.slots), r.at)
+}
+
+// available is what can be had now.
+func (m *model) available() int64 {
+	available := m.stock
+	for _, tranche := range strings.Fields(m.definition["later"]) {
+		if at, units, _ := strings.Cut(tranche, ":"); number(at) == farAway {
+			available -= number(units)
+		}
+	}
+	return available
+}
+
+// shut is the answer of a sale that sells nothing for another reason than that nothing is left; else nil.
+func (m *model) shut() []string {
+	switch d := m.definition; {
+	case d["closed"] == "1" || number(d["ends"]) == longAgo:
+		return words(lua.Ended)
+	case number(d["starts"]) == farAway:
+		return words(lua.NotStarted, farAway)
+	case d["paused"] == "1":
+		return words(lua.Paused)
+	}
+	return nil
+}
+
+func (m *model) standby(step, arg string) []string {
+	if m.gate == "" {
+		return words(lua.NotLoaded)
+	}
+	switch step {
+	case lua.StepWait:
+		if number(arg) <= m.place {
+			return words(lua.Kept)
+		}
+		m.place = number(arg)
+		return words(lua.Done)
+	case lua.StepRest:
+		if m.place == 0 || number(arg) != m.place {
+			return words(lua.Kept)
+		}
+		m.place = 0
+		return words(lua.Done)
+	}
+	if m.gate != lua.GateOpen {
+		return words(lua.GateClosed)
+	}
+	if shut := m.shut(); shut != nil {
+		return shut
+	}
+	mine := m.slots(arg)
+	switch {
+	case int64(len(mine)) >= number(m.definition["limit"]):
+		return words(lua.AlreadyOrdered, slices.Max(slices.Collect(maps.Values(mine))))
+	case m.place == 0 && m.available() > 0:
+		return words(lua.Available)
+	}
+	return words(lua.Joinable)
 }
 
 func (m *model) adopt(epoch, order, uid string, quantity int64, key, at, trace string, got []string) []string {
@@ -281,6 +334,7 @@ func (m *model) load(token, step string, a []string) []string {
 		if m.definition == nil || number(m.definition["version"]) <= number(a[9]) {
 			m.definition = defined(a[3:10])
 		}
+		m.place = max(m.place, number(a[10]))
 	}
 	return words(lua.OK)
 }
@@ -356,6 +410,9 @@ func (m *model) content() content {
 		Applied: slices.Sorted(maps.Keys(m.applied)), Consumers: slices.Sorted(maps.Keys(m.consumers)), Pending: m.pending}
 	if m.gate != "" {
 		c.State["gate"], c.State["token"] = m.gate, text(m.token)
+	}
+	if m.place > 0 {
+		c.State["standby"] = text(m.place)
 	}
 	if m.definition != nil {
 		c.State["epoch"], c.State["stock"], c.State["total"] = text(m.epoch), text(m.stock), text(m.total)

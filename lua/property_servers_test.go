@@ -3,6 +3,7 @@
 package lua_test
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -17,7 +18,7 @@ import (
 	"testing"
 
 	"github.com/anishathalye/porcupine"
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 	"github.com/redis/rueidis"
 	"pgregory.net/rapid"
 
@@ -58,6 +59,7 @@ type reconciliation struct {
 	keys       []int // presses whose Idempotency-Keys are known besides
 	intents    []int
 	spare      int64 // units that no order holds
+	place      int64 // the newest in the standby line
 	definition []string
 	late       int // a press whose order a consumer still holds, and adopts
 	steps      int // how many of its calls are sent before the reconciler dies
@@ -71,6 +73,7 @@ type command struct {
 	presses       []int
 	own           bool  // the press is one whose order this client got
 	off           int64 // by which the epoch is wrong
+	place         int64 // in the standby line; 0: what this client last saw
 	idle          int64 // milliseconds
 	definition    []string
 	load          reconciliation
@@ -94,7 +97,7 @@ func rarely[V any](t *rapid.T, label string, n int, usual, other V) V {
 }
 
 func drawPress(t *rapid.T) press {
-	return press{uid: roll(t, "uid", "ann", "bob", "cyd"), quantity: roll[int64](t, "quantity", 1, 1, 1, 2, 3), key: roll(t, "key", "", "", "k", "a b%"), tr: roll(t, "trace", "", "00-abc")}
+	return press{uid: roll(t, "uid", "ann", "bob", "cyd"), quantity: roll[int64](t, "quantity", 1, 1, 1, 2, 3), key: roll(t, "key", "", "", "k", "a b%"), tr: roll(t, "trace", "", "00-abc"), line: rarely(t, "line", 3, "", lua.ForLine)}
 }
 
 // drawDefinition is starts, ends, limit, paused, closed, later, version.
@@ -107,7 +110,7 @@ func drawDefinition(t *rapid.T) []string {
 
 // kinds are those of a command, each as often as it is to come.
 var kinds = slices.Concat(slices.Repeat([]string{"reserve"}, 30), slices.Repeat([]string{"release"}, 12), slices.Repeat([]string{"adopt", "retire", "again", "read", "adjust", "load", "open"}, 4),
-	slices.Repeat([]string{"define", "sweep"}, 2), []string{"look", "wipe", "flush"})
+	slices.Repeat([]string{"define", "sweep", "ask", "wait", "rest"}, 2), []string{"look", "wipe", "flush"})
 
 // drawProgram draws programs of some thirty commands.
 var drawProgram = rapid.Custom(func(t *rapid.T) program {
@@ -121,7 +124,7 @@ var drawProgram = rapid.Custom(func(t *rapid.T) program {
 	some := rapid.SliceOfNDistinct(press, 0, 3, rapid.ID)
 	load := rapid.Custom(func(t *rapid.T) reconciliation {
 		return reconciliation{orders: some.Draw(t, "orders"), outbox: rapid.Bool().Draw(t, "outbox"), keys: some.Draw(t, "keys"), intents: roll(t, "intents", nil, []int{0}, []int{1, 2}),
-			spare: roll[int64](t, "spare", 0, 2, 4, 6, 8, 10), definition: drawDefinition(t), late: press.Draw(t, "late"), steps: rarely(t, "dies", 5, whole, 1+rapid.IntRange(0, whole-2).Draw(t, "at"))}
+			spare: roll[int64](t, "spare", 0, 2, 4, 6, 8, 10), place: roll[int64](t, "place", 0, 0, 0, 2), definition: drawDefinition(t), late: press.Draw(t, "late"), steps: rarely(t, "dies", 5, whole, 1+rapid.IntRange(0, whole-2).Draw(t, "at"))}
 	})
 	p.first = load.Draw(t, "first")
 	p.first.steps = whole
@@ -139,6 +142,10 @@ var drawProgram = rapid.Custom(func(t *rapid.T) program {
 			c.definition = drawDefinition(t)
 		case "load", "wipe":
 			c.load = load.Draw(t, "load")
+		case "ask":
+			c.press = press.Draw(t, "press")
+		case "wait", "rest":
+			c.place = rapid.Int64Range(0, 4).Draw(t, "place")
 		case "sweep":
 			c.presses, c.idle = some.Draw(t, "keep"), rarely[int64](t, "idle", 4, 0, 3600000)
 		}
@@ -175,6 +182,7 @@ type client struct {
 	last    call // that may be sent again
 	token   int64
 	epoch   int64
+	place   int64          // in the standby line
 	entries map[int]string // by press
 }
 
@@ -188,7 +196,13 @@ func (c *client) plan(what command) {
 	p := c.presses[i]
 	switch what.kind {
 	case "reserve":
-		add("reserve", n(c.epoch+what.off), p.uid, n(p.quantity), p.order, p.key, p.tr)
+		add("reserve", n(c.epoch+what.off), p.uid, n(p.quantity), p.order, p.key, p.tr, p.line)
+	case "ask":
+		add("standby", lua.StepLook, p.uid)
+	case "wait":
+		add("standby", lua.StepWait, n(what.place))
+	case "rest":
+		add("standby", lua.StepRest, n(cmp.Or(what.place, c.place)))
 	case "adopt":
 		c.waiting = append(c.waiting, c.adopt(i, c.epoch+what.off))
 	case "release":
@@ -299,7 +313,7 @@ func (c *client) reconcile(r reconciliation) {
 		calls = append(calls, call{"load", append([]string{token, lua.StepOrders}, part...)})
 	}
 	calls = append(calls, call{"load", append([]string{token, lua.StepKeys}, keys...)}, call{"load", append([]string{token, lua.StepIntent}, intents...)},
-		call{"load", append([]string{token, lua.StepFinish, n(c.epoch + 1), n(r.spare), n(r.spare + units)}, r.definition...)}, c.adopt(c.mine(r.late), c.epoch+1), call{"open", []string{token}}, call{"open", []string{token}})
+		call{"load", append([]string{token, lua.StepFinish, n(c.epoch + 1), n(r.spare), n(r.spare + units)}, append(r.definition[:7:7], n(r.place))...)}, c.adopt(c.mine(r.late), c.epoch+1), call{"open", []string{token}}, call{"open", []string{token}})
 	c.waiting = append(c.waiting, calls[:r.steps]...)
 }
 
@@ -322,8 +336,9 @@ func (c *client) learn(did call, answer []string) {
 	}
 }
 
-// see remembers where in the outbox orders stand.
+// see remembers where in the outbox orders stand, and who was seen in the standby line.
 func (c *client) see(now content) {
+	c.place = number(now.State["standby"])
 	for entry, fields := range now.Outbox {
 		c.know(fields["id"], entry)
 	}
@@ -471,7 +486,7 @@ func judge(m *model, did call, answer any) string {
 		if reflect.DeepEqual(want, got) { // much quicker than to say what differs
 			return ""
 		}
-		return cmp.Diff(want, got)
+		return gocmp.Diff(want, got)
 	case []string:
 		if did.name == "flush" || slices.Equal(got, words(noScript)) {
 			return "" // nothing is done
@@ -493,7 +508,7 @@ func play(p program, scripts map[string]lua.Script, run func(*scene) error) erro
 	state, orders, buyers, keys, outbox, applied := base+"state", base+"orders", base+"buyers", base+"idem", base+"outbox", base+"applied"
 	s := &scene{program: p, scripts: scripts, keys: map[string][]string{
 		"reserve": {state, orders, buyers, keys, outbox}, "adopt": {state, orders, buyers, keys, outbox}, "release": {state, orders, buyers},
-		"load": {state, orders, buyers, keys, applied}, "adjust": {state, applied}, "define": {state}, "close": {state}, "open": {state},
+		"load": {state, orders, buyers, keys, applied}, "adjust": {state, applied}, "define": {state}, "standby": {state, buyers}, "close": {state}, "open": {state},
 		"retire": {outbox}, "sweep": {outbox}}}
 	for _, script := range scripts { // what an earlier program left is no part of this one
 		if err := c.Do(context.Background(), c.B().ScriptLoad().Script(script.Source).Build()).Error(); err != nil {

@@ -25,7 +25,7 @@ func TestCloseTakesTheHighestToken(t *testing.T) {
 
 func TestOnlyTheReconcilerThatClosedTheGateGoesOn(t *testing.T) {
 	s := openSale(t, options{})
-	finish := []string{lua.StepFinish, "2", "5", "5", "0", "9999999999999", "1", "0", "0", "", "1"}
+	finish := []string{lua.StepFinish, "2", "5", "5", "0", "9999999999999", "1", "0", "0", "", "1", "0"}
 	refused := func(token int64) {
 		t.Helper()
 		before := s.content()
@@ -72,7 +72,7 @@ func TestLoadWritesWhatItIsGiven(t *testing.T) {
 	want(t, s.step(2, lua.StepOrders, "o3", "ann", "1", "2", "-", "1002", ""), lua.OK)
 	want(t, s.step(2, lua.StepKeys, "ann:key 1", "o1 2", "cid:k", "o0 1"), lua.OK)
 	want(t, s.step(2, lua.StepIntent, "5", "6"), lua.OK)
-	want(t, s.step(2, lua.StepFinish, "7", "6", "10", "1", "9999999999999", "3", "0", "0", "", "4"), lua.OK)
+	want(t, s.step(2, lua.StepFinish, "7", "6", "10", "1", "9999999999999", "3", "0", "0", "", "4", "0"), lua.OK)
 	for name, c := range map[string]struct{ got, want map[string]string }{
 		"orders": {s.hash(s.orders), map[string]string{"o1": "ann 2 1,3 17-0 1000 key 1", "o2": "bob 1 1 - 1001 ", "o3": "ann 1 2 - 1002 "}},
 		"buyers": {s.hash(s.buyers), map[string]string{"ann": "1=o1,3=o1,2=o3", "bob": "1=o2"}},
@@ -202,7 +202,7 @@ func TestAdoptReplacesAnOldEntry(t *testing.T) {
 	want(t, s.call(lua.Close, keys(s.state), "2"), lua.Closed, "1")
 	want(t, s.step(2, lua.StepBegin), lua.OK)
 	want(t, s.step(2, lua.StepOrders, "o1", "ann", "2", "1,2", old.ID, old.FieldValues["at"], "", "o2", "bob", "1", "1", "-", "5", ""), lua.OK)
-	want(t, s.step(2, lua.StepFinish, "2", "1", "4", "0", "9999999999999", "3", "0", "0", "", "1"), lua.OK)
+	want(t, s.step(2, lua.StepFinish, "2", "1", "4", "0", "9999999999999", "3", "0", "0", "", "1", "0"), lua.OK)
 	got := s.adopt(2, press{uid: "ann", quantity: 2, order: "o1"}, "2,3")
 	x := s.entries()
 	if len(x) != 1 || x[0].ID == old.ID || x[0].FieldValues["epoch"] != "2" || x[0].FieldValues["slots"] != "1,2" {

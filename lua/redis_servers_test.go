@@ -60,9 +60,9 @@ func newSale(t *testing.T) *sale {
 
 // options are what differs from an open sale of 10 units, limit 1, of epoch 1 and token 1.
 type options struct {
-	stock, limit, starts, ends, version int64
-	later                               string
-	paused, closed                      string
+	stock, limit, starts, ends, version, standby int64
+	later                                        string
+	paused, closed                               string
 }
 
 func openSale(t *testing.T, o options) *sale {
@@ -91,7 +91,7 @@ func (s *sale) load(token, epoch int64, o options) {
 	}
 	want(s.t, s.step(token, lua.StepBegin), lua.OK)
 	want(s.t, s.step(token, lua.StepFinish, n(epoch), n(o.stock), n(o.stock), n(o.starts), n(o.ends), n(o.limit),
-		"0"+o.paused, "0"+o.closed, o.later, n(o.version)), lua.OK)
+		"0"+o.paused, "0"+o.closed, o.later, n(o.version), n(o.standby)), lua.OK)
 	for field, v := range map[string]string{"paused": o.paused, "closed": o.closed} {
 		if v != "" {
 			s.set(field, v)
@@ -188,10 +188,11 @@ type press struct {
 	uid            string
 	quantity       int64 // 0: 1
 	order, key, tr string
+	line           string // "": for the public
 }
 
 func (s *sale) tryReserve(p press) ([]string, error) {
-	return s.try(lua.Reserve, keys(s.state, s.orders, s.buyers, s.idem, s.outbox), n(max(1, p.epoch)), p.uid, n(max(1, p.quantity)), p.order, p.key, p.tr)
+	return s.try(lua.Reserve, keys(s.state, s.orders, s.buyers, s.idem, s.outbox), n(max(1, p.epoch)), p.uid, n(max(1, p.quantity)), p.order, p.key, p.tr, p.line)
 }
 
 func (s *sale) reserve(p press) []string {

@@ -148,7 +148,7 @@ func TestNothingOfASaleExpires(t *testing.T) {
 	want(t, s.step(2, lua.StepOrders, "o2", "bob", "1", "1", "-", "1000", "k"), lua.OK)
 	want(t, s.step(2, lua.StepKeys, "bob:k", "o2 1"), lua.OK)
 	want(t, s.step(2, lua.StepIntent, "1"), lua.OK)
-	want(t, s.step(2, lua.StepFinish, "2", "10", "11", "0", "9999999999999", "3", "0", "0", "", "1"), lua.OK)
+	want(t, s.step(2, lua.StepFinish, "2", "10", "11", "0", "9999999999999", "3", "0", "0", "", "1", "0"), lua.OK)
 	if got := s.adopt(2, press{uid: "dan", order: "o5", key: "k"}, "1"); got[0] != lua.Adopted {
 		t.Errorf("got %q, want adopted", got)
 	}
@@ -357,5 +357,51 @@ func TestARedisThatForgotTheScriptSaysSo(t *testing.T) {
 	}
 	if len(s.entries()) != 0 {
 		t.Error("it reserved all the same")
+	}
+}
+
+// While somebody waits in the standby line, what is available is the line's; and it is clear at every instant who is to say that
+// nobody does any more.
+func TestTheStandbyLineKeepsWhatIsAvailable(t *testing.T) {
+	s := openSale(t, options{stock: 2})
+	step := func(args ...string) []string { return s.call(lua.Standby, keys(s.state, s.buyers), args...) }
+	want(t, step(lua.StepLook, "ann"), lua.Available)
+	want(t, s.reserve(press{uid: "ann", order: "o1"}), lua.Reserved, "o1", "1", "1")
+	want(t, step(lua.StepLook, "ann"), lua.AlreadyOrdered, "o1")
+	want(t, step(lua.StepRest, "0"), lua.Kept)
+	want(t, step(lua.StepWait, "5"), lua.Done)
+	want(t, step(lua.StepWait, "4"), lua.Kept)
+	want(t, step(lua.StepLook, "bob"), lua.Joinable)
+	want(t, s.reserve(press{uid: "bob", order: "o2"}), lua.SoldOut)
+	want(t, s.reserve(press{uid: "cyd", order: "o3", key: "standby o3", line: lua.ForLine}), lua.Reserved, "o3", "0", "2")
+	want(t, s.reserve(press{uid: "dan", order: "o4", line: lua.ForLine}), lua.SoldOut)
+	want(t, s.call(lua.Release, keys(s.state, s.orders, s.buyers), "o3"), lua.Released, "1")
+	want(t, s.reserve(press{uid: "cyd", order: "o3", key: "standby o3", line: lua.ForLine}), lua.Repeated, "o3") // once offered, never again
+	want(t, step(lua.StepRest, "4"), lua.Kept)                                                                   // somebody came since
+	want(t, step(lua.StepRest, "5"), lua.Done)
+	want(t, step(lua.StepRest, "5"), lua.Kept)
+	want(t, s.reserve(press{uid: "bob", order: "o2"}), lua.Reserved, "o2", "0", "2")
+
+	// A load keeps the newest place, whoever noted it, also while it is under way.
+	want(t, s.call(lua.Close, keys(s.state), "2"), lua.Closed, "1")
+	want(t, step(lua.StepLook, "eve"), lua.GateClosed)
+	want(t, step(lua.StepWait, "7"), lua.Done)
+	s.load(2, 2, options{standby: 6})
+	if got := s.hash(s.state)["standby"]; got != "7" {
+		t.Errorf("place: got %s, want 7", got)
+	}
+	s.set("gate", lua.GateShut)
+	s.load(2, 3, options{standby: 9})
+	if got := s.hash(s.state)["standby"]; got != "9" {
+		t.Errorf("place: got %s, want 9", got)
+	}
+	none := newSale(t)
+	want(t, none.call(lua.Standby, keys(none.state, none.buyers), lua.StepWait, "1"), lua.NotLoaded)
+	want(t, none.call(lua.Standby, keys(none.state, none.buyers), lua.StepLook, "ann"), lua.NotLoaded)
+	for what, o := range map[string]options{lua.NotStarted: {starts: 1 << 51}, lua.Ended: {ends: 1}, lua.Paused: {paused: "1"}} {
+		shut := openSale(t, o)
+		if got := shut.call(lua.Standby, keys(shut.state, shut.buyers), lua.StepLook, "ann"); got[0] != what {
+			t.Errorf("got %q, want %s", got, what)
+		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"floodgate.internal/backend/catalog"
+	"floodgate.internal/backend/standby"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
 )
@@ -41,6 +42,7 @@ type saleJSON struct {
 	Available    int64            `json:"available"`
 	Locked       int64            `json:"locked"`
 	Sold         int64            `json:"sold"`
+	Standby      standby.Length   `json:"standby"`
 	Version      int64            `json:"version"`
 	CreatedAt    wire.Time        `json:"created_at"`
 }
@@ -125,8 +127,15 @@ func (a *Admin) readSales(ctx context.Context, q queryer, ids []int64) ([]saleRo
 		}
 		r.State = state(r.sale, available, now)
 	}
-	if err := more.Err(); err != nil {
+	if err := errors.Join(more.Err(), more.Close()); err != nil {
 		return nil, fmt.Errorf("sales: %w", err)
+	}
+	lines, err := standby.Lengths(ctx, q, ids)
+	if err != nil {
+		return nil, err
+	}
+	for id, n := range lines {
+		index[id].Standby = n
 	}
 	return rows, nil
 }

@@ -27,6 +27,7 @@ import (
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/payment"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/standby"
 	"floodgate.internal/backend/stock"
 	"floodgate.internal/backend/timeline"
 	"floodgate.internal/shared/clock"
@@ -75,6 +76,7 @@ type Parts struct {
 	Orders     *order.Reader
 	Claims     *coupon.Claims
 	Carts      *cart.Carts
+	Standby    *standby.Line
 	Shelf      *stock.Shelf
 	Reconciler Reconciler
 	Webhooks   *payment.Desk
@@ -121,6 +123,7 @@ type Server struct {
 	inFlight atomic.Int64
 	waiting  atomic.Int64
 	loads    loads
+	standing chan struct{}   // one for each request about a standby line that is being answered
 	running  sync.WaitGroup  // the loads under way, and who follows the sales' states
 	stopping context.Context // ends when Shutdown begins: nobody waits any longer
 	stop     context.CancelFunc
@@ -128,7 +131,7 @@ type Server struct {
 
 // New makes a server that answers everything with OVERLOADED until Begin. It registers its metrics.
 func New(c Config) *Server {
-	s := &Server{Config: c, verifier: signing.NewVerifier(c.Keys...), sparse: sparse{log: c.Log}}
+	s := &Server{Config: c, verifier: signing.NewVerifier(c.Keys...), sparse: sparse{log: c.Log}, standing: make(chan struct{}, standbyAtOnce)}
 	s.stopping, s.stop = context.WithCancel(context.Background())
 	s.metrics = newMetrics(c.Register, &s.inFlight, &s.waiting)
 	s.line = line.New(c.Limits.Line, c.Register)

@@ -25,6 +25,7 @@ import (
 	"floodgate.internal/backend/payment"
 	"floodgate.internal/backend/reconcile"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/standby"
 	"floodgate.internal/backend/stock"
 	"floodgate.internal/backend/timeline"
 	"floodgate.internal/shared/problem"
@@ -71,8 +72,10 @@ func workOn(t testing.TB, limits Limits, addr string, direct *reserve.Store, db 
 	book := order.NewBook(db, redis, s.Clock, log, reg)
 	shelf := stock.NewShelf(db, redis, log, reg)
 	carts := cart.New(cart.Config{PayWithin: time.Minute, MaxInFlight: 2}, db, shelf, s.Clock, log, reg)
+	line := standby.New(2, db, redis, known, s.Clock, log, reg)
+	book.Standby(time.Minute, line.Wake)
 	s.Begin(Parts{Catalog: known, Redis: redis, Book: book, Webhooks: payment.New([]payment.Provider{testProvider}, db, book, s.Clock, log, reg), Payer: book,
-		Orders: order.NewReader(db, redis, s.Clock, log, reg), Claims: coupon.New(db, s.Clock, reg), Carts: carts, Shelf: shelf, Timelines: timeline.New(db, book, s.Clock, timeline.Limits{Keep: time.Hour, Rows: 1000}, log, reg), Reconciler: reconcile.New(db, redis, nil, log, reg)})
+		Orders: order.NewReader(db, redis, s.Clock, log, reg), Claims: coupon.New(db, s.Clock, reg), Carts: carts, Shelf: shelf, Standby: line, Timelines: timeline.New(db, book, s.Clock, timeline.Limits{Keep: time.Hour, Rows: 1000}, log, reg), Reconciler: reconcile.New(db, redis, nil, log, reg)})
 	w := &working{s, c, t, db, direct}
 	return w
 }

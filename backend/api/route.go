@@ -18,34 +18,38 @@ type route struct {
 	method string
 	params []string // query parameters it takes
 	handle func(*Server, *request) (result string)
+	others []*route // of the same path, with other methods
 }
 
 var (
 	unrouted     = route{name: "none"}
-	feedRoute    = route{"feed", "GET", []string{"instance", "since", "wait_ms"}, (*Server).getFeed}
-	healthRoute  = route{"health", "GET", nil, (*Server).getHealth}
-	timeRoute    = route{"time", "GET", nil, (*Server).getTime}
-	salesRoute   = route{"sales", "GET", nil, (*Server).getSales}
-	saleRoute    = route{"sale", "GET", nil, (*Server).getSale}
-	orderRoute   = route{"order", "POST", nil, (*Server).postOrder}
-	statusRoute  = route{"status", "GET", []string{"wait_ms"}, (*Server).getOrder}
-	listRoute    = route{"orders", "GET", []string{"sale_id", "cursor"}, (*Server).getOrders}
-	paymentRoute = route{"payment", "POST", nil, (*Server).postPayment}
-	cancelRoute  = route{"cancellation", "POST", nil, (*Server).postCancellation}
-	webhookRoute = route{"webhook", "POST", nil, (*Server).postWebhook}
-	couponsRoute = route{"coupons", "GET", []string{"cursor"}, (*Server).getCoupons}
-	useRoute     = route{"coupon_use", "POST", nil, (*Server).postUse}
-	cartRoute    = route{"cart", "POST", nil, (*Server).postCart}
-	skusRoute    = route{"skus", "GET", nil, (*Server).getSKUs}
+	feedRoute    = route{"feed", "GET", []string{"instance", "since", "wait_ms"}, (*Server).getFeed, nil}
+	timeRoute    = route{"time", "GET", nil, (*Server).getTime, nil}
+	salesRoute   = route{"sales", "GET", nil, (*Server).getSales, nil}
+	saleRoute    = route{"sale", "GET", nil, (*Server).getSale, nil}
+	orderRoute   = route{"order", "POST", nil, (*Server).postOrder, nil}
+	statusRoute  = route{"status", "GET", []string{"wait_ms"}, (*Server).getOrder, nil}
+	listRoute    = route{"orders", "GET", []string{"sale_id", "cursor"}, (*Server).getOrders, nil}
+	paymentRoute = route{"payment", "POST", nil, (*Server).postPayment, nil}
+	cancelRoute  = route{"cancellation", "POST", nil, (*Server).postCancellation, nil}
+	webhookRoute = route{"webhook", "POST", nil, (*Server).postWebhook, nil}
+	couponsRoute = route{"coupons", "GET", []string{"cursor"}, (*Server).getCoupons, nil}
+	useRoute     = route{"coupon_use", "POST", nil, (*Server).postUse, nil}
+	cartRoute    = route{"cart", "POST", nil, (*Server).postCart, nil}
+	skusRoute    = route{"skus", "GET", nil, (*Server).getSKUs, nil}
+	joinRoute    = route{"standby_join", "POST", nil, (*Server).postStandby, nil}
+	leaveRoute   = route{"standby_leave", "DELETE", nil, (*Server).deleteStandby, nil}
+	standbyRoute = route{"standby", "GET", nil, (*Server).getStandby, []*route{&joinRoute, &leaveRoute}}
 
-	timelineRoute = route{"timeline", "GET", nil, (*Server).getTimeline}
-	recordsRoute  = route{"records", "POST", nil, (*Server).postRecords}
+	healthRoute   = route{"health", "GET", nil, (*Server).getHealth, nil}
+	timelineRoute = route{"timeline", "GET", nil, (*Server).getTimeline, nil}
+	recordsRoute  = route{"records", "POST", nil, (*Server).postRecords, nil}
 )
 
 // routes lists them all, for the metrics.
 var routes = []*route{&unrouted, &feedRoute, &healthRoute, &timeRoute, &salesRoute, &saleRoute, &orderRoute, &statusRoute, &listRoute,
 	&paymentRoute, &cancelRoute, &webhookRoute, &couponsRoute, &useRoute, &cartRoute, &skusRoute,
-	&timelineRoute, &recordsRoute}
+	&timelineRoute, &recordsRoute, &joinRoute, &leaveRoute, &standbyRoute}
 
 // match finds the route of a path as it stands in the request line: nothing is decoded, so what would need decoding is no
 // path of ours. nil: there is none.
@@ -80,6 +84,8 @@ func match(path string) (rt *route, arg string) {
 			return &orderRoute, arg
 		case rest == "timeline":
 			return &timelineRoute, arg
+		case rest == "standby":
+			return &standbyRoute, arg
 		}
 	}
 	if rest, ok := strings.CutPrefix(path, "/v1/orders/"); ok {
@@ -112,10 +118,17 @@ func (r *request) find() *problem.Problem {
 	if rt == nil {
 		return problem.New(problem.NotFound, "there is no such path")
 	}
+	method, allowed := string(r.Method()), rt.method
+	for _, other := range rt.others {
+		allowed += ", " + other.method
+		if other.method == method {
+			rt = other
+		}
+	}
 	r.route, r.arg = rt, arg
-	if method := string(r.Method()); method != rt.method {
-		p := problem.New(problem.MethodNotAllowed, fmt.Sprintf("this path takes %s only", rt.method))
-		r.Response.Header.Set("Allow", rt.method)
+	if method != rt.method {
+		p := problem.New(problem.MethodNotAllowed, fmt.Sprintf("this path takes %s only", allowed))
+		r.Response.Header.Set("Allow", allowed)
 		return p
 	}
 	var p *problem.Problem

@@ -267,10 +267,13 @@ func (h *holding) promise(line Answer) {
 }
 
 // refusals: a buyer who was only refused has no order, under the key of the request or without one. An order that its buyer
-// was not told of is allowed for each request whose outcome nobody knows.
+// was not told of is allowed for each request whose outcome nobody knows. An offer to the standby line answers no request.
 func (h *holding) refusals(log []Answer, keys map[request]Answer, told map[string]bool, open map[string]int, refused map[string]Answer) {
 	byKey, untold := map[request]string{}, map[string][]string{}
 	note := func(id, uid, key string) {
+		if wire.IsOffer(id, key) { // nobody asked for it
+			return
+		}
 		if key != "" {
 			byKey[request{uid, key}] = id
 		}

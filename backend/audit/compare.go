@@ -32,6 +32,8 @@ const (
 	eqQueued     = "no order is queued longer than the bound"
 	eqRetired    = "a settled order leaves the outbox within the bound"
 	eqBroker     = "the broker holds nothing longer than the bound"
+	eqLine       = "what the standby line waits for is its own, and offered within the bound"
+	eqOffer      = "an offer is its order"
 	eqArchived   = "an archived sale is over, and not in Redis"
 	eqAll        = "available + queued + locked + sold = T"
 )
@@ -50,6 +52,7 @@ func compare(before, after reserve.Snapshot, b books, now time.Time, bound time.
 	c.claims()
 	c.ledger()
 	c.sku()
+	c.offers()
 	if b.archived {
 		c.archived()
 	} else {

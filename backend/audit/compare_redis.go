@@ -29,6 +29,7 @@ func (c *comparison) redis() {
 	default:
 		c.state()
 		c.buyers()
+		c.line()
 	}
 	c.orders()
 }

@@ -5,8 +5,11 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
+	"floodgate.internal/backend/eligibility"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/shared/wire"
 )
@@ -33,6 +36,15 @@ type books struct {
 	archiving   bool // the sale's keys are still to leave Redis
 	openIntents int
 	skuUnits    skuUnits
+	line        []place
+	settledAt   int64 // when an intent was last done, in milliseconds: whatever it gave back has been there since
+}
+
+// place is one in the standby line.
+type place struct {
+	uid, order, state string
+	joined, changed   int64 // milliseconds
+	refused           bool  // he may not buy
 }
 
 type order struct {
@@ -87,7 +99,7 @@ func read(ctx context.Context, db *sql.DB, sale int64) (books, error) {
 	defer tx.Rollback() //nolint:errcheck // it wrote nothing
 	b := books{sale: sale, orders: map[string]order{}, releasing: map[string]bool{}}
 	for _, step := range []func(context.Context, *sql.Tx) error{
-		b.readSale, b.readTranches, b.readOrders, b.readSlots, b.readClaims, b.readLedger, b.readIntents, b.readSKU,
+		b.readSale, b.readTranches, b.readOrders, b.readSlots, b.readClaims, b.readLedger, b.readIntents, b.readSKU, b.readLine,
 	} {
 		if err := step(ctx, tx); err != nil {
 			return books{}, err
@@ -195,6 +207,43 @@ func (b *books) readIntents(ctx context.Context, tx *sql.Tx) error {
 		}
 		return nil
 	})
+}
+
+func (b *books) readLine(ctx context.Context, tx *sql.Tx) error {
+	var settled sql.NullTime
+	if err := tx.QueryRowContext(ctx, `SELECT MAX(done_at) FROM intents WHERE sale_id = ?`, b.sale).Scan(&settled); err != nil {
+		return fmt.Errorf("intents: %w", err)
+	}
+	if settled.Valid {
+		b.settledAt = settled.Time.UnixMilli()
+	}
+	var waiting []string
+	err := each(ctx, tx, "standby", `SELECT uid, order_id, state, joined_at, changed_at FROM standby WHERE sale_id = ? ORDER BY place`, b.sale, func(rows *sql.Rows) error {
+		var p place
+		var joined, changed time.Time
+		err := rows.Scan(&p.uid, &p.order, &p.state, &joined, &changed)
+		p.joined, p.changed = joined.UnixMilli(), changed.UnixMilli()
+		b.line = append(b.line, p)
+		if p.state == "waiting" {
+			waiting = append(waiting, p.uid)
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	refused := map[string]eligibility.Refusal{}
+	for uids := range slices.Chunk(waiting, eligibility.MaxChunk) {
+		some, err := eligibility.Among(ctx, tx, b.sale, uids)
+		if err != nil {
+			return err
+		}
+		maps.Copy(refused, some)
+	}
+	for i := range b.line {
+		b.line[i].refused = refused[b.line[i].uid] != ""
+	}
+	return nil
 }
 
 func (b *books) readSKU(ctx context.Context, tx *sql.Tx) error {

@@ -72,6 +72,7 @@ type stock struct {
 	epoch     atomic.Int64
 	known     atomic.Bool   // left and queued were read, or observed
 	left      atomic.Int64  // units nobody holds, unreleased tranches included
+	waited    atomic.Bool   // for by the standby line: whatever is left is kept for it
 	queued    atomic.Int64  // orders in the outbox; 0 before it was read
 	oldest    atomic.Int64  // when the oldest of them was made, in milliseconds; 0: there is none
 	eighth    atomic.Int64  // the same of the headOf-th oldest; 0: there are fewer
@@ -331,6 +332,7 @@ func (c *Catalog) readStates(ctx context.Context) error {
 		// read is newer than it.
 		if st.Present && st.Gate != lua.GateShut && s.sightings.Load() == seen[i] {
 			s.left.Store(st.Stock)
+			s.waited.Store(st.Standby > 0)
 			s.known.Store(true)
 		}
 	}
@@ -434,13 +436,31 @@ func (c *Catalog) Ready() error {
 	return nil
 }
 
-// Left is how many units of a sale can be had now, as Redis last said it; false where that is not known.
+// Left is how many units of a sale the public can have now, as Redis last said it; false where that is not known.
 func (c *Catalog) Left(id int64) (units int64, known bool) {
 	s := c.live.Load().item(id)
 	if s == nil || !s.stock.known.Load() {
 		return 0, false
 	}
+	if s.stock.waited.Load() {
+		return 0, true
+	}
 	return s.stock.left.Load() - s.unreleased(c.clk.Now()), true
+}
+
+// Waited is the live sales in whose standby line somebody waits, as Redis last said it.
+func (c *Catalog) Waited() (sales []int64) {
+	v := c.live.Load()
+	if v == nil {
+		return nil
+	}
+	now := c.clk.Now()
+	for _, id := range v.ids {
+		if s := v.byID[id]; s.stock.waited.Load() && !s.ended(now) {
+			sales = append(sales, id)
+		}
+	}
+	return sales
 }
 
 // Epoch is the sale's epoch as Redis last said it; 0 when it is not known.

@@ -26,7 +26,7 @@ func (s *item) public(now time.Time) wire.Sale {
 		p.State = wire.Upcoming
 	case s.Paused:
 		p.State = wire.Paused
-	case s.stock.known.Load() && s.stock.left.Load() <= s.unreleased(now):
+	case s.stock.known.Load() && (s.stock.waited.Load() || s.stock.left.Load() <= s.unreleased(now)):
 		p.State = wire.SoldOut
 	default:
 		p.State = wire.Open

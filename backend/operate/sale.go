@@ -47,9 +47,16 @@ type sale struct {
 	Available    int64          `json:"available"`
 	Locked       int64          `json:"locked"`
 	Sold         int64          `json:"sold"`
+	Standby      standby        `json:"standby"`
 	Version      int64          `json:"version"`
 	CreatedAt    wire.Time      `json:"created_at"`
 	More         map[string]any `json:",unknown"` // shown with --json
+}
+
+// standby is the length of a sale's standby line.
+type standby struct {
+	Waiting int64 `json:"waiting"`
+	Offers  int64 `json:"offers"`
 }
 
 type tranche struct {
@@ -67,6 +74,9 @@ func (s sale) print(w io.Writer) error {
 		fmt.Sprintf("price\t%d %s\tminor units; %s", s.Price, s.Currency, s.Kind),
 		fmt.Sprintf("limit\t%d\tfor each buyer, to pay within %s", s.PerUserLimit, span(time.Duration(s.PayWithin)*time.Second)),
 		fmt.Sprintf("stock\t%d\t= %d available + %d locked + %d sold (as MySQL has it; of SKU %d)", s.Total, s.Available, s.Locked, s.Sold, s.SKU),
+	}
+	if s.Standby != (standby{}) {
+		lines = append(lines, fmt.Sprintf("standby\t%d\twait for a unit; %d offers are open", s.Standby.Waiting, s.Standby.Offers))
 	}
 	for _, t := range s.Tranches {
 		lines = append(lines, fmt.Sprintf("tranche\t%d\tat %s", t.Quantity, t.At))

@@ -178,6 +178,9 @@ func (b *Book) try(ctx context.Context, list []intent) (done int, blocked []int6
 			switch {
 			case err == nil:
 				finished = append(finished, i.id)
+				if i.kind != intentArchive {
+					b.returned(i.sale)
+				}
 			case errors.Is(err, reserve.ErrGateClosed) || errors.Is(err, reserve.ErrNotLoaded):
 				if errors.Is(err, reserve.ErrNotLoaded) {
 					absent[i.sale] = append(absent[i.sale], i.id)

@@ -3,7 +3,7 @@
 //
 // MySQL is the judge. Every change of an order's state is one conditional UPDATE or one INSERT under the order id, in one
 // transaction with the stock row, the ledger, and an intent for what is left to do in Redis. Every transaction takes its
-// locks in the same order: orders, order_slots, coupon_claims, skus by ascending id, sale_stock by ascending sale, ledgers,
+// locks in the same order: standby, orders, order_slots, coupon_claims, skus by ascending id, sale_stock by ascending sale, ledgers,
 // intents.
 //
 // A cart's order is a row with sale 0, made by package cart; its units are those of package stock.
@@ -64,11 +64,20 @@ type Book struct {
 	log     *slog.Logger
 	metrics bookMetrics
 	bound   time.Duration // 0: none
+
+	acceptWithin time.Duration    // of an offer to the standby line
+	returned     func(sale int64) // units of the sale were given back in Redis, or its standby line moved on
 }
 
 // NewBook makes a Book. clk must follow Redis's clock before it decides anything.
 func NewBook(db *sql.DB, redis *reserve.Store, clk *clock.Clock, log *slog.Logger, reg prometheus.Registerer) *Book {
-	return &Book{db: db, redis: redis, clk: clk, log: log, metrics: newBookMetrics(reg)}
+	return &Book{db: db, redis: redis, clk: clk, log: log, metrics: newBookMetrics(reg), returned: func(int64) {}}
+}
+
+// Standby says how long an offer to a standby line stands, at most as long as any order of the sale waits for its payment,
+// and who is told, at once, when there may be something to offer. It must be called before Settle.
+func (b *Book) Standby(acceptWithin time.Duration, returned func(sale int64)) {
+	b.acceptWithin, b.returned = acceptWithin, returned
 }
 
 // Bound says how long an order may be queued; those that were longer are counted. It must be called before Settle.

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/standby"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/wire"
 )
@@ -75,6 +76,11 @@ func (b *Book) insertRejected(ctx context.Context, e reserve.Entry, f facts, v v
 		}
 		if withKey {
 			key = e.Key
+		}
+		if wire.IsOffer(e.ID, e.Key) {
+			if err := standby.Passed(ctx, tx, now, e.Sale, e.UID, e.ID, v.reason); err != nil {
+				return err
+			}
 		}
 		if _, err := tx.ExecContext(ctx, `INSERT INTO orders (id, sale_id, uid, quantity, amount, status, reason, idem_key, created_at, decided_at)
 			VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`, e.ID, e.Sale, e.UID, quantity, f.price*int64(quantity), string(wire.Rejected), v.reason,

@@ -13,6 +13,7 @@ import (
 
 	"floodgate.internal/backend/coupon"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/standby"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/failpoint"
@@ -192,7 +193,7 @@ func check(e reserve.Entry) (problem error, row bool) {
 	if _, err := slots(e); err != nil {
 		return err, true
 	}
-	if e.Key != "" && !wire.ValidIdempotencyKey(e.Key) {
+	if e.Key != "" && !wire.ValidIdempotencyKey(e.Key) && !wire.IsOffer(e.ID, e.Key) {
 		return fmt.Errorf("%q is no Idempotency-Key", e.Key), true
 	}
 	if e.At < 0 || e.At > maxMillis {
@@ -249,6 +250,9 @@ func (s *settling) insert(ctx context.Context, entries []reserve.Entry, sales ma
 		b.left(entries...)
 		for _, e := range entries {
 			s.notices = append(s.notices, notice{e.ID, firstStatus(sales[e.Sale])})
+			if wire.IsOffer(e.ID, e.Key) {
+				b.returned(e.Sale) // perhaps nobody waits any more
+			}
 		}
 		return nil
 	}
@@ -323,7 +327,8 @@ func firstStatus(f facts) wire.OrderStatus {
 var errSlot = errors.New("the buyer's slot is taken")
 
 // insertAll inserts entries, each with its slots, its units and its ledger row, those of coupons with their claims, in one
-// transaction, or nothing.
+// transaction, or nothing. Those that are offers move their place in the standby line on; one whose owner has left the line is
+// due at once.
 func (b *Book) insertAll(ctx context.Context, entries []reserve.Entry, sales map[int64]facts) error {
 	type slot struct {
 		sale int64
@@ -341,6 +346,17 @@ func (b *Book) insertAll(ctx context.Context, entries []reserve.Entry, sales map
 		for _, e := range entries {
 			f := sales[e.Sale]
 			status, payBefore := firstStatus(f), sql.NullTime{Time: now.Add(f.payWithin), Valid: !f.coupon}
+			if wire.IsOffer(e.ID, e.Key) {
+				waits, err := standby.Offered(ctx, tx, now, e.Sale, e.UID, e.ID)
+				if err != nil {
+					return err
+				}
+				within := time.Duration(0)
+				if waits {
+					within = min(b.acceptWithin, f.payWithin)
+				}
+				payBefore.Time = now.Add(within)
+			}
 			orders = append(orders, e.ID, e.Sale, e.UID, e.Quantity, f.price*int64(e.Quantity), string(status), nullable(e.Key), time.UnixMilli(e.At).UTC(), now, payBefore)
 			list, err := slots(e)
 			if err != nil {

@@ -11,6 +11,7 @@ import (
 
 	"floodgate.internal/backend/catalog"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/standby"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/failpoint"
 	"floodgate.internal/shared/wire"
@@ -147,6 +148,9 @@ func (a *attempt) read(ctx context.Context) error {
 			return ErrUnknown
 		}
 		a.load.Definition = sales[0].Definition()
+		if a.load.Standby, err = standby.Newest(ctx, tx, a.sale); err != nil {
+			return err
+		}
 		if err := a.readIntents(ctx, tx); err != nil {
 			return err
 		}

@@ -38,6 +38,7 @@ type Loaded struct {
 	Orders  []Held
 	Keys    []AcceptedKey // of orders that no longer hold anything; those of Orders are added by themselves
 	Applied []int64       // intents that Stock includes
+	Standby int64         // the newest place in the standby line; 0: nobody waits
 }
 
 // Held is one reservation.
@@ -127,7 +128,7 @@ func (s *Store) load(ctx context.Context, c rueidis.CoreClient, sale, token int6
 	failpoint.Hit("reconcile.mid-write")
 	finish := []string{strconv.FormatInt(l.Epoch, 10), strconv.FormatInt(l.Stock, 10), strconv.FormatInt(l.Total, 10)}
 	finish = append(finish, l.args()...)
-	return step(lua.StepFinish, append(finish, strconv.FormatInt(l.Version, 10))...)
+	return step(lua.StepFinish, append(finish, strconv.FormatInt(l.Version, 10), strconv.FormatInt(l.Standby, 10))...)
 }
 
 // Unlock opens the gate of a loaded sale. ErrLost: another reconciler took over, or the gate is open already.
@@ -244,6 +245,7 @@ type State struct {
 	Epoch   int64
 	Stock   int64
 	Total   int64
+	Standby int64 // the newest place in the standby line, for which Available is kept; 0: nobody waits
 }
 
 // Available is what can be reserved at now: the stock without the tranches still to come.
@@ -281,7 +283,7 @@ func parseState(m map[string]string) State {
 		return State{}
 	}
 	num := func(name string) int64 { n, _ := strconv.ParseInt(m[name], 10, 64); return n }
-	st := State{Present: true, Gate: m["gate"], Token: num("token"), Epoch: num("epoch"), Stock: num("stock"), Total: num("total"),
+	st := State{Present: true, Gate: m["gate"], Token: num("token"), Epoch: num("epoch"), Stock: num("stock"), Total: num("total"), Standby: num("standby"),
 		Definition: Definition{Version: num("version"), Starts: num("starts"), Ends: num("ends"), Limit: int(num("limit")),
 			Paused: m["paused"] == "1", Closed: m["closed"] == "1"}}
 	for _, pair := range strings.Fields(m["later"]) {

@@ -211,6 +211,7 @@ type Request struct {
 	Key      string // Idempotency-Key or ""
 	Epoch    int64  // the caller believes in
 	Trace    string // traceparent or ""
+	Line     bool   // on behalf of the standby line, for which units are kept while somebody waits there
 }
 
 // Verdict is what reserve.lua decided.
@@ -235,9 +236,13 @@ func (r Request) Entry(v Verdict) Entry {
 // Reserve decides one order. Errors: ErrRestarted, ErrNotLoaded, ErrGateClosed (nothing was done), or anything else, after
 // which the order may stand: its outcome is unknown.
 func (s *Store) Reserve(ctx context.Context, r Request) (Verdict, error) {
+	line := ""
+	if r.Line {
+		line = lua.ForLine
+	}
 	list, err := s.call(ctx, s.life.Load().reserve,
 		[]string{s.state(r.Sale), s.orders(r.Sale), s.buyers(r.Sale), s.idem(r.Sale), s.OutboxKey(r.Sale)},
-		strconv.FormatInt(r.Epoch, 10), r.UID, strconv.Itoa(r.Quantity), r.OrderID, r.Key, r.Trace)
+		strconv.FormatInt(r.Epoch, 10), r.UID, strconv.Itoa(r.Quantity), r.OrderID, r.Key, r.Trace, line)
 	if err != nil {
 		return Verdict{}, fmt.Errorf("reserve sale %d for uid %s: %w", r.Sale, r.UID, err)
 	}

@@ -97,6 +97,8 @@ var faults = []fault{
 	{point: "cart.before-unlock#5", what: "cart: an order ended in MySQL, not in Redis", act: carting},
 	{point: "cart.before-done#5", what: "cart: an order ended in Redis, not marked done", act: carting},
 	{point: "cart.after-retire", what: "timer: a cart that nobody goes on with has another order id, its units are not back", act: sweeping},
+	{point: "standby.after-join", what: "standby line: joined in MySQL, Redis not told", act: standing},
+	{point: "standby.after-reserve", what: "standby line: a unit is reserved for its head", act: standing},
 	{point: "gateway.request-sent#60", what: "gateway: a request is upstream"},
 	{point: "gateway.before-answer#60", what: "gateway: has the answer, before it is passed on"},
 	{point: "gateway.before-reload", what: "gateway: during a reload, before it is applied", act: reloading},
@@ -335,6 +337,57 @@ func archiving(s *scene) {
 		until(s.t, "a press on it is refused as ended", func(ctx context.Context) error {
 			if a := s.w.do(ctx, "POST", press, tokens[0], "", ""); a.status != 403 || a.Code != "SALE_ENDED" {
 				return errors.New(a.String())
+			}
+			return nil
+		})
+	}
+}
+
+// standing has one join the line for the only unit of a sale beside, whose buyer gives it back, and dies on the way. When the
+// process is back the one in line gets the unit, and nobody else.
+func standing(s *scene) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	sale := s.w.newSale(s.t, fmt.Sprintf("a line beside sale %d", s.sale), 1, time.Minute)
+	_, tokens, err := s.w.mint(3)
+	must(s.t, err)
+	url := s.w.ports.PublicURL()
+	ask := func(ctx context.Context, method, path, token string, ok func(answer) bool) error {
+		if a := s.w.do(ctx, method, url+path, token, "", ""); !ok(a) {
+			return fmt.Errorf("%s %s: %s", method, path, a)
+		}
+		return nil
+	}
+	is := func(status int, text string) func(answer) bool {
+		return func(a answer) bool { return a.status == status && bytes.Contains(a.body, []byte(text)) }
+	}
+	order := s.w.do(ctx, "POST", fmt.Sprintf("%s/v1/sales/%d/orders", url, sale), tokens[0], "bought", "")
+	if order.status != 202 {
+		s.t.Fatalf("the only unit: %s", order)
+	}
+	until(s.t, "it waits for its payment", func(ctx context.Context) error {
+		return ask(ctx, "GET", wire.OrderPath(order.OrderID), tokens[0], is(200, `"pending_payment"`))
+	})
+	line, back := wire.StandbyPath(sale), wire.OrderPath(order.OrderID)+"/cancellation"
+	if a := s.w.do(ctx, "POST", url+line, tokens[1], "", ""); a.status == 200 {
+		s.w.do(ctx, "POST", url+back, tokens[0], "", "") // it dies now or soon
+	}
+	s.after = func() {
+		s.t.Helper()
+		until(s.t, "it is in line", func(ctx context.Context) error { return ask(ctx, "POST", line, tokens[1], is(200, "")) })
+		until(s.t, "the unit is back", func(ctx context.Context) error { return ask(ctx, "POST", back, tokens[0], is(200, "")) })
+		if err := ask(ctx, "POST", fmt.Sprintf("/v1/sales/%d/orders", sale), tokens[2], is(202, "")); err == nil {
+			s.t.Error("somebody who was not in line got the unit")
+		}
+		until(s.t, "it is offered", func(ctx context.Context) error { return ask(ctx, "GET", line, tokens[1], is(200, `"offered"`)) })
+		var offer string
+		must(s.t, s.w.books.DB.QueryRow("SELECT order_id FROM standby WHERE sale_id = ?", sale).Scan(&offer))
+		until(s.t, "it is accepted", func(ctx context.Context) error {
+			return ask(ctx, "POST", wire.OrderPath(offer)+"/payment", tokens[1], is(200, `"paid"`))
+		})
+		until(s.t, "all of it balances", func(ctx context.Context) error {
+			if a := s.w.admin(ctx, "GET", fmt.Sprintf("/sales/%d/audit", sale), "", ""); a.status != 200 || !bytes.Contains(a.body, []byte(`"balanced":true`)) {
+				return fmt.Errorf("the auditor says %s", a)
 			}
 			return nil
 		})

@@ -16,9 +16,10 @@ const (
 	routeTime
 	routeSales
 	routeSale
-	routeOrder  // a new order
-	routeMine   // own orders
-	routeStatus // one order
+	routeOrder   // a new order
+	routeStandby // a sale's standby line
+	routeMine    // own orders
+	routeStatus  // one order
 	routePay
 	routeCancel
 	routeWebhook
@@ -33,14 +34,15 @@ const (
 )
 
 var routeNames = [routes]string{
-	"none", "malformed", "page", "time", "sales", "sale", "order_post", "orders_get", "order_get", "payment", "cancellation",
+	"none", "malformed", "page", "time", "sales", "sale", "order_post", "standby", "orders_get", "order_get", "payment", "cancellation",
 	"webhook", "coupons", "coupon_use", "cart_post", "skus", "timeline", "session", "dev_session",
 }
 
 // allow is the methods of each route, as the Allow field lists them. HEAD goes wherever GET goes.
 var allow = [routes]string{
 	routePage: "GET, HEAD", routeTime: "GET, HEAD", routeSales: "GET, HEAD", routeSale: "GET, HEAD", routeOrder: "POST",
-	routeMine: "GET, HEAD", routeStatus: "GET, HEAD", routePay: "POST", routeCancel: "POST",
+	routeStandby: "GET, HEAD, POST, DELETE",
+	routeMine:    "GET, HEAD", routeStatus: "GET, HEAD", routePay: "POST", routeCancel: "POST",
 	routeWebhook: "POST",
 	routeCoupons: "GET, HEAD", routeUse: "POST",
 	routeCart: "POST", routeSKUs: "GET, HEAD",
@@ -114,6 +116,8 @@ func match(path []byte) (r route, sale int64, name []byte) {
 			return routeOrder, sale, nil
 		case string(tail) == "timeline":
 			return routeTimeline, sale, nil
+		case string(tail) == "standby":
+			return routeStandby, sale, nil
 		}
 		return routeNone, 0, nil
 	}

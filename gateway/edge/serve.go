@@ -66,6 +66,8 @@ func (x *exchange) serve() {
 		x.cached(path) // as canonical as the id: there is one way to write it
 	case routeOrder:
 		x.order(sale)
+	case routeStandby:
+		x.standby(sale)
 	case routeWebhook:
 		x.webhook(string(name))
 	case routeTimeline:
@@ -93,9 +95,9 @@ func (x *exchange) allowed() bool {
 	case h.IsGet() || h.IsHead():
 		ok = allow[x.route] != "POST"
 	case h.IsPost():
-		ok = allow[x.route] == "POST" || x.route == routeSession
+		ok = allow[x.route] == "POST" || x.route == routeSession || x.route == routeStandby
 	case h.IsDelete():
-		ok = x.route == routeSession
+		ok = x.route == routeSession || x.route == routeStandby
 	}
 	if !ok {
 		x.ctx.Response.Header.Set("Allow", allow[x.route])
@@ -201,7 +203,7 @@ func (x *exchange) token() (token []byte, byCookie bool) {
 // identify returns the user, or answers 401 or 403.
 func (x *exchange) identify() (identity.Who, bool) {
 	token, byCookie := x.token()
-	if byCookie && x.ctx.Request.Header.IsPost() && !x.sameOrigin() {
+	if h := &x.ctx.Request.Header; byCookie && (h.IsPost() || h.IsDelete()) && !x.sameOrigin() {
 		x.reject(ruleOrigin, problem.New(problem.Forbidden, "a request by cookie must come from this site's own page"))
 		return identity.Who{}, false
 	}
@@ -411,6 +413,26 @@ func (x *exchange) mine(id string) {
 	x.forward(r)
 }
 
+// standby is GET, POST and DELETE /v1/sales/{id}/standby: see the place in a sale's standby line, join it, leave it.
+func (x *exchange) standby(sale int64) {
+	if refusal, sure := x.s.Gate.Unknown(sale, x.now); sure {
+		x.prepared(ruleGate, refusal, 0)
+		return
+	}
+	who, ok := x.user()
+	if !ok || !x.noBody() || !x.takeOwn(who.UID) {
+		return
+	}
+	method, class := fasthttp.MethodGet, upstream.Order
+	switch h := &x.ctx.Request.Header; {
+	case h.IsPost():
+		method = fasthttp.MethodPost
+	case h.IsDelete():
+		method, class = fasthttp.MethodDelete, upstream.Settle
+	}
+	x.forward(&upstream.Request{Method: method, Class: class, Target: wire.StandbyPath(sale), UID: who.UID})
+}
+
 // coupons is what a user asks about coupons: GET /v1/coupons, and POST /v1/coupons/{id}/use.
 func (x *exchange) coupons(id string) {
 	who, ok := x.user()
@@ -501,7 +523,7 @@ func (x *exchange) forward(r *upstream.Request) int {
 		x.rule = timeline.Unreachable
 		return 0
 	}
-	if r.Method == fasthttp.MethodPost {
+	if r.Method != fasthttp.MethodGet {
 		failpoint.Hit("gateway.before-answer")
 	}
 	out := &x.ctx.Response
@@ -523,7 +545,7 @@ var passed = []string{"Content-Type", "Location", "ETag", "Cache-Control", "Retr
 
 // unanswered says what is known of a request that got no answer.
 func (x *exchange) unanswered(r *upstream.Request, err error) {
-	if r.Method == fasthttp.MethodPost && errors.Is(err, upstream.ErrUnknown) {
+	if r.Method != fasthttp.MethodGet && errors.Is(err, upstream.ErrUnknown) {
 		x.s.warn("no answer from the backend", err, r.RequestID)
 		detail := "the request was sent on and no answer came: ask again with the same Idempotency-Key, or look at GET /v1/orders?sale_id="
 		switch x.route {
@@ -531,6 +553,8 @@ func (x *exchange) unanswered(r *upstream.Request, err error) {
 			detail = "the event was sent on and no answer came: deliver it again, it counts once"
 		case routeUse:
 			detail = "the request was sent on and no answer came: look at GET " + wire.CouponsPath
+		case routeStandby:
+			detail = "the request was sent on and no answer came: ask again, it is done once; or look at GET " + r.Target
 		}
 		p := problem.New(problem.OutcomeUnknown, detail)
 		p.RetryAfter = time.Second + jitter(2*time.Second)

@@ -56,5 +56,5 @@ func (x *exchange) timeline(sale int64) {
 		return
 	}
 	x.s.Handover.Soon()
-	x.forward(&upstream.Request{Method: fasthttp.MethodGet, Target: "/v1/sales/" + strconv.FormatInt(sale, 10) + "/timeline", UID: who.UID})
+	x.forward(&upstream.Request{Method: fasthttp.MethodGet, Class: upstream.Page, Target: "/v1/sales/" + strconv.FormatInt(sale, 10) + "/timeline", UID: who.UID})
 }

@@ -42,7 +42,7 @@ var errForeign = errors.New("the answer is not one to this request")
 
 // Request is all that a backend is told. Every field is validated by who fills it in; nothing else is sent.
 type Request struct {
-	Method         string // GET or POST
+	Method         string // GET, POST or DELETE
 	Target         string // path and query
 	UID            string // the verified user, "" for nobody
 	IdempotencyKey string
@@ -144,8 +144,8 @@ func (p *Pool) InFlight() int { return int(p.busy.Load() + p.waiting.Load()) }
 // CanWait reports whether one more request with Wait may be sent, so that who asks too late asks without.
 func (p *Pool) CanWait() bool { return p.waiting.Load() < int64(p.set.Load().MaxWaiting) }
 
-// Do sends r and reads the answer into resp. A POST is sent once: another backend is tried only while not one byte of it
-// was sent. A GET is tried on a second backend after any failure. The error is ErrBusy, ErrNotSent or ErrUnknown, wrapped.
+// Do sends r and reads the answer into resp. A POST or a DELETE is sent once: another backend is tried only while
+// not one byte of it was sent. A GET is tried on a second backend after any failure. The error is ErrBusy, ErrNotSent or ErrUnknown, wrapped.
 func (p *Pool) Do(r *Request, resp *fasthttp.Response) error {
 	s := p.set.Load()
 	if err := p.enter(s, r); err != nil {

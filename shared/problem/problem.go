@@ -43,6 +43,9 @@ const (
 	SaleStateConflict    Code = "SALE_STATE_CONFLICT"
 	PreconditionFailed   Code = "PRECONDITION_FAILED"
 	PaymentMismatch      Code = "PAYMENT_MISMATCH"
+	UnitsAvailable       Code = "UNITS_AVAILABLE"
+	StandbyFull          Code = "STANDBY_FULL"
+	NotInLine            Code = "NOT_IN_LINE"
 	Internal             Code = "INTERNAL"
 )
 
@@ -74,6 +77,9 @@ var kinds = map[Code]kind{
 	SaleStateConflict:    {409, "The sale's state does not allow this"},
 	PreconditionFailed:   {412, "It has changed since you read it"},
 	PaymentMismatch:      {422, "The payment is not what the order costs"},
+	UnitsAvailable:       {409, "There is no need to wait"},
+	StandbyFull:          {409, "The standby line is full"},
+	NotInLine:            {404, "You are not in the standby line"},
 	Internal:             {500, "Something broke on our side"},
 }
 

@@ -17,13 +17,16 @@ import (
 type Promise uint8
 
 // A 202 is sent when the reservation is on Redis's disk, or when the broker has confirmed the order as well. Only the
-// second survives a Redis that comes back older than it was.
+// second survives a Redis that comes back older than it was. With Offers it is the first, but one of the orders is an offer to
+// the standby line: nobody promises it before MySQL has it, and until then any number of processes ask Redis for it, again and
+// again, some of them late.
 const (
 	AfterFsync Promise = iota
 	AfterConfirm
+	Offers
 )
 
-func (p Promise) String() string { return [...]string{"fsync", "confirm"}[p] }
+func (p Promise) String() string { return [...]string{"fsync", "confirm", "offers"}[p] }
 
 // Bug is a planted mistake.
 type Bug string
@@ -149,6 +152,7 @@ type state struct {
 	epoch     uint8
 	stock     int8
 	held      orders  // R
+	keyed     orders  // of offers: those that were ever reserved, as Redis knows by their keys
 	outbox    entries // O
 	// on the way
 	calls    entries // reserve calls that left an api process, with the epoch it believed in

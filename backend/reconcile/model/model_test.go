@@ -3,7 +3,7 @@ package model
 import "testing"
 
 func TestTheProtocolHolds(t *testing.T) {
-	for _, mode := range []Promise{AfterFsync, AfterConfirm} {
+	for _, mode := range []Promise{AfterFsync, AfterConfirm, Offers} {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
 			r := Explore(mode, None)

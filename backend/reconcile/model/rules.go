@@ -15,6 +15,9 @@ func (x explorer) rules(s state) {
 // press: an api process calls reserve.lua; the call arrives, perhaps much later.
 func (x explorer) press(s state) {
 	known := s.rows.ids() | s.held | s.promised | (s.outbox | s.calls | s.relay | s.broker | s.asleep).ids()
+	if x.mode == Offers && s.rows[watched] == absent && !s.calls.ids().has(watched) {
+		known = known.without(watched) // who is first in line is asked for again, until MySQL has his offer
+	}
 	for o := range numOrders {
 		if known.has(o) {
 			continue
@@ -30,13 +33,16 @@ func (x explorer) press(s state) {
 	s.calls.each(func(o int, epoch uint8, c entries) {
 		t := s
 		t.calls &^= c
-		if s.present && s.gate == open && (epoch == s.epoch || x.bug == NoEpochCheck) && s.stock > 0 && !s.held.has(o) {
+		if s.present && s.gate == open && (epoch == s.epoch || x.bug == NoEpochCheck) && s.stock > 0 && !(s.held | s.keyed).has(o) {
 			t.stock--
 			t.held = t.held.with(o)
 			t.outbox |= bit(o, s.epoch)
-			if x.mode == AfterFsync {
+			switch {
+			case x.mode == Offers && o == watched:
+				t.keyed = t.keyed.with(o)
+			case x.mode != AfterConfirm:
 				t.promised = t.promised.with(o)
-			} else if o == watched {
+			case o == watched:
 				t.first |= bit(o, s.epoch)
 			}
 			x.emit(t, step{"reserve", int8(o), int8(epoch)}, false)
@@ -74,7 +80,7 @@ func (x explorer) relays(s state) {
 }
 
 // watched is the order whose answer is followed after a confirm: the orders are interchangeable, so that what is promised to
-// one is promised to any, and following both would take ten times the states.
+// one is promised to any, and following both would take ten times the states. Of Offers it is the one that is an offer.
 const watched = 0
 
 // answers: an api process that was given the confirm, perhaps long ago, sends the 202 if Redis still holds the order in the
@@ -316,6 +322,9 @@ func (x explorer) reconcile(s state, i int, r reconciler) {
 		}
 		t.held = r.rows.are(live) | pending
 		t.stock = int8(units - t.held.len())
+		if x.mode == Offers {
+			t.keyed = (r.rows.are(live) | r.rows.are(ended) | pending) & (1 << watched)
+		}
 		t.epoch = r.epoch
 		t.gate = adopting
 		if x.bug == NoAdoptPhase {
@@ -341,7 +350,7 @@ func (x explorer) reconcile(s state, i int, r reconciler) {
 func (x explorer) faults(s state) {
 	if s.redisLosses > 0 && s.present {
 		t := s
-		t.present, t.gate, t.gateToken, t.epoch, t.stock, t.held, t.outbox = false, shut, 0, 0, 0, 0, 0
+		t.present, t.gate, t.gateToken, t.epoch, t.stock, t.held, t.keyed, t.outbox = false, shut, 0, 0, 0, 0, 0, 0
 		t.redisLosses--
 		t.excused |= s.promised &^ s.broker.ids() &^ s.rows.ids()
 		x.emit(t, step{"REDIS IS EMPTIED", -1, -1}, true)

@@ -10,6 +10,7 @@ import {
 
 const PRESS_EVERY = 5000;    // ms between two orders that are sent
 const SALE_EVERY = 3000;     // ms between two looks at a sale
+const LINE_EVERY = 4000;     // ms between two looks at the place in the standby line
 const CLOCK_EVERY = 60000;   // ms between two looks at the server's clock
 const WAIT_MS = 15000;       // how long one question for the verdict may stay open
 const WHY_EVERY = 3000;      // ms between two looks at the shopper's timeline, while it is open
@@ -152,6 +153,14 @@ const explainWords = {
   rejected: 'The order could not be made.',
 };
 const reasonWords = { out_of_stock: 'Nothing was left for it.', limit: 'You already had as many as one person may have.' };
+const passedWords = { limit: ', for you have as many as one person may have' };
+const lineWords = {
+  waiting: (line) => 'You are number ' + line.place + ' in the standby line. What comes back is offered to you here, for a short time.',
+  offered: () => 'Something came back, and it is offered to you. Pay in time and it is yours.',
+  lapsed: () => 'Your offer was not paid in time and went to the next in line.',
+  passed: (line) => 'You were passed over' + (passedWords[line.reason] || '') + '.',
+  ended: () => 'The sale has ended. Nothing came back for you.',
+};
 const rank = (status) => ({ queued: 0, pending_payment: 1 })[status] ?? 2; // a status never goes back
 const live = (order) => ['queued', 'pending_payment', 'paid', 'issued'].includes(order.status);
 
@@ -165,6 +174,10 @@ function salePage(id) {
   let startSaid = false;
   let asked = false;          // an order of this shopper was refused
   let looks = 0;              // counts who looks at the timeline: only the last one goes on
+  let line = null;            // the place in the standby line; null: none that is known
+  let lineAsked = false;      // the server has said whether there is one
+  let lineBusy = false;       // joining or leaving
+  let lineLooking = false;    // asking
   const orders = new Map();   // order id -> { order, card, waiting }
 
   const attemptName = 'attempt.' + id;
@@ -222,7 +235,7 @@ function salePage(id) {
     if (busy) hint = 'Sending…';
     else if (attempt()) hint = 'Asking again for your order' + (wait ? ' in ' + Math.ceil(wait / 1000) + ' s' : '') + '…';
     else if (p === 'upcoming') hint = 'The button wakes at the start.';
-    else if (p === 'sold_out') hint = 'The button wakes if units come back.';
+    else if (p === 'sold_out') hint = inLine() ? '' : 'The button wakes if units come back.';
     else if (p === 'paused') hint = 'The sale is paused. It will go on.';
     else if (wait) hint = 'You can press again in ' + Math.ceil(wait / 1000) + ' s.';
     const may = p === 'open' && signedIn !== null && !busy && !attempt() && !wait;
@@ -231,7 +244,70 @@ function salePage(id) {
     setText($('order'), label);
     setText($('hint'), hint);
     setDisabled($('order'), !may);
+    drawLine(p, room);
     drawOrders();
+  }
+
+  // drawLine shows the standby line: the way in while the sale is sold out, the place, and what became of it.
+  function drawLine(p, room) {
+    const said = line && lineWords[line.state];
+    const mayJoin = p === 'sold_out' && sale.kind !== 'coupon' && room > 0 && !inLine() && (signedIn === false || lineAsked);
+    setHidden($('standby'), !mayJoin && !said);
+    setText($('standby-text'), said ? said(line) : 'Wait in line for what comes back, when somebody cancels or does not pay.');
+    setHidden($('standby-join'), !mayJoin);
+    setHidden($('standby-leave'), !line || line.state !== 'waiting');
+    setDisabled($('standby-join'), lineBusy);
+    setDisabled($('standby-leave'), lineBusy);
+  }
+  const inLine = () => Boolean(line) && (line.state === 'waiting' || line.state === 'offered');
+
+  // stand takes an answer about the standby line. An offer is an order, and is shown as one.
+  async function stand(res) {
+    if (res.code === 'NOT_IN_LINE') { line = null; lineAsked = true; }
+    if (!res.ok) { draw(); return; }
+    const before = line && line.state;
+    line = res.data;
+    lineAsked = true;
+    if (line.state === 'offered' && before !== 'offered') {
+      const order = await call('GET', '/v1/orders/' + encodeURIComponent(line.offer.order_id));
+      if (order.ok) put(order.data);
+      else line = before ? { ...line, state: before } : null; // it is asked for again
+    }
+    draw();
+  }
+
+  // lookLine asks for the place while there is one, and once whether there is.
+  async function lookLine() {
+    if (!signedIn || lineBusy || lineLooking || !sale || !(inLine() || (!lineAsked && phase(sale) === 'sold_out'))) return 0;
+    const who = account.uid;
+    lineLooking = true;
+    const res = await call('GET', '/v1/sales/' + id + '/standby');
+    lineLooking = false;
+    if (who !== account.uid) return 0; // another shopper's by now
+    if (res.code === 'UNAUTHENTICATED') lostSession();
+    await stand(res);
+    return res.wait;
+  }
+
+  async function moveLine(method) {
+    if (signedIn === false) { openSignIn(); return; }
+    if (lineBusy) return;
+    lineBusy = true;
+    tell('', '');
+    draw();
+    for (let tries = 0; ; tries++) { // both ways are idempotent
+      const res = await call(method, '/v1/sales/' + id + '/standby');
+      if ((res.status === 0 || res.status === 503 || res.status === 429) && tries < 5) {
+        await sleep(jitter(Math.max(res.wait, 1000)));
+        continue;
+      }
+      if (res.code === 'UNAUTHENTICATED') lostSession();
+      else if (!res.ok) tell(say(res), 'warn');
+      await stand(res);
+      break;
+    }
+    lineBusy = false;
+    draw();
   }
 
   function drawQuantity(room) {
@@ -361,6 +437,7 @@ function salePage(id) {
       signedIn = true;
       if (!account.uid) learnName();
       for (const order of res.data.orders || []) put(order);
+      if (!lineAsked) lookLine();
     } else if (res.code === 'UNAUTHENTICATED') {
       signedIn = false;
       signedOut();
@@ -497,6 +574,7 @@ function salePage(id) {
       document.title = sale.title + ' · Floodgate';
       if ($('message').dataset.look) { $('message').dataset.look = ''; tell('', ''); }
       draw();
+      if (!lineAsked) lookLine();
     } else if (!sale || res.status === 404) {
       setText($('title'), res.status === 404 ? 'No such sale' : 'One moment…');
       tell(say(res), res.status === 404 ? 'bad' : 'warn');
@@ -509,9 +587,13 @@ function salePage(id) {
   $('order').addEventListener('click', press);
   $('sign-in-now').addEventListener('click', openSignIn);
   $('why').addEventListener('toggle', () => { if ($('why').open) why(); });
+  $('standby-join').addEventListener('click', () => moveLine('POST'));
+  $('standby-leave').addEventListener('click', () => moveLine('DELETE'));
   account.changed = () => { // another shopper: nothing of the one before stays
     for (const { card } of orders.values()) card.node.remove();
     orders.clear();
+    line = null;
+    lineAsked = false;
     setAttempt(null);
     tell('', '');
     signedIn = null;
@@ -522,6 +604,7 @@ function salePage(id) {
     find();
   };
   every(SALE_EVERY, look);
+  every(LINE_EVERY, lookLine);
   (async () => { // an order from before a reload; then an attempt that was cut off by it
     for (let tries = 0; tries < 20; tries++) {
       const res = await find();

@@ -86,6 +86,9 @@ export const words = {
   UNSUPPORTED_MEDIA_TYPE: 'The server did not understand this request.',
   ORDER_STATE_CONFLICT: 'The order has changed in the meantime.',
   PRECONDITION_FAILED: 'It has changed in the meantime. Please reload the page.',
+  UNITS_AVAILABLE: 'There is something left right now: press to order it.',
+  STANDBY_FULL: 'The standby line is full. Somebody may leave it: try again later.',
+  NOT_IN_LINE: 'You are not in the standby line.',
   INTERNAL: 'Something broke on our side. Please try again in a moment.',
 };
 export const say = (res) => words[res.code] || (res.data && res.data.title) || words.INTERNAL;

@@ -233,7 +233,7 @@ func (k *walk) payments() {
 	k.w.t.Helper()
 	sale := k.w.newSale("Paid for by webhook", 1, time.Now().Add(-time.Minute), 600)
 	k.w.state(sale, wire.Open)
-	token := k.tokens[10]
+	token := k.w.tokens(149, 149)[0] // who orders nowhere else
 	id := k.public("POST", fmt.Sprintf("/v1/sales/%d/orders", sale), token, "", 202, "").orderID
 	k.w.order(id, token, wire.PendingPayment)
 	deliver := func(e event, status int, code string) answer {

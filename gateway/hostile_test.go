@@ -424,6 +424,7 @@ func TestHostileInput(t *testing.T) {
 	if a := g.do("GET", "/v1/orders", g.as("8")); a.code != 202 || g.metric("gateway_panics_total") != "0" {
 		t.Errorf("afterwards: got %v, %s panics", a, g.metric("gateway_panics_total"))
 	}
+	g.until("no worker is stuck", func() bool { n, _ := strconv.Atoi(g.metric("gateway_connections")); return n <= 2 })
 	t.Logf("%d cases", len(cases))
 }
 

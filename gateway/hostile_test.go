@@ -158,6 +158,8 @@ func TestHostileInput(t *testing.T) {
 		{"a GET with a body", "GET /v1/orders HTTP/1.1\r\nHost: x\r\n" + auth + "Content-Length: 38\r\n\r\n" + inner, "400"},
 		// Line ends.
 		{"a bare LF after the request line", "GET /v1/orders HTTP/1.1\nHost: x\r\n" + auth + "\r\n", "400"},
+		{"a bare LF after HTTP/1.11", "GET /v1/orders HTTP/1.11\nHost: x\r\n" + auth + "\r\n", "400"},
+		{"a bare LF after the request line and a space", "GET /v1/orders HTTP/1.1 \nHost: x\r\n" + auth + "\r\n", "400"},
 		{"bare LFs throughout", strings.ReplaceAll(get("/v1/orders"), "\r\n", "\n"), "400"},
 		{"a bare LF for the empty line", "GET /v1/orders HTTP/1.1\r\nHost: x\r\n" + auth + "\n", "400"},
 		{"a bare LF for the empty line, and a request", "GET /v1/orders HTTP/1.1\r\nHost: x\r\n" + auth + "\n" + get("/v1/orders"), "400"},
@@ -422,6 +424,7 @@ func TestHostileInput(t *testing.T) {
 	if a := g.do("GET", "/v1/orders", g.as("8")); a.code != 202 || g.metric("gateway_panics_total") != "0" {
 		t.Errorf("afterwards: got %v, %s panics", a, g.metric("gateway_panics_total"))
 	}
+	g.until("no worker is stuck", func() bool { n, _ := strconv.Atoi(g.metric("gateway_connections")); return n <= 2 })
 	t.Logf("%d cases", len(cases))
 }
 

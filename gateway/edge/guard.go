@@ -86,18 +86,18 @@ func loose(b []byte) bool {
 // refuses itself is left to it: a method or a value with a control character, no Host, an odd target.
 func guard(head []byte) (body int64, refused *problem.Problem) {
 	bad := func(detail string) (int64, *problem.Problem) { return 0, problem.New(problem.BadRequest, detail) }
-	end := bytes.IndexByte(head, '\n')
-	line, head := head[:max(0, end-1)], head[end+1:]
+	line, head, ok := cutLine(head)
+	if !ok {
+		return bad("lines end with CRLF")
+	}
 	if bytes.Count(line, space) != 2 || !bytes.HasSuffix(line, http11) && !bytes.HasSuffix(line, http10) {
 		return bad("the request line must be a method, a path and HTTP/1.1 or HTTP/1.0")
 	}
 	var seen [len(singletons)]bool
 	for n := 0; ; n++ {
-		end := bytes.IndexByte(head, '\n')
-		if end < 1 || head[end-1] != '\r' {
+		if line, head, ok = cutLine(head); !ok {
 			return bad("lines end with CRLF")
 		}
-		line, head = head[:end-1], head[end+1:]
 		if len(line) == 0 {
 			return body, nil
 		}
@@ -153,6 +153,15 @@ func guard(head []byte) (body int64, refused *problem.Problem) {
 			}
 		}
 	}
+}
+
+// cutLine cuts the first line off, if it ends with CRLF.
+func cutLine(b []byte) (line, rest []byte, ok bool) {
+	end := bytes.IndexByte(b, '\n')
+	if end < 1 || b[end-1] != '\r' {
+		return nil, nil, false
+	}
+	return b[:end-1], b[end+1:], true
 }
 
 var (

@@ -28,6 +28,7 @@ var streams = []struct {
 	{"a body that looks like a request", "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 16\r\n\r\nGET /\nHost: x\n\n\nGET / HTTP/1.1\r\nHost: x\r\n\r\n", 2, false},
 	{"empty lines before, between and after", "\r\n\r\nGET / HTTP/1.1\r\nHost: x\r\n\r\n\r\nGET / HTTP/1.1\r\nHost: x\r\n\r\n\r\n\r\n", 2, false},
 	{"a bare LF in the second", "GET / HTTP/1.1\r\nHost: x\r\n\r\nGET / HTTP/1.1\nHost: x\r\n\r\n", 1, true},
+	{"a bare LF behind a byte more than the protocol", "GET / HTTP/1.11\nHost: x\r\n\r\n", 0, true},
 	{"a bare LF where no head ends", "GET / HTTP/1.1\r\nHost: x\nA", 0, true},
 	{"a bare LF for the empty line", "GET / HTTP/1.1\r\nHost: x\r\n\nGET / HTTP/1.1\r\nHost: x\r\n\r\n", 0, true},
 	{"a bare LF before", "\nGET / HTTP/1.1\r\nHost: x\r\n\r\n", 0, true},

@@ -189,6 +189,8 @@ func bothDrivers(t *testing.T, test func(t *testing.T, driver string)) {
 
 // An order over which whoever gets it ends is rejected, and its unit is back, once; what is no order is kept; both are to be
 // seen, and replaying them changes nothing.
+//
+// Rows B4, B7: a poison order dies alone, is kept, and is replayed.
 func TestDeadLettersFromDeathToReplay(t *testing.T) {
 	bothDrivers(t, func(t *testing.T, driver string) {
 		m := newMorgue(t, driver)
@@ -340,6 +342,8 @@ func TestAnOrderThatMySQLRefusesIsKeptUntilItDoesNot(t *testing.T) {
 }
 
 // A letter that was never an order of ours is settled by its replay, by the rules that hold for every order, and only once.
+//
+// Row B7: a replay has one effect.
 func TestAReplayedOrderIsSettledOnce(t *testing.T) {
 	m := newMorgue(t, RedisStream)
 	a := m.press("alice")

@@ -139,7 +139,10 @@ const (
 
 // TestShopperPage is row D1 in a real browser whose clock is an hour fast: the button sleeps until the server's start,
 // sends one order however often it is pressed and not more than one in 5 s, and the rest of the order's way is there.
+//
+// Row D1: the page greys its button, sends one order per x seconds, and counts by the server's clock.
 func TestShopperPage(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, options{})
 	b := newBrowser(t)
 	sale := w.newSale("A <b>keyboard</b> & more", 3, time.Now().Add(30*time.Minute), 600)

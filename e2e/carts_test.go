@@ -229,6 +229,7 @@ func (w *world) skuState(sku int64, want wire.SKUState) {
 
 // TestCartStory is what a person tries with carts, through the gateway alone. Rows E1, E3, E7, E10, D7, D8.
 func TestCartStory(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, options{orders: freely, carts: "{pay_within: 2s, abandoned_after: 1s}"})
 	mug, cup, lid := w.newSKU(10, 900), w.newSKU(2, 250), w.newSKU(5, 100)
 	tokens := w.tokens(1, 5)

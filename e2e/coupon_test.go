@@ -45,6 +45,7 @@ func (w *world) claims(token string) []wire.Claim {
 
 // TestCouponStory is the life of a campaign, through the gateway. Row C1.
 func TestCouponStory(t *testing.T) {
+	t.Parallel()
 	for _, guard := range []string{"conditional", "version"} {
 		t.Run(guard, func(t *testing.T) {
 			w := newWorld(t, options{orders: "{rate: 100, burst: 100, max_keys: 1000}"})

@@ -28,13 +28,15 @@ import (
 )
 
 // machine is what all tests of this package share: one set of private servers, and the binaries. Each test takes a fresh
-// schema, vhost and key prefix on it.
+// schema, vhost and key prefix on it. Tests that stop a server, or empty it of its scripts, run alone; the others, which are
+// t.Parallel, after them.
 var machine struct {
 	once    sync.Once
 	dir     string
 	bin     string
 	servers *stack.Servers
 	err     error
+	mu      sync.Mutex // guards what follows, and the servers while a test sees to it that they run
 	worlds  int
 }
 
@@ -119,17 +121,22 @@ func newWorld(t *testing.T, o options) *world {
 	if machine.err != nil {
 		t.Fatal(machine.err)
 	}
-	machine.worlds++
-	name := fmt.Sprintf("e2e%d", machine.worlds)
 	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
 	t.Cleanup(cancel)
+	machine.mu.Lock()
+	machine.worlds++
+	name := fmt.Sprintf("e2e%d", machine.worlds)
+	err := machine.servers.Start(ctx) // a test before may have ended one
+	machine.mu.Unlock()
+	if err != nil {
+		t.Fatal(err)
+	}
 	w := &world{
 		t: t, ctx: ctx, dir: filepath.Join(machine.dir, name), servers: machine.servers, prefix: name + ":", vhost: name, contract: loadContract(t),
 		http: &http.Client{Timeout: 40 * time.Second, Transport: &http.Transport{MaxIdleConnsPerHost: 4096, MaxConnsPerHost: 4096, IdleConnTimeout: 10 * time.Second},
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }},
 	}
 	t.Cleanup(w.http.CloseIdleConnections)
-	w.must(w.servers.Start(ctx)) // a test before may have ended one
 	w.makeVhost()
 	dsn := w.makeSchema(name)
 	redis, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{w.servers.RedisAddr()}, DisableCache: true, ForceSingleClient: true})

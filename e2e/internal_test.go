@@ -19,6 +19,7 @@ import (
 // TestInternalListenerTakesSignedRequestsOnly shows that a signature is good for one request only: its method, path, user,
 // body, key and time.
 func TestInternalListenerTakesSignedRequestsOnly(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, options{})
 	sale := w.newSale("Ten", 10, time.Now().Add(-time.Minute), 600)
 	other := w.newSale("Ten others", 10, time.Now().Add(-time.Minute), 600)

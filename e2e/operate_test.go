@@ -28,10 +28,10 @@ func (k *walk) operate() {
 	sale := k.w.newSale("Operated", 3, time.Now().Add(-time.Minute), 600)
 	at := fmt.Sprintf("/sales/%d", sale)
 	k.w.state(sale, wire.Open)
-	order := k.public("POST", fmt.Sprintf("/v1/sales/%d/orders", sale), k.tokens[10], "", 202, "").orderID
-	k.w.order(order, k.tokens[10], wire.PendingPayment)
+	order := k.public("POST", fmt.Sprintf("/v1/sales/%d/orders", sale), k.tokens[12], "", 202, "").orderID
+	k.w.order(order, k.tokens[12], wire.PendingPayment)
 
-	for _, q := range []string{"", "?uid=11", fmt.Sprintf("?sale_id=%d", sale), "?status=pending_payment", fmt.Sprintf("?uid=11&sale_id=%d&status=pending_payment&limit=1", sale)} {
+	for _, q := range []string{"", "?uid=13", fmt.Sprintf("?sale_id=%d", sale), "?status=pending_payment", fmt.Sprintf("?uid=13&sale_id=%d&status=pending_payment&limit=1", sale)} {
 		if a := k.admin("GET", "/orders"+q, "", 200, ""); !strings.Contains(string(a.body), order) {
 			k.w.t.Errorf("orders%s: got %s, want order %s in it", q, a, order)
 		}
@@ -253,6 +253,7 @@ func (w *world) beside() *world {
 // Every change reaches every gateway, also one that knows another backend than the one that was asked; how soon is measured.
 // Row D13: bans and lists of eligible uids, changed while the sale runs.
 func TestChangesReachEveryGateway(t *testing.T) {
+	t.Parallel()
 	const buyers = 40
 	w := newWorld(t, options{orders: freely})
 	two := w.beside()

@@ -105,6 +105,7 @@ func (s *impatient) pay(id string) bool {
 // TestHalfNeverPay: a thousand units, two seconds to pay, and five thousand shoppers of whom every second one orders and
 // never pays. They keep trying, and what is not paid comes back, until a thousand are paid and none is locked.
 func TestHalfNeverPay(t *testing.T) {
+	t.Parallel()
 	const stock, shoppers, payWithin = 1000, 5000, 2
 	w := newWorld(t, options{orders: freely})
 	sale := w.newSale("A thousand", stock, time.Now().Add(-time.Minute), payWithin)
@@ -165,7 +166,10 @@ func TestHalfNeverPay(t *testing.T) {
 
 // TestReturnedUnitsAreSoldAgain measures how soon: from the answer to a cancellation, and from the end of the time to pay, to
 // the next shopper's 202 through the gateway, which knew that all was sold out. What is measured is told, not judged.
+//
+// Row D9: the sold-out mark clears when stock returns.
 func TestReturnedUnitsAreSoldAgain(t *testing.T) {
+	t.Parallel()
 	const rounds = 10
 	w := newWorld(t, options{orders: "{rate: 1000, burst: 1000, max_keys: 1000000}"})
 	one := w.newSale("One, again and again", 1, time.Now().Add(-time.Minute), 600)

@@ -13,7 +13,10 @@ import (
 )
 
 // TestStory is what a person tries first, through the gateway alone, with production's limits.
+//
+// Rows A1, D8, D9: one order from the press to the payment.
 func TestStory(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, options{})
 	sale := w.newSale("One keyboard", 1, time.Now().Add(-time.Minute), 600)
 	soon := w.newSale("Tomorrow", 1, time.Now().Add(24*time.Hour), 600)

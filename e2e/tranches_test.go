@@ -48,6 +48,7 @@ func (w *world) keen(sale int64, tokens []string, first int, told func(uid strin
 // Row D6: a sale that releases its stock at several times. Between two of them it is sold out and says when more comes; the
 // gate opens by itself; never more is sold than was released; and all of it is sold.
 func TestTranchesOpenTheGateByThemselves(t *testing.T) {
+	t.Parallel()
 	const buyers = 30
 	w := newWorld(t, options{orders: freely})
 	tokens := w.tokens(1, buyers)
@@ -129,6 +130,7 @@ func TestTranchesOpenTheGateByThemselves(t *testing.T) {
 // Row E10: replenishing a sale while it sells, before and after it is sold out: every unit is sold once, the gate opens
 // again by itself, and the books of the sale and of its SKU add up.
 func TestReplenishingWhileItSells(t *testing.T) {
+	t.Parallel()
 	const first, more, rounds, buyers = 40, 20, 6, 180
 	const stock = first + more*rounds
 	w := newWorld(t, options{orders: freely})

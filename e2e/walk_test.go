@@ -20,6 +20,7 @@ import (
 // TestContractWalk asks every operation of docs/openapi.yaml for something good and something bad. Every answer is held
 // against the contract; every operation must have answered well.
 func TestContractWalk(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, options{})
 	k := &walk{w: w, good: map[string]bool{}}
 	open := w.newSale("Open", 3, time.Now().Add(-time.Minute), 600)
@@ -27,7 +28,7 @@ func TestContractWalk(t *testing.T) {
 	over := w.newSale("Over", 3, time.Now().Add(-2*time.Hour), 600)
 	w.state(open, wire.Open)
 	w.state(over, wire.Ended)
-	k.tokens = w.tokens(1, 12)
+	k.tokens = w.tokens(1, 13)
 	k.pages(open)
 	k.reads(open)
 	k.orders(open, soon, over)

@@ -70,6 +70,7 @@ func (w *world) ledgers() string {
 // TestWebhooks pays, and fails to pay, through the real gateway, in every way that its contract names. Each bad delivery has
 // an answer of its own and changes nothing.
 func TestWebhooks(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, options{orders: freely})
 	const stock = 4
 	sale := w.newSale("Four lamps", stock, time.Now().Add(-time.Minute), 600)

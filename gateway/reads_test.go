@@ -125,6 +125,7 @@ func TestStalePageIsBetterThanNone(t *testing.T) {
 	}
 }
 
+// Row D3: over the limit is the page from the cache, not an error.
 func TestOverTheLimitGetsThePageThereIs(t *testing.T) {
 	p := newPeer(t)
 	p.set(1, nil)
@@ -214,6 +215,7 @@ func TestLimits(t *testing.T) {
 	}
 }
 
+// Row D13: an address has a limit of its own.
 func TestIPLimit(t *testing.T) {
 	p := newPeer(t)
 	p.set(1, nil)

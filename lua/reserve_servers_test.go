@@ -25,6 +25,7 @@ func (s *sale) now() int64 {
 	return v[0]*1000 + v[1]/1000
 }
 
+// Rows B2, B4: one script decides, and adds the order to the stream in the same moment.
 func TestReserveWritesEverything(t *testing.T) {
 	s := openSale(t, options{stock: 10, limit: 3})
 	before := s.now()
@@ -65,6 +66,8 @@ func TestReserveWritesEverything(t *testing.T) {
 }
 
 // TestReserveRefuses has every refusal; none writes anything.
+//
+// Rows A1, A2, B2: each refusal has its own answer.
 func TestReserveRefuses(t *testing.T) {
 	closed := func(gate string) func(*sale) { return func(s *sale) { s.set("gate", gate) } }
 	one := func(s *sale) { s.reserve(press{uid: "ann", quantity: 2, order: "o1", key: "k"}) }
@@ -178,6 +181,7 @@ func (s *sale) define(version, starts, ends int64, later string) {
 
 const never = 1 << 52 // milliseconds
 
+// Row A1: before the start and after the end, by one clock.
 func TestTheWindowIsJudgedByRedisTime(t *testing.T) {
 	s := openSale(t, options{stock: 1000000, starts: never})
 	starts := s.now() + 150
@@ -204,6 +208,7 @@ func TestTheWindowIsJudgedByRedisTime(t *testing.T) {
 	}
 }
 
+// Row D6: what is to come is not sold before its time, and needs no timer.
 func TestTranchesAreReleasedByRedisTime(t *testing.T) {
 	later := func(first, second int64) string { return n(first) + ":4 " + n(second) + ":5" }
 	s := openSale(t, options{stock: 10, later: later(never, never)})
@@ -254,6 +259,7 @@ func TestFreedSlotsAreUsedAgain(t *testing.T) {
 	}
 }
 
+// Row A2: 200 callers at once get what there is, and no unit more.
 func TestACrowdGetsExactlyTheStock(t *testing.T) {
 	s := openSale(t, options{stock: 50, limit: 1})
 	got := all(t, 200, func(i int) ([]string, error) {
@@ -282,6 +288,7 @@ func TestACrowdWithQuantitiesGetsExactlyTheStock(t *testing.T) {
 	s.adds(3)
 }
 
+// Row A4: one person, one order, however often and however much at once they press.
 func TestOneBuyerPressing200TimesGetsOne(t *testing.T) {
 	s := openSale(t, options{stock: 50, limit: 1})
 	got := all(t, 200, func(i int) ([]string, error) { return s.tryReserve(press{uid: "ann", order: fmt.Sprint("o", i)}) })

@@ -20,6 +20,7 @@ import (
 	"floodgate.internal/shared/wire"
 )
 
+// Rows B1, D9: creating a sale writes MySQL and loads Redis.
 func TestASaleIsMadeAndLoaded(t *testing.T) {
 	o := newOffice(t, 1) // one connection is enough: the embedded profile has no more
 	r := send(o.Admin, "POST", "/admin/v1/sales", openSale(`,"per_user_limit":2,"pay_within_s":60`))
@@ -369,6 +370,7 @@ func TestTheAuditLogIsPaged(t *testing.T) {
 	}
 }
 
+// Row B7: length, groups, consumers, what they hold, and for how long.
 func TestQueueShowsWhoHoldsWhat(t *testing.T) {
 	o := newOffice(t, 4)
 	s := do[saleJSON](o, 201, "POST", "/admin/v1/sales", openSale(``))
@@ -417,6 +419,8 @@ func (o *office) entry(sale int64, id string) string {
 }
 
 // Pages of dead letters follow on each other, and an Idempotency-Key gets the first answer.
+//
+// Row B7: dead letters with payload and reason.
 func TestDeadLettersArePaged(t *testing.T) {
 	o := newOffice(t, 1)
 	for i := range 7 {

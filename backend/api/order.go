@@ -78,12 +78,12 @@ func (s *Server) postOrder(r *request) string {
 		return r.refuse(p)
 	}
 	failpoint.Hit("api.before-script")
-	orderID, err := uuid.NewV7()
+	orderID, err := newOrderID(id)
 	if err != nil {
 		return r.refuse(problem.New(problem.Internal, "no order id could be made; nothing was done"))
 	}
 	req := reserve.Request{
-		Sale: id, UID: uid, Quantity: quantity, OrderID: wire.NewOrderID(orderID.String(), id), Key: key,
+		Sale: id, UID: uid, Quantity: quantity, OrderID: orderID, Key: key,
 		Trace: traceparent(r),
 	}
 	verdict, err := s.reserve(ctx, &req)
@@ -354,4 +354,14 @@ func traceparent(r *request) string {
 		}
 	}
 	return string(b)
+}
+
+// newOrderID makes an id that no process anywhere makes again; one process's are in the order of their making (RFC 9562,
+// UUIDv7).
+func newOrderID(sale int64) (string, error) {
+	id, err := uuid.NewV7()
+	if err != nil {
+		return "", err
+	}
+	return wire.NewOrderID(id.String(), sale), nil
 }

@@ -193,6 +193,7 @@ func TestArchivedSalesAreBounded(t *testing.T) {
 	}
 }
 
+// Row B6: random ids are no load on the database.
 func TestUnknownIDsAskMySQLOnce(t *testing.T) {
 	db := backendtest.MySQL(t)
 	reg := prometheus.NewRegistry()

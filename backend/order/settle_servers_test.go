@@ -131,6 +131,7 @@ func TestOverlappingBatchesAtOnceInsertEachOrderOnce(t *testing.T) {
 	}
 }
 
+// Rows A3, B5: checked again in the transaction; what fails the check ends in a row that says so.
 func TestMySQLIsTheJudgeWhateverRedisSays(t *testing.T) {
 	s := newShop(t)
 	sale := s.sale(backendtest.SaleOptions{Stock: 10})
@@ -268,6 +269,7 @@ func TestAnOrderThatEndedAndWasAdoptedAllTheSameGivesItsUnitBack(t *testing.T) {
 	backendtest.RedisBalanced(t, s.db, s.redis, sale)
 }
 
+// Rows A4, E7: MySQL keeps the limit by itself, whatever comes from upstream.
 func TestLimitAndIdempotencyKeyAreDecidedByUniqueKeys(t *testing.T) {
 	s := newShop(t)
 	sale := s.sale(backendtest.SaleOptions{Stock: 10, Limit: 2})
@@ -294,6 +296,7 @@ func TestLimitAndIdempotencyKeyAreDecidedByUniqueKeys(t *testing.T) {
 	}
 }
 
+// Row B5: the culprit alone is rejected, by name.
 func TestOnePoisonInABatchKeepsNobodyElse(t *testing.T) {
 	s := newShop(t)
 	sale := s.sale(backendtest.SaleOptions{Stock: 100})
@@ -367,6 +370,7 @@ func TestRejectOfADeadLetterDoesNotUndoAGoodDelivery(t *testing.T) {
 	backendtest.RedisBalanced(t, s.db, s.redis, sale)
 }
 
+// Row B3: a COMMIT whose answer is lost loses no order, and makes none twice.
 func TestALostCommitIsReadBack(t *testing.T) {
 	s := newShop(t)
 	sale := s.sale(backendtest.SaleOptions{Stock: 20})

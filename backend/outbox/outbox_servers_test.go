@@ -286,6 +286,7 @@ func TestWhatFailedIsHandledAgainAndHoldsUpNoOtherSale(t *testing.T) {
 	}
 }
 
+// Row B4: what a dead consumer holds is claimed by a living one.
 func TestOnlyWhatADeadConsumerHoldsIsTakenOver(t *testing.T) {
 	s := backendtest.Redis(t)
 	load(t, s, 1)
@@ -321,6 +322,7 @@ func TestOnlyWhatADeadConsumerHoldsIsTakenOver(t *testing.T) {
 	}
 }
 
+// Row B4: who comes back handles its own pending entries first.
 func TestARestartedConsumerFirstHandlesWhatItHeld(t *testing.T) {
 	s := backendtest.Redis(t)
 	load(t, s, 1)
@@ -376,6 +378,7 @@ func TestSilentConsumersAreForgottenOnceTheyHoldNothing(t *testing.T) {
 	}
 }
 
+// Row B4: the group is made where it is absent.
 func TestAnEmptiedRedisGetsItsGroupAnew(t *testing.T) {
 	s := backendtest.Redis(t)
 	load(t, s, 1)
@@ -408,6 +411,8 @@ func TestWhatIsNoOrderIsLeftOut(t *testing.T) {
 }
 
 // An entry over which consumers end is handled alone, and is a dead letter in the end; its neighbours are not.
+//
+// Row B4: after N deliveries a poison entry goes to the dead letters, alone.
 func TestOnlyTheCulpritOfTheOutboxDies(t *testing.T) {
 	s := backendtest.Redis(t)
 	load(t, s, 1)

@@ -279,6 +279,7 @@ func sweeping(s *scene) {
 
 // TestCartKills kills each component in turn while a crowd orders carts.
 func TestCartKills(t *testing.T) {
+	sideBySide(t)
 	w := newWorld(t)
 	ctx, cancel := context.WithTimeout(context.Background(), 8*time.Minute)
 	defer cancel()

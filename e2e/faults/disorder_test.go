@@ -15,6 +15,7 @@ import (
 // TestDisorders tries every fault that lasts for a while and is then over. Most of that is waiting, so some groups run side by
 // side, on one set of servers but for the one that a group is about; those that take long come first.
 func TestDisorders(t *testing.T) {
+	sideBySide(t)
 	g := newGround(t)
 	groups := []struct {
 		name string

@@ -115,7 +115,10 @@ const (
 
 // TestFailpoints kills the system at each failpoint, under load, starts it again, and holds all that was promised against
 // the stores.
+//
+// Row B3: a process dies at each place where it hurts.
 func TestFailpoints(t *testing.T) {
+	sideBySide(t)
 	covered := []string{migration}
 	for _, f := range faults {
 		covered = append(covered, f.name())

@@ -115,7 +115,7 @@ asked for after it and decided. Settled: from the (last) kill, or that end, unti
 // TestMain writes build/faults.md after the tests, whatever came of them.
 func TestMain(m *testing.M) {
 	flag.Parse()
-	if err := flag.Set("test.parallel", "6"); err != nil { // the tests wait more than they work
+	if err := flag.Set("test.parallel", "8"); err != nil { // the tests wait more than they work
 		panic("BUG: " + err.Error())
 	}
 	code := m.Run()

@@ -67,6 +67,7 @@ func (f *fixture) ed(header, claims any) string {
 	return text + "." + b64(ed25519.Sign(f.priv, []byte(text)))
 }
 
+// Row D11: only a valid token is a login.
 func TestTokens(t *testing.T) {
 	f := setup(t)
 	unix := f.now.Unix()

@@ -28,6 +28,7 @@ func one(name string, rate float64, burst, maxKeys int, since time.Time) *Rule {
 
 func table() *Buckets[string] { return New[string]("test", prometheus.NewRegistry()) }
 
+// Row D2: one order in five seconds, decided in memory.
 func TestOnePerFiveSeconds(t *testing.T) {
 	b, law := table(), one("order", 0.2, 1, 10, start)
 	for _, c := range []struct {
@@ -285,6 +286,8 @@ func together(b *Buckets[string], n int) []string {
 
 // The law: a key is never admitted more than burst + rate*t times in any span, with evictions and reloads in the trace, by any
 // of its rule's laws; with laws that come, go, and step out of the shadow.
+//
+// Row D2: admitted <= burst + rate * t for each uid, whatever the trace.
 func TestLaw(t *testing.T) {
 	admitted, refused, overflow, reloads, evictions := 0, 0, 0, 0, 0.
 	rapid.Check(t, func(t *rapid.T) {

@@ -247,6 +247,7 @@ func TestGoesOnWithAnotherBackend(t *testing.T) {
 	})
 }
 
+// Row D9: the local mark spares everything behind it.
 func TestVerdicts(t *testing.T) {
 	follow(t, 1, func(g *Gate, f *feeds, changed func() []int64) {
 		f.mu.Lock()

@@ -110,6 +110,55 @@ func TestReloadIsAllOrNothing(t *testing.T) {
 	}
 }
 
+// What is at the backend counts on through a reload, and a new bound holds for all of it.
+func TestReloadKeepsWhatIsInFlight(t *testing.T) {
+	p := newPeer(t)
+	p.set(1, nil)
+	release, entered := make(chan struct{}), make(chan struct{}, 10)
+	p.on(func(ctx *fastCtx, _ call) { entered <- struct{}{}; <-release; accept(ctx) })
+	edits := func(bound, leeway string) []edit {
+		return []edit{with("max_in_flight: 64", "max_in_flight: "+bound), with("timeout: 3s", "timeout: 60s"), with("identity:", "identity:\n  leeway: "+leeway)}
+	}
+	g := run(t, []string{p.addr}, edits("2", "10s")...)
+	var wg sync.WaitGroup
+	users := 0
+	order := func() {
+		users++
+		me := g.as(fmt.Sprint(users))
+		wg.Go(func() {
+			if a := g.do("POST", "/v1/sales/1/orders", me); a.code != 202 {
+				t.Errorf("got %v", a)
+			}
+		})
+		<-entered
+	}
+	order()
+	order()
+	for i, c := range []struct {
+		bound string
+		room  int
+	}{{"2", 0}, {"4", 2}, {"3", 0}, {"5", 1}} {
+		g.write(configText([]string{p.addr}, edits(c.bound, fmt.Sprint(20+i, "s"))...))
+		if a := g.reload(); a.code != 200 || g.generation() != 2+i {
+			t.Fatalf("got %v", a)
+		}
+		for range c.room {
+			order()
+		}
+		users++
+		if a := g.do("POST", "/v1/sales/1/orders", g.as(fmt.Sprint(users))); a.problem() != "OVERLOADED" {
+			t.Errorf("one more than %s at once: got %v", c.bound, a)
+		}
+	}
+	close(release)
+	wg.Wait()
+	if got := g.metric("gateway_upstream_in_flight"); got != "0" {
+		t.Errorf("%s are in flight in the end", got)
+	}
+}
+
+// A hundred reloads under load, every third one of a file that is wrong: no request fails of it, no bucket gains a token, and
+// what is wrong is refused, says why, and is on record.
 func TestReloadUnderLoad(t *testing.T) {
 	p := newPeer(t)
 	p.set(1, nil)

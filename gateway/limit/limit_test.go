@@ -486,7 +486,7 @@ func heap() uint64 {
 // A key costs less than 140 bytes, its uid's included (BenchmarkMemory has a million). Ten times as many keys as there is room
 // for, one after the other, cost no more, and none of them gets more than its law gives.
 func TestMemoryIsBounded(t *testing.T) {
-	const n = 100_000
+	const n = 50_000
 	b, rule := table(), one("x", 1, 1, n, start)
 	before, now := heap(), start
 	for i := range n {
@@ -499,7 +499,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	t.Logf("%.0f bytes a key at %d keys", each, b.Len())
 	runtime.KeepAlive(b)
 
-	const few = 5_000
+	const few = 2_000
 	b, rule = table(), one("x", 1, 1, few, start)
 	before = heap()
 	beyond := rotate(b, rule, 0, few, &now)

@@ -104,7 +104,7 @@ func TestNobodyChoosesTheirAddress(t *testing.T) {
 func TestClient(t *testing.T) {
 	trusted := set(t, "10.0.0.0/8")
 	for _, c := range []struct{ forwarded, want string }{
-		{"", "10.3.3.3"}, {"unknown", "10.3.3.3"}, {"1.2.3.4, unknown", "10.3.3.3"}, {"1.2.3.4, unknown, 10.1.1.1", "10.1.1.1"},
+		{"1.2.3.4, 5.6.7.8", "5.6.7.8"}, {"", "10.3.3.3"}, {"unknown", "10.3.3.3"}, {"1.2.3.4, unknown", "10.3.3.3"}, {"1.2.3.4, unknown, 10.1.1.1", "10.1.1.1"},
 		{"10.2.2.2", "10.2.2.2"}, {"10.2.2.2, 10.1.1.1", "10.2.2.2"}, {"fe80::1%eth0", "fe80::1"}, {"1.2.3.4:x", "10.3.3.3"}, {"1.2.3.4,", "10.3.3.3"},
 	} {
 		if got := Client(netip.MustParseAddr("10.3.3.3"), trusted, [][]byte{[]byte(c.forwarded)}); got.String() != c.want {

@@ -80,6 +80,7 @@ func says(t timeline.Timeline) (list []string) {
 // A shopper is too fast, gives a unit back, comes too late, gets one that came back, and pays; the timeline tells it all, in the
 // order of time, to the shopper and to operators, and to nobody else. Row D7: and says nothing of how many there were.
 func TestWhyDidntIGetOne(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, options{})
 	sale := w.newSale("Two lamps", 2, time.Now().Add(time.Second), 600)
 	tokens := w.tokens(1, 4)
@@ -184,7 +185,8 @@ func only(t timeline.Timeline, _ answer) timeline.Timeline { return t }
 // Whatever a crowd is answered stands in the timelines, each press once: nothing is lost and nothing is invented, though the
 // gateway is restarted in the middle of it.
 func TestEveryAnswerIsInATimeline(t *testing.T) {
-	const users, rounds = 40, 6
+	t.Parallel()
+	const users, presses = 40, 6
 	w := newWorld(t, options{orders: "{rate: 1, burst: 3, max_keys: 1000000}"})
 	sale := w.newSale("Mugs", users/2, time.Now().Add(-time.Minute), 600)
 	w.state(sale, wire.Open)
@@ -195,7 +197,7 @@ func TestEveryAnswerIsInATimeline(t *testing.T) {
 	round := func() {
 		var wg sync.WaitGroup
 		for i, token := range tokens {
-			for range rounds {
+			for range presses {
 				wg.Go(func() {
 					a := w.do(w.ctx, call{method: "POST", url: fmt.Sprintf("%s/v1/sales/%d/orders", w.ports.PublicURL(), sale), token: token, quiet: true})
 					rule := map[string]timeline.Rule{"": timeline.Accepted, "RATE_LIMITED": timeline.OrderLimit, "SOLD_OUT": timeline.SoldOut, "ALREADY_ORDERED": timeline.AlreadyOrdered}[a.code]

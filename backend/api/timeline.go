@@ -14,7 +14,7 @@ import (
 )
 
 // recordsYield is how far the consumers may be behind with a sale while records of it are taken: MySQL is for orders first.
-const recordsYield = 2 * time.Second
+const recordsYield = 500 * time.Millisecond
 
 // getTimeline tells a user what became of their presses in a sale.
 func (s *Server) getTimeline(r *request) string {

@@ -124,6 +124,11 @@ func (c *Cache) Fresh(key []byte, rule Rule, now time.Time) (p *Page, how How, r
 	default:
 		return nil, "", false
 	}
+	if renew {
+		c.mu.RLock()
+		renew = c.calls[string(key)] == nil // else it is being done
+		c.mu.RUnlock()
+	}
 	c.stale.Inc()
 	e.touched.Store(since)
 	return e.page, Stale, renew

@@ -169,13 +169,13 @@ func (l *Line) part(sale int64, q *queue) {
 }
 
 // SoldOut tells everybody who waits for a sale that nothing is available. It is called once that is known: what left
-// answers after it is at least as new. Who comes later may wait again: stock may have come back.
+// answers after it is at least as new. When it returns everybody is told, whoever else tells them at the same moment. Who
+// comes later may wait again: stock may have come back.
 func (l *Line) SoldOut(sale int64) {
 	l.mu.Lock()
-	q := l.sales[sale]
-	delete(l.sales, sale)
-	l.mu.Unlock()
-	if q != nil {
+	defer l.mu.Unlock()
+	if q := l.sales[sale]; q != nil {
+		delete(l.sales, sale)
 		q.sellOut(ErrSoldOut)
 	}
 }

@@ -284,23 +284,32 @@ func (r *Reader) List(ctx context.Context, uid string, sale int64, live []int64,
 	if err != nil {
 		return wire.OrderList{}, fmt.Errorf("list orders of uid %s: %w", uid, err)
 	}
+	end := "" // where the page ends; "" where MySQL had no more
+	if len(page) > limit {
+		end = page[limit].id
+	}
 	settled := make(map[string]bool, len(page))
 	for _, o := range page {
 		settled[o.id] = true
 	}
-	var ids []string // those whose rows, if they have any, are beyond this page
+	var ids []string // those whose rows, if they have any, are beyond this page, or came since it was read
 	for _, o := range queued {
 		if !settled[o.id] {
 			ids = append(ids, o.id)
 		}
 	}
-	beyond, err := find(ctx, r.db, ids)
+	others, err := find(ctx, r.db, ids)
 	if err != nil {
 		return wire.OrderList{}, err
 	}
 	for _, o := range queued {
-		if _, ok := beyond[o.id]; !ok && !settled[o.id] {
+		other, ok := others[o.id]
+		switch {
+		case settled[o.id]:
+		case !ok:
 			page = append(page, o)
+		case o.id > end:
+			page = append(page, other)
 		}
 	}
 	slices.SortFunc(page, func(x, y row) int { return cmp.Compare(y.id, x.id) })

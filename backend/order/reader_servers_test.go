@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -266,5 +267,37 @@ func TestListIsNewestFirstWithQueuedOrders(t *testing.T) {
 	}
 	if _, err := r.List(t.Context(), "u", 0, sales, "'; --", 10); !errors.Is(err, ErrCursor) {
 		t.Errorf("got %v, want ErrCursor", err)
+	}
+}
+
+// An accepted order is in its owner's list whenever it is asked for, also while it goes from Redis to MySQL.
+func TestAnOrderIsListedWhileItIsSettled(t *testing.T) {
+	const rounds, askers = 25, 4
+	s := newShop(t)
+	r := NewReader(s.db, s.redis, s.clk, backendtest.Log(t), prometheus.NewRegistry())
+	sale := s.sale(backendtest.SaleOptions{Stock: rounds})
+	for i := range rounds {
+		uid := fmt.Sprint("u", i)
+		id := s.press(sale, uid, 1, "")
+		settled := make(chan struct{})
+		var wg sync.WaitGroup
+		for range askers {
+			wg.Go(func() {
+				for last := false; !last; {
+					select {
+					case <-settled:
+						last = true
+					default:
+					}
+					if list, err := r.List(t.Context(), uid, 0, []int64{sale}, "", 10); err != nil || len(list.Orders) != 1 || list.Orders[0].OrderID != id {
+						t.Errorf("round %d: got %+v, %v; want order %s", i, list, err, id)
+						return
+					}
+				}
+			})
+		}
+		s.settle(sale)
+		close(settled)
+		wg.Wait()
 	}
 }

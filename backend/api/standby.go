@@ -69,11 +69,11 @@ func (s *Server) getStandby(r *request) string {
 		return r.refuse(p)
 	}
 	defer l.done()
-	return s.tellPlace(ctx, r, l)
+	return s.tellPlace(ctx, r, l, s.unread)
 }
 
-// tellPlace answers with where the user stands.
-func (s *Server) tellPlace(ctx context.Context, r *request, l inLine) string {
+// tellPlace answers with where the user stands, or with what failed makes of an error.
+func (s *Server) tellPlace(ctx context.Context, r *request, l inLine, failed func(error, string, int64) *problem.Problem) string {
 	at, err := s.Standby.Look(ctx, l.sale, l.uid, l.over)
 	switch {
 	case err == nil:
@@ -81,9 +81,14 @@ func (s *Server) tellPlace(ctx context.Context, r *request, l inLine) string {
 	case errors.Is(err, standby.ErrNotInLine):
 		return r.refuse(problem.New(problem.NotInLine, "POST joins the standby line of this sale"))
 	default:
-		s.sparse.warn("api: a place in a standby line could not be read", "sale", l.sale, "request_id", r.id, "error", err)
-		return r.refuse(overloaded("your place cannot be read at the moment"))
+		return r.refuse(failed(err, r.id, l.sale))
 	}
+}
+
+// unread is what is told when nothing was done, for the place could not be read.
+func (s *Server) unread(err error, requestID string, sale int64) *problem.Problem {
+	s.sparse.warn("api: a place in a standby line could not be read", "sale", sale, "request_id", requestID, "error", err)
+	return overloaded("your place cannot be read at the moment")
 }
 
 // postStandby puts the user at the end of the line, where it makes sense. Who is in it already stays where he is.
@@ -105,7 +110,7 @@ func (s *Server) postStandby(r *request) string {
 	case err == nil && at.State == wire.StandbyOffered:
 		return r.private(at)
 	case err != nil && !errors.Is(err, standby.ErrNotInLine):
-		return r.refuse(s.unjoined(err, r.id, l.sale))
+		return r.refuse(s.unread(err, r.id, l.sale))
 	}
 	if p := s.mayJoin(ctx, l); p != nil {
 		return r.refuse(p)
@@ -117,7 +122,7 @@ func (s *Server) postStandby(r *request) string {
 	if err := s.Standby.Join(ctx, l.sale, l.uid, wire.NewOrderID(orderID.String(), l.sale)); err != nil {
 		return r.refuse(s.unjoined(err, r.id, l.sale))
 	}
-	return s.tellPlace(ctx, r, l)
+	return s.tellPlace(ctx, r, l, s.unjoined)
 }
 
 // mayJoin refuses who has no use for a place in the line, or no right to one.
@@ -189,9 +194,14 @@ func (s *Server) deleteStandby(r *request) string {
 		p.OrderID = offer
 		return r.refuse(p)
 	case err == nil, errors.Is(err, standby.ErrNotInLine), errors.As(err, &state):
-		return s.tellPlace(ctx, r, l)
+		return s.tellPlace(ctx, r, l, s.unleft)
 	default:
-		s.sparse.warn("api: a standby line could not be left", "sale", l.sale, "request_id", r.id, "error", err)
-		return r.refuse(unknownOutcome("you may or may not have left: ask again, or see GET " + wire.StandbyPath(l.sale)))
+		return r.refuse(s.unleft(err, r.id, l.sale))
 	}
+}
+
+// unleft is what is told when leaving came to no good end.
+func (s *Server) unleft(err error, requestID string, sale int64) *problem.Problem {
+	s.sparse.warn("api: a leave of a standby line came to no end", "sale", sale, "request_id", requestID, "error", err)
+	return unknownOutcome("you may or may not have left: ask again, or see GET " + wire.StandbyPath(sale))
 }

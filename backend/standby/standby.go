@@ -266,12 +266,12 @@ type Length struct {
 
 // Lengths are those of the sales that have a line.
 func Lengths(ctx context.Context, q catalog.Queryer, sales []int64) (map[int64]Length, error) {
-	args := []any{string(wire.PendingPayment), waiting, waiting, offered}
+	args := []any{string(wire.PendingPayment), waiting, offered}
 	for _, id := range sales {
 		args = append(args, id)
 	}
 	rows, err := q.QueryContext(ctx, `SELECT w.sale_id, w.state, COUNT(*) FROM standby w LEFT JOIN orders o ON o.id = w.order_id AND o.status = ?
-		WHERE (w.state = ? OR o.id IS NOT NULL) AND w.state IN (?, ?) AND w.sale_id IN (?`+strings.Repeat(", ?", len(sales)-1)+`) GROUP BY w.sale_id, w.state`, args...)
+		WHERE (w.state = ? OR w.state = ? AND o.id IS NOT NULL) AND w.sale_id IN (?`+strings.Repeat(", ?", len(sales)-1)+`) GROUP BY w.sale_id, w.state`, args...)
 	if err != nil {
 		return nil, fmt.Errorf("standby lines: %w", err)
 	}

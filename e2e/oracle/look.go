@@ -47,7 +47,7 @@ func (b Books) key(sale int64, name string) string {
 
 // Look reads Redis in one moment and MySQL in one moment.
 func (b Books) Look(ctx context.Context, sale int64) (o View, err error) {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	if err := b.lookRedis(ctx, sale, &o); err != nil {
 		return o, fmt.Errorf("redis: %w", err)

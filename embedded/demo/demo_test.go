@@ -32,8 +32,9 @@ func TestSmallSale(t *testing.T) {
 		b, _ := os.ReadFile(log)
 		t.Fatalf("%v\n%s\n%s", err, &out, b)
 	}
-	want := Result{Total: 20, Accepted: r.Accepted, SoldOut: r.SoldOut, Duplicate: r.Duplicate, RateLimited: r.RateLimited, Orders: r.Accepted, Balanced: true}
-	if r != want || r.Accepted < 24 || r.SoldOut == 0 || r.RateLimited == 0 {
+	want := Result{Total: 20, Accepted: r.Accepted, SoldOut: r.SoldOut, Duplicate: r.Duplicate, RateLimited: r.RateLimited, Orders: r.Orders, Balanced: true}
+	// An order whose answer was lost on the way (OUTCOME_UNKNOWN) is there, and was not accepted before this crowd's eyes.
+	if r != want || r.Orders < r.Accepted || r.Accepted < 24 || r.SoldOut == 0 || r.RateLimited == 0 {
 		t.Errorf("got %+v; want 20 units sold, at least 4 of them twice, some told that it is sold out, some that they are too fast", r)
 	}
 	if !strings.Contains(out.String(), "20 of 20 units sold") {

@@ -112,7 +112,7 @@ func closeObjects(node any) {
 	}
 }
 
-func loadContract(t *testing.T) *contract {
+func loadContract(t testing.TB) *contract {
 	t.Helper()
 	c, err := readContract()
 	if err != nil {

@@ -83,7 +83,7 @@ func startMachine() {
 
 // world is one running system: a gateway and a backend of its own, with a schema, a vhost and a key prefix of their own.
 type world struct {
-	t        *testing.T
+	t        testing.TB
 	ctx      context.Context
 	dir      string
 	servers  *stack.Servers
@@ -115,7 +115,7 @@ type options struct {
 // patience bounds every wait: how long after a fault, or after the end of a run, everything must have settled.
 const patience = 30 * time.Second
 
-func newWorld(t *testing.T, o options) *world {
+func newWorld(t testing.TB, o options) *world {
 	t.Helper()
 	machine.once.Do(startMachine)
 	if machine.err != nil {

@@ -220,7 +220,8 @@ func refusalAllocates(t *testing.T, s *Server, name, from, request, code string)
 
 // BenchmarkRefusals compares what a refusal costs with a bare fasthttp server that answers the same bytes to the same requests,
 // over loopback, a short round of one and a short round of the other in turn: "x-bare" is the median of the rounds' ratios of
-// this process's CPU time, "-ns" each side's median for a request. The client is another process.
+// this process's CPU time, "-ns" each side's median for a request. The client is another process. Beside them, where it is
+// installed, nginx refuses what it can: "x-nginx" is the gateway's CPU time as a multiple of nginx's.
 func BenchmarkRefusals(b *testing.B) {
 	s, token := refusing(b, "127.0.0.0/8")
 	limits := Limits{MaxBody: 65536, MaxHeader: 8192, ReadTimeout: time.Minute, WriteTimeout: time.Minute, IdleTimeout: time.Minute}
@@ -252,22 +253,41 @@ func BenchmarkRefusals(b *testing.B) {
 			const n = 4000
 			round(0, n)
 			round(1, n)
-			var ratios, ours, theirs []float64
+			nginx := func() float64 { return 0 }
+			if c.name == "sold out" || c.name == "user limited" {
+				body := answered(b, s, c.request).Body()
+				if addr, cpu, ok := startNginx(b, body, body); ok {
+					nginx = func() float64 {
+						before := cpu()
+						client(addr, n)
+						return float64(cpu()-before) / n
+					}
+					nginx()
+				}
+			}
+			var ratios, ours, theirs, peers, peer []float64
 			for b.Loop() {
 				g, f := round(0, n), round(1, n)
 				ratios, ours, theirs = append(ratios, g/f), append(ours, g), append(theirs, f)
+				if x := nginx(); x > 0 {
+					peers, peer = append(peers, g/x), append(peer, x)
+				}
 			}
 			median := func(v []float64) float64 { slices.Sort(v); return v[len(v)/2] }
 			b.ReportMetric(0, "ns/op")
 			b.ReportMetric(median(ratios), "x-bare")
 			b.ReportMetric(median(ours), "gateway-ns")
 			b.ReportMetric(median(theirs), "bare-ns")
+			if len(peers) > 0 {
+				b.ReportMetric(median(peers), "x-nginx")
+				b.ReportMetric(median(peer), "nginx-ns")
+			}
 		})
 	}
 }
 
-// sameAs is a handler that answers what s answers to request, byte for byte.
-func sameAs(t testing.TB, s *Server, request string) fasthttp.RequestHandler {
+// answered is what s answers to request.
+func answered(t testing.TB, s *Server, request string) *fasthttp.Response {
 	l := newLine("127.0.0.1:1")
 	done := l.serve(t, s)
 	l.asked <- request
@@ -278,6 +298,12 @@ func sameAs(t testing.TB, s *Server, request string) fasthttp.RequestHandler {
 	}
 	close(l.asked)
 	<-done
+	return &resp
+}
+
+// sameAs is a handler that answers what s answers to request, byte for byte.
+func sameAs(t testing.TB, s *Server, request string) fasthttp.RequestHandler {
+	resp := answered(t, s, request)
 	body, status := slices.Clone(resp.Body()), resp.StatusCode()
 	type field struct{ name, value string }
 	var fields []field

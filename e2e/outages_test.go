@@ -1,0 +1,215 @@
+//go:build servers
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"floodgate.internal/e2e/stack"
+	"floodgate.internal/shared/netfault"
+	"floodgate.internal/shared/wire"
+)
+
+// outage is what happens to a backend in the seconds from begins to ends.
+type outage struct {
+	name   string
+	second bool // there are two backends
+	strike func(*world, *netfault.Link)
+	heal   func(*world, *netfault.Link)
+}
+
+const begins, ends, seconds = 3, 7, 12
+
+var outages = []outage{
+	{name: "The only backend is stopped (SIGTERM), and started again", strike: func(w *world, _ *netfault.Link) { w.must(w.backend.Stop(w.ctx)) },
+		heal: func(w *world, _ *netfault.Link) { w.must(w.backend.Start(w.ctx)) }},
+	{name: "It is paused (SIGSTOP)", strike: func(w *world, _ *netfault.Link) { w.must(w.backend.Signal(syscall.SIGSTOP)) },
+		heal: func(w *world, _ *netfault.Link) { w.must(w.backend.Signal(syscall.SIGCONT)) }},
+	{name: "It is slow: each byte to and from it is 400 ms late", strike: func(_ *world, l *netfault.Link) { l.Delay(400 * time.Millisecond) },
+		heal: func(_ *world, l *netfault.Link) { l.Heal() }},
+	{name: "It is killed (SIGKILL) and started at once", strike: func(w *world, _ *netfault.Link) { w.must(w.backend.Kill(w.ctx)); w.must(w.backend.Start(w.ctx)) },
+		heal: func(*world, *netfault.Link) {}},
+	{name: "One of two is killed, and started again", second: true, strike: func(w *world, _ *netfault.Link) { w.must(w.second.Kill(w.ctx)) },
+		heal: func(w *world, _ *netfault.Link) { w.must(w.second.Start(w.ctx)) }},
+}
+
+// BenchmarkOutages writes build/outages.md: what shoppers are answered, second by second, while a backend is away. After each
+// outage every promise is held against the stores.
+//
+//	build/stack exec -- go test -tags servers -run '^$' -bench Outages -benchtime 1x ./e2e
+func BenchmarkOutages(b *testing.B) {
+	for range b.N {
+		var doc strings.Builder
+		fmt.Fprintf(&doc, `# What shoppers see when a backend is away
+
+Written by `+"`go test -tags servers -run '^$' -bench Outages -benchtime 1x ./e2e`"+`: the real system on one machine. Each second 100 new shoppers press, 30 owners
+ask for their order and 30 strangers for the sale's page, whatever the answers before; each line has those who came in that second. From second %d to %d the
+backend is away. Busy is 503 OVERLOADED (nothing was done), unknown is 503 OUTCOME_UNKNOWN (ask again with the same key). Who is told either asks again with
+the same key when it is over; then every promise is held against Redis, MySQL and the broker.
+`, begins, ends)
+		for _, o := range outages {
+			o.try(b, &doc)
+		}
+		root, err := stack.Root()
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(root, "build", "outages.md"), []byte(doc.String()), 0o644); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// seen is what those who came in one second were told.
+type seen struct {
+	presses, polls, pages map[string]int
+	slowest               time.Duration
+}
+
+func (o outage) try(b *testing.B, doc io.Writer) {
+	const stock, perSecond, owners = 20_000, 160, 30
+	w := newWorld(b, options{orders: freely, second: o.second})
+	link := netfault.New(b, fmt.Sprintf("127.0.0.1:%d", w.ports.Internal))
+	w.behind(link)
+	sale := w.newSale(o.name, stock, time.Now().Add(-time.Minute), 600)
+	w.state(sale, wire.Open)
+	tokens := w.tokens(1, 100*seconds+owners)
+	j := newJournal()
+	press := func(uid int) answer {
+		key := fmt.Sprint("key-of-", uid)
+		a := w.do(w.ctx, call{method: "POST", url: fmt.Sprintf("%s/v1/sales/%d/orders", w.ports.PublicURL(), sale), token: tokens[uid-1], key: key, quiet: true})
+		j.add(entry{fmt.Sprint(uid), key, a})
+		return a
+	}
+	var mine []string // orders of those who ask for them, each once a second
+	for i := range owners {
+		mine = append(mine, press(100*seconds+1+i).orderID)
+		w.order(mine[i], tokens[100*seconds+i], wire.PendingPayment)
+	}
+
+	var mu sync.Mutex // guards the rest
+	all := make([]seen, seconds)
+	var again []int
+	for i := range all {
+		all[i] = seen{map[string]int{}, map[string]int{}, map[string]int{}, 0}
+	}
+	note := func(second int, counts map[string]int, a answer, began time.Time) {
+		mu.Lock()
+		defer mu.Unlock()
+		counts[label(a)]++
+		all[second].slowest = max(all[second].slowest, time.Since(began))
+	}
+	var come sync.WaitGroup
+	came := func(n int) {
+		second, began := n/perSecond, time.Now()
+		switch k := n % perSecond; {
+		case k%16 < 10:
+			uid := second*100 + k/16*10 + k%16 + 1
+			a := press(uid)
+			note(second, all[second].presses, a, began)
+			if a.status != 202 {
+				mu.Lock()
+				again = append(again, uid)
+				mu.Unlock()
+			}
+		case k%16 < 13:
+			i := k/16*3 + k%16 - 10
+			note(second, all[second].polls, w.do(w.ctx, call{method: "GET", url: w.ports.PublicURL() + "/v1/orders/" + mine[i], token: tokens[100*seconds+i], quiet: true}), began)
+		default:
+			note(second, all[second].pages, w.do(w.ctx, call{method: "GET", url: fmt.Sprintf("%s/v1/sales/%d", w.ports.PublicURL(), sale), quiet: true}), began)
+		}
+	}
+	began := time.Now()
+	var acts sync.WaitGroup
+	acts.Go(func() {
+		sleepUntil(w.ctx, began.Add(begins*time.Second))
+		o.strike(w, link)
+		sleepUntil(w.ctx, began.Add(ends*time.Second))
+		o.heal(w, link)
+	})
+	for n := range perSecond * seconds {
+		sleepUntil(w.ctx, began.Add(time.Duration(n)*time.Second/perSecond))
+		come.Go(func() { came(n) })
+	}
+	come.Wait()
+	acts.Wait()
+	for _, uid := range again { // as they were told to
+		w.until(fmt.Sprintf("uid %d has an order", uid), patience, func() (bool, string) {
+			a := press(uid)
+			return a.status == 202, a.String()
+		})
+	}
+	w.settle(sale, stock, j)
+
+	fmt.Fprintf(doc, "\n## %s\n\n| second | presses: accepted | busy | unknown | other | orders asked for: answered | busy | other | pages: answered | other | slowest answer |\n|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n", o.name)
+	for i, s := range all {
+		away := ""
+		if i >= begins && i < ends {
+			away = " away"
+		}
+		fmt.Fprintf(doc, "| %d%s | %s | %s | %s | %.1f s |\n", i, away, columns(s.presses, "202", "OVERLOADED", "OUTCOME_UNKNOWN"), columns(s.polls, "200", "OVERLOADED"), columns(s.pages, "200"), s.slowest.Seconds())
+	}
+	fmt.Fprintf(doc, "\n%d orders promised to %d shoppers, and all of them are in MySQL, once.\n", j.Promised(), 100*seconds+owners)
+}
+
+// behind puts a link between the gateway and its first backend.
+func (w *world) behind(l *netfault.Link) {
+	w.t.Helper()
+	file := filepath.Join(w.dir, "gateway.yaml")
+	text, err := os.ReadFile(file)
+	w.must(err)
+	changed := strings.Replace(string(text), fmt.Sprintf("127.0.0.1:%d", w.ports.Internal), l.Addr(), 1)
+	w.must(os.WriteFile(file, []byte(changed), 0o600))
+	w.want(w.do(w.ctx, call{method: "POST", url: w.ports.OpsURL() + "/-/reload"}), 200, "")
+}
+
+// label is how an answer is counted.
+func label(a answer) string {
+	switch {
+	case a.code != "":
+		return a.code
+	case a.status == 0:
+		return "none"
+	}
+	return fmt.Sprint(a.status)
+}
+
+// columns are the counts of these labels, and of all others by name.
+func columns(counts map[string]int, labels ...string) string {
+	var cells, others []string
+	for _, l := range labels {
+		cells = append(cells, count(counts[l]))
+	}
+	for l, n := range counts {
+		if !slices.Contains(labels, l) {
+			others = append(others, fmt.Sprintf("%d %s", n, l))
+		}
+	}
+	slices.Sort(others)
+	return strings.Join(append(cells, strings.Join(others, ", ")), " | ")
+}
+
+func count(n int) string {
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprint(n)
+}
+
+// sleepUntil paces arrivals: who comes does not wait for who came before.
+func sleepUntil(ctx context.Context, at time.Time) {
+	select {
+	case <-time.After(time.Until(at)):
+	case <-ctx.Done():
+	}
+}

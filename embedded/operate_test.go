@@ -1,8 +1,8 @@
 package embedded
 
 import (
-	"fmt"
 	"bytes"
+	"fmt"
 	"io"
 	"net/http"
 	"slices"

@@ -24,6 +24,7 @@ import (
 type outage struct {
 	name   string
 	second bool // there are two backends
+	link   bool // the gateway reaches the backend through a link, which answers for a backend that does not listen
 	strike func(*world, *netfault.Link)
 	heal   func(*world, *netfault.Link)
 }
@@ -35,7 +36,7 @@ var outages = []outage{
 		heal: func(w *world, _ *netfault.Link) { w.must(w.backend.Start(w.ctx)) }},
 	{name: "It is paused (SIGSTOP)", strike: func(w *world, _ *netfault.Link) { w.must(w.backend.Signal(syscall.SIGSTOP)) },
 		heal: func(w *world, _ *netfault.Link) { w.must(w.backend.Signal(syscall.SIGCONT)) }},
-	{name: "It is slow: each byte to and from it is 400 ms late", strike: func(_ *world, l *netfault.Link) { l.Delay(400 * time.Millisecond) },
+	{name: "It is slow: each byte to and from it is 400 ms late", link: true, strike: func(_ *world, l *netfault.Link) { l.Delay(400 * time.Millisecond) },
 		heal: func(_ *world, l *netfault.Link) { l.Heal() }},
 	{name: "It is killed (SIGKILL) and started at once", strike: func(w *world, _ *netfault.Link) { w.must(w.backend.Kill(w.ctx)); w.must(w.backend.Start(w.ctx)) },
 		heal: func(*world, *netfault.Link) {}},
@@ -80,7 +81,9 @@ func (o outage) try(b *testing.B, doc io.Writer) {
 	const stock, perSecond, owners = 20_000, 160, 30
 	w := newWorld(b, options{orders: freely, second: o.second})
 	link := netfault.New(b, fmt.Sprintf("127.0.0.1:%d", w.ports.Internal))
-	w.behind(link)
+	if o.link {
+		w.behind(link)
+	}
 	sale := w.newSale(o.name, stock, time.Now().Add(-time.Minute), 600)
 	w.state(sale, wire.Open)
 	tokens := w.tokens(1, 100*seconds+owners)

@@ -38,6 +38,7 @@ type Config struct {
 	ManagementURL  string        // http://user:password@host:port of the management API; "" for none
 	Partitions     int           // quorum queues, at least 1
 	ConfirmTimeout time.Duration // of one Publish; 0: 5 s
+	StallAfter     time.Duration // without a delivery, before a consumer looks whether its queue is empty; 0: 10 s
 }
 
 var (
@@ -83,6 +84,9 @@ func Open(cfg Config, log *slog.Logger, reg prometheus.Registerer) (*Broker, err
 	}
 	if cfg.ConfirmTimeout == 0 {
 		cfg.ConfirmTimeout = 5 * time.Second
+	}
+	if cfg.StallAfter == 0 {
+		cfg.StallAfter = 10 * time.Second
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	b := &Broker{cfg: cfg, vhost: u.Vhost, log: log, m: newMetrics(reg), stop: stop, ended: make(chan struct{}), changed: make(chan struct{}), lost: time.Now()}

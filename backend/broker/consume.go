@@ -83,20 +83,35 @@ func (b *Broker) consumeOnce(ctx context.Context, batch int, wait time.Duration,
 			hangUp(conn)
 		}
 	})()
+	ask := func(f func() error) error {
+		starting.Add(1)
+		defer starting.Add(-1)
+		if gctx.Err() != nil {
+			return gctx.Err()
+		}
+		return f()
+	}
 	var opened sync.Once
 	// Each lane starts by itself: one that waits for its queue does not hold up the others.
 	partition := func(queue string, lane lane) {
-		lane.b, lane.queue = b, queue
+		lane.b, lane.queue, lane.ask, lane.patience = b, queue, ask, b.cfg.StallAfter
 		g.Go(func() error {
-			for lane.careful = true; ; lane.careful = !lane.careful {
+			for lane.careful = true; ; {
 				if err := lane.open(conn, &watch); err != nil {
 					return err
 				}
 				if starting.Add(-1) == 0 {
 					opened.Do(func() { b.log.Info("rabbitmq: consuming connection is open", "partitions", b.cfg.Partitions) })
 				}
-				err := lane.run(gctx)
-				if !errors.Is(err, errPace) {
+				switch err := lane.run(gctx); {
+				case errors.Is(err, errPace):
+					lane.careful = !lane.careful
+				case errors.Is(err, errStalled):
+					b.m.stalled.Inc()
+					b.log.Info("rabbitmq: a consumer got nothing though its queue is not empty, and begins anew", "queue", queue, "after", lane.patience)
+					lane.careful = true
+					lane.patience = min(2*lane.patience, maxPatience)
+				default:
 					return err
 				}
 				starting.Add(1)
@@ -129,12 +144,23 @@ const suspicious = 3
 // errPace: the lane is to go on at the other pace.
 var errPace = errors.New("the other pace")
 
+// errStalled: the queue holds messages, and the lane gets none.
+var errStalled = errors.New("nothing is delivered")
+
+// maxPatience bounds a lane's patience, which doubles with each stall: a lane that only stands by for the active consumer of
+// its queue, which is held up, looks stalled, too.
+const maxPatience = 5 * time.Minute
+
 // lane is one partition's consumer on one life of the connection.
 //
 // A message over which its consumer dies comes back, its count one higher, with all that the consumer held besides. So that
 // the culprit alone reaches the delivery limit, a lane begins carefully: it holds one message at a time, until one comes
 // that is not suspicious. When it meets one that is while it goes at its full pace, it is careful again. Each change of
 // pace is a new channel: the old one gives everything back at once, so that the partition has one consumer at any time.
+//
+// A delivery may be lost on its way, in the broker, when a queue's leader dies: then the queue waits for an acknowledgement of
+// what the consumer never saw, for ever, and a careful lane waits for it. So a lane that got nothing for long looks whether its
+// queue holds something, and then begins anew.
 type lane struct {
 	careful    bool
 	b          *Broker
@@ -147,6 +173,8 @@ type lane struct {
 	settle     func(context.Context, []reserve.Entry) error
 	settled    func(context.Context, []reserve.Entry)
 	answer     func(context.Context, amqp.Delivery) // a fence
+	patience   time.Duration                        // without a delivery, before it looks
+	ask        func(func() error) error             // calls what waits for the broker; the end of the consumer ends it
 }
 
 // batch is what is settled at once.
@@ -186,7 +214,7 @@ func returned(d amqp.Delivery) int64 {
 }
 
 // run ends with an error when the lane is gone, with ctx, or with errPace.
-func (l lane) run(ctx context.Context) error {
+func (l *lane) run(ctx context.Context) error {
 	for {
 		b, err := l.collect(ctx)
 		if err != nil {
@@ -208,6 +236,7 @@ func (l lane) run(ctx context.Context) error {
 				return fmt.Errorf("%s: acknowledge: %w", l.queue, ackErr)
 			}
 			l.b.m.consumed.Add(float64(len(b.entries)))
+			l.patience = l.b.cfg.StallAfter
 		}
 		if b.fence != nil {
 			l.answer(ctx, *b.fence)
@@ -221,9 +250,27 @@ func (l lane) run(ctx context.Context) error {
 	}
 }
 
+// look returns errStalled where the queue holds something to deliver.
+func (l lane) look() error {
+	var q amqp.Queue
+	err := l.ask(func() (err error) {
+		q, err = l.ch.QueueDeclarePassive(l.queue, true, false, false, false, nil)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("look at %s: %w", l.queue, err)
+	}
+	if q.Messages > 0 {
+		return fmt.Errorf("%s: %w", l.queue, errStalled)
+	}
+	return nil
+}
+
 // collect waits for a first delivery, then for a full batch, a fence or the end of the wait. A cancelled ctx is an error:
 // what was collected then goes back to the queue.
 func (l lane) collect(ctx context.Context) (b batch, err error) {
+	idle := time.NewTimer(l.patience)
+	defer idle.Stop()
 	var full <-chan time.Time
 	most := l.batch
 	if l.careful {
@@ -235,6 +282,13 @@ func (l lane) collect(ctx context.Context) (b batch, err error) {
 			return b, ctx.Err()
 		case <-full:
 			return b, nil
+		case <-idle.C:
+			if len(b.entries) == 0 {
+				if err := l.look(); err != nil {
+					return b, err
+				}
+			}
+			idle.Reset(l.patience)
 		case d, ok := <-l.deliveries:
 			if !ok {
 				return b, fmt.Errorf("%s: %w", l.queue, errGone)

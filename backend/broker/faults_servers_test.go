@@ -9,11 +9,15 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"net/url"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
 
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/broker"
@@ -41,7 +45,7 @@ func newProxy(t *testing.T, target string) (w *proxy, through string) {
 	}
 	w = &proxy{Link: netfault.New(t, u.Host), t: t, changed: make(chan struct{})}
 	w.Wrap(func(client io.Writer) io.Writer {
-		f := &frames{proxy: w, client: client}
+		f := &frames{proxy: w, client: client, mute: map[uint16]bool{}}
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.clients = append(w.clients, f)
@@ -56,7 +60,8 @@ type frames struct {
 	proxy  *proxy
 	mu     sync.Mutex // guards what follows
 	client io.Writer
-	rest   []byte // the begin of a frame
+	rest   []byte          // the begin of a frame
+	mute   map[uint16]bool // channels of which what follows a dropped method is dropped, too
 }
 
 func (f *frames) Write(b []byte) (int, error) {
@@ -69,7 +74,11 @@ func (f *frames) Write(b []byte) (int, error) {
 		}
 		frame := f.rest[:size]
 		f.rest = f.rest[size:]
-		if frame[0] == 1 && f.proxy.drops(binary.BigEndian.Uint16(frame[7:]), binary.BigEndian.Uint16(frame[9:])) {
+		channel := binary.BigEndian.Uint16(frame[1:])
+		if frame[0] == 1 {
+			f.mute[channel] = f.proxy.drops(binary.BigEndian.Uint16(frame[7:]), binary.BigEndian.Uint16(frame[9:]))
+		}
+		if f.mute[channel] {
 			continue
 		}
 		if _, err := f.client.Write(frame); err != nil {
@@ -92,10 +101,15 @@ func (w *proxy) drops(class, method uint16) bool {
 }
 
 // confirms are dropped, or pass.
-func (w *proxy) confirms(pass bool) {
+func (w *proxy) confirms(pass bool) { w.pass(80, pass) }
+
+// deliveries are dropped, or pass.
+func (w *proxy) deliveries(pass bool) { w.pass(60, pass) }
+
+func (w *proxy) pass(method uint16, pass bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.drop = func(class, method uint16) bool { return !pass && class == 60 && method == 80 }
+	w.drop = func(class, m uint16) bool { return !pass && class == 60 && m == method }
 }
 
 // untilDropped waits until more than n frames were.
@@ -153,7 +167,51 @@ func TestALostConfirmIsNotPublished(t *testing.T) {
 		t.Errorf("got %v, want %v at its time-out", err, broker.ErrUnconfirmed)
 	}
 	w.confirms(true)
+	eventually(t, "healthy", func() bool { return b.Healthy() == nil })
 	publish(t, b, orders(1, 5)) // the later ones are not taken for the earlier ones
+}
+
+// What refuses one order may refuse all, for as long as its connection lives, and another connection none.
+func TestAConnectionThatRefusesIsReplaced(t *testing.T) {
+	u := backendtest.AMQP(t)
+	vhost := u[strings.LastIndex(u, "/"):]
+	reg := prometheus.NewRegistry()
+	b, err := broker.Open(broker.Config{URL: u, Partitions: 1}, backendtest.Log(t), reg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	publish(t, b, orders(1, 1))
+	policy := func(method, body string) {
+		t.Helper()
+		if err := backendtest.Management(t.Context(), t, method, "/policies"+vhost+"/full", body); err != nil {
+			t.Fatal(err)
+		}
+	}
+	policy(http.MethodPut, `{"pattern": "^fg.orders.0$", "definition": {"max-length": 1}, "apply-to": "queues"}`)
+	eventually(t, "an order is refused", func() bool {
+		err := b.Publish(t.Context(), orders(1, 1))
+		return errors.Is(err, broker.ErrUnconfirmed) && strings.Contains(err.Error(), "negative")
+	})
+	eventually(t, "another connection", func() bool {
+		var opened float64
+		families, err := reg.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range families {
+			if f.GetName() == "backend_broker_connects_total" {
+				for _, m := range f.Metric { // labels are sorted: result, role
+					if m.Label[0].GetValue() == "ok" && m.Label[1].GetValue() == "publish" {
+						opened = m.GetCounter().GetValue()
+					}
+				}
+			}
+		}
+		return opened >= 2 && b.Healthy() == nil
+	})
+	policy(http.MethodDelete, "")
+	eventually(t, "an order is taken", func() bool { return b.Publish(t.Context(), orders(1, 1)) == nil })
 }
 
 func TestABlockedBrokerFailsAtOnce(t *testing.T) {
@@ -306,5 +364,25 @@ func TestAFenceThatCameBackHasPassedNothing(t *testing.T) {
 	}
 	if got, want := ids(bk.seen), []string{es[2].ID, es[0].ID, es[1].ID, es[3].ID}; !slices.Equal(got, want) {
 		t.Errorf("settled %v, want %v: the queue no longer reorders, and this test shows nothing", got, want)
+	}
+}
+
+// A broker may lose a delivery when a queue's leader dies, and waits for its acknowledgement for ever.
+func TestALostDeliveryDoesNotStopAConsumer(t *testing.T) {
+	w, url := newProxy(t, backendtest.AMQP(t))
+	b := openWith(t, broker.Config{URL: url, Partitions: 1, StallAfter: 500 * time.Millisecond})
+	eventually(t, "healthy", func() bool { return b.Healthy() == nil })
+	w.deliveries(false)
+	k := newBook()
+	consume(t, b, 10, k.settle, k.settled)
+	all := orders(1, 5)
+	publish(t, b, all)
+	w.untilDropped(0)
+	w.deliveries(true)
+	k.until(t, "all settled", func() bool { return len(k.retired) >= len(all) })
+	for _, id := range ids(all) {
+		if !slices.Contains(ids(k.retired), id) {
+			t.Errorf("%s was not settled", id)
+		}
 	}
 }

@@ -23,6 +23,8 @@ type publisher struct {
 	drained chan struct{} // closed when every goroutine of this life is gone
 	err     error         // why; set before done is closed
 	passed  chan struct{} // received from by watch, which thereby says that what came before is recorded
+	refused chan error    // holds one when this life is to end because the broker did not confirm
+	proven  atomic.Bool   // the broker confirmed something
 	seq     atomic.Uint64 // of publishings
 
 	mu       sync.Mutex        // guards what follows
@@ -32,7 +34,9 @@ type publisher struct {
 	since    time.Time         // when it began to
 }
 
-// keepPublisher connects, for ever.
+// keepPublisher connects, for ever, and connects anew when the broker does not confirm. A channel of RabbitMQ looks up a queue's
+// leader once: one that was opened while the leader had just died may ask a dead node about every message, and refuse all of
+// them for as long as that node is away, though the queue has another leader long since.
 func (b *Broker) keepPublisher(ctx context.Context) {
 	defer close(b.ended)
 	for pause := newPause(); ctx.Err() == nil; {
@@ -44,17 +48,23 @@ func (b *Broker) keepPublisher(ctx context.Context) {
 			pause.wait(ctx)
 			continue
 		}
-		pause.reset()
 		b.setPublisher(p, nil)
 		b.log.Info("rabbitmq: publishing connection is open")
 		select {
 		case <-p.done:
+			pause.reset()
+			b.setPublisher(nil, p.err)
 			b.log.Warn("rabbitmq: publishing connection was lost", "error", p.err)
+		case err := <-p.refused:
+			b.log.Warn("rabbitmq: publishing connection is given up", "error", err)
+			hangUp(p.conn)
+			if p.proven.Load() {
+				pause.reset()
+			}
+			pause.wait(ctx)
 		case <-ctx.Done():
 			hangUp(p.conn)
-			<-p.done
 		}
-		b.setPublisher(nil, p.err)
 		<-p.drained
 	}
 	b.setPublisher(nil, context.Canceled)
@@ -67,9 +77,24 @@ func result(err error) string {
 	return "ok"
 }
 
+// giveUp ends this life of the connection: nobody gets it from now on.
+func (b *Broker) giveUp(p *publisher, why error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.out == p {
+		b.set(nil, why)
+		p.refused <- why
+	}
+}
+
 func (b *Broker) setPublisher(p *publisher, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.set(p, err)
+}
+
+// set is called under the lock.
+func (b *Broker) set(p *publisher, err error) {
 	if p == nil && b.out != nil {
 		b.lost = time.Now()
 	}
@@ -114,7 +139,7 @@ func (b *Broker) openPublisher(ctx context.Context) (p *publisher, err error) {
 	if err := b.topology(conn); err != nil {
 		return nil, err
 	}
-	p = &publisher{conn: conn, done: make(chan struct{}), drained: make(chan struct{}), passed: make(chan struct{}), returned: map[string]string{}, blocked: make(chan struct{})}
+	p = &publisher{conn: conn, done: make(chan struct{}), drained: make(chan struct{}), passed: make(chan struct{}), refused: make(chan error, 1), returned: map[string]string{}, blocked: make(chan struct{})}
 	if p.orders, err = conn.Channel(); err != nil {
 		return nil, fmt.Errorf("open a channel: %w", err)
 	}
@@ -264,7 +289,8 @@ const window = 1000
 
 // Publish sends the orders to their partitions. Nil: each of them is confirmed and was not returned. An error: some may
 // be in the broker all the same. It takes at most the confirm time-out for each 1,000 orders, and fails at once while there
-// is no connection or the broker blocks publishers.
+// is no connection or the broker blocks publishers. When the broker refuses an order, or does not confirm in time, the
+// connection is replaced: what others publish over it then is unconfirmed, too.
 func (b *Broker) Publish(ctx context.Context, entries []reserve.Entry) error {
 	for len(entries) > 0 {
 		n := min(len(entries), window)
@@ -278,8 +304,8 @@ func (b *Broker) Publish(ctx context.Context, entries []reserve.Entry) error {
 	return nil
 }
 
-func (b *Broker) publish(ctx context.Context, entries []reserve.Entry) error {
-	ctx, cancel := context.WithTimeout(ctx, b.cfg.ConfirmTimeout)
+func (b *Broker) publish(caller context.Context, entries []reserve.Entry) error {
+	ctx, cancel := context.WithTimeout(caller, b.cfg.ConfirmTimeout)
 	defer cancel()
 	p, err := b.publisher(ctx)
 	if err != nil {
@@ -312,14 +338,24 @@ func (b *Broker) publish(ctx context.Context, entries []reserve.Entry) error {
 		select {
 		case <-c.Done():
 			if !c.Acked() {
-				return fmt.Errorf("%w: negative confirm, or the connection was lost", ErrUnconfirmed)
+				if p.orders.IsClosed() {
+					return fmt.Errorf("%w: the connection was lost", ErrUnconfirmed)
+				}
+				err := fmt.Errorf("%w: negative confirm", ErrUnconfirmed)
+				b.giveUp(p, err)
+				return err
 			}
 		case <-blocked:
 			return ErrBlocked
 		case <-ctx.Done():
-			return fmt.Errorf("%w: %w", ErrUnconfirmed, ctx.Err())
+			err := fmt.Errorf("%w: %w", ErrUnconfirmed, ctx.Err())
+			if caller.Err() == nil {
+				b.giveUp(p, err)
+			}
+			return err
 		}
 	}
+	p.proven.Store(true)
 	select {
 	case <-p.passed:
 	case <-p.done:

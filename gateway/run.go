@@ -185,7 +185,7 @@ func bounds(c Config, s edge.Settings) edge.Bounds {
 func (r *running) listening(inner net.Listener, reg prometheus.Registerer) *edge.Listener {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.public = edge.NewListener(inner, bounds(r.current.Load().Config, r.settings), reg)
+	r.public = edge.NewListener(inner, r.edge, bounds(r.current.Load().Config, r.settings), reg)
 	r.open.Store(true)
 	return r.public
 }

@@ -84,6 +84,8 @@ type Server struct {
 	addrs                   *top.Table[[16]byte]
 	accesses                *rate.Limiter
 
+	limits   Limits
+	date     atomic.Pointer[date]
 	idPrefix string
 	idCount  atomic.Uint64
 	warnings *rate.Limiter
@@ -139,6 +141,7 @@ const MostConnections = 1 << 20
 
 // HTTP is the fasthttp server around s.
 func (s *Server) HTTP(l Limits) *fasthttp.Server {
+	s.limits = l
 	return &fasthttp.Server{
 		Handler:                      s.handle,
 		ErrorHandler:                 s.protocolError,
@@ -224,7 +227,7 @@ func (s *Server) handle(ctx *fasthttp.RequestCtx) {
 		}
 		x.finish()
 	}()
-	x.name()
+	x.name(ctx.Request.Header.PeekCanonical(headerRequestID))
 	if x.addr.screen.heads < ctx.ConnRequestNum() {
 		panic("BUG: a request that guard has not seen")
 	}
@@ -232,8 +235,7 @@ func (s *Server) handle(ctx *fasthttp.RequestCtx) {
 }
 
 // name keeps an incoming id that is short and plain, so that a caller can follow its request; else it makes one.
-func (x *exchange) name() {
-	given := x.ctx.Request.Header.PeekCanonical(headerRequestID)
+func (x *exchange) name(given []byte) {
 	if n := len(given); n >= 8 && n <= 64 {
 		plain := true
 		for _, c := range given {
@@ -312,11 +314,16 @@ func (x *exchange) prepared(by rule, r *salegate.Refusal, after time.Duration) {
 	resp.Header.SetContentType(problem.ContentType)
 	resp.Header.SetCanonical(headerCache, noStore)
 	if after > 0 {
-		seconds := (after + jitter(time.Second) + time.Second - 1) / time.Second
-		resp.Header.SetCanonical(headerRetry, strconv.AppendInt(x.number[:0], int64(seconds), 10))
+		resp.Header.SetCanonical(headerRetry, x.retry(after))
 	}
 	x.body = r.AppendBody(x.body[:0], x.id)
 	resp.SetBodyRaw(x.body)
+}
+
+// retry is a Retry-After with jitter.
+func (x *exchange) retry(after time.Duration) []byte {
+	seconds := (after + jitter(time.Second) + time.Second - 1) / time.Second
+	return strconv.AppendInt(x.number[:0], int64(seconds), 10)
 }
 
 func (x *exchange) overloaded(detail string) { x.refuse(problem.New(problem.Overloaded, detail)) }

@@ -32,7 +32,7 @@ func TestPanicIsAnsweredCountedAndSurvived(t *testing.T) {
 	ln := fasthttputil.NewInmemoryListener()
 	server := s.HTTP(Limits{MaxBody: 1000, MaxHeader: 4096})
 	done := make(chan error)
-	go func() { done <- server.Serve(NewListener(ln, Bounds{Max: 10, PerAddress: 10}, reg)) }()
+	go func() { done <- server.Serve(NewListener(ln, s, Bounds{Max: 10, PerAddress: 10}, reg)) }()
 	client := &fasthttp.HostClient{Addr: "x", Dial: func(string) (net.Conn, error) { return ln.Dial() }}
 	for range 3 {
 		req, resp := fasthttp.AcquireRequest(), fasthttp.AcquireResponse()
@@ -145,7 +145,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := NewListener(inner, Bounds{Max: 3, PerAddress: 2}, prometheus.NewRegistry())
+	l := NewListener(inner, nil, Bounds{Max: 3, PerAddress: 2}, prometheus.NewRegistry())
 	accepted := make(chan net.Conn, 10)
 	done := make(chan struct{})
 	go func() {
@@ -214,14 +214,14 @@ func (l *scarceListener) Accept() (net.Conn, error) {
 // When the process has no file descriptor left, who comes waits in the system's queue: the gateway does not end.
 func TestAcceptOutlivesScarcity(t *testing.T) {
 	reg := prometheus.NewRegistry()
-	l := NewListener(&scarceListener{newLine("127.0.0.1:1"), []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM}}, Bounds{Max: 10, PerAddress: 10}, reg)
+	l := NewListener(&scarceListener{newLine("127.0.0.1:1"), []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM}}, nil, Bounds{Max: 10, PerAddress: 10}, reg)
 	if _, err := l.Accept(); err != nil {
 		t.Errorf("got %v", err)
 	}
 	if n := testutil.ToFloat64(l.failed); n != 4 {
 		t.Errorf("%v failures counted, want 4", n)
 	}
-	l = NewListener(&scarceListener{newLine("127.0.0.1:1"), []error{syscall.EBADF}}, Bounds{Max: 10, PerAddress: 10}, prometheus.NewRegistry())
+	l = NewListener(&scarceListener{newLine("127.0.0.1:1"), []error{syscall.EBADF}}, nil, Bounds{Max: 10, PerAddress: 10}, prometheus.NewRegistry())
 	if _, err := l.Accept(); err == nil {
 		t.Error("a listener that is broken: no error")
 	}

@@ -17,12 +17,24 @@ type screen struct {
 	head    []byte           // of a head that came in pieces: what passed of it already
 	body    int64            // how many bytes of a body are still to come
 	heads   uint64           // how many passed
+	within  bool             // the last byte that passed was not the end of a request
+	last    heading          // of the last head, valid as long as the bytes that it came in
 	refused *problem.Problem // why nothing passes any more
+}
+
+// heading is what guard reads of a head.
+type heading struct {
+	line      []byte   // the request line, without its end
+	body      int64    // the length of the body
+	id        []byte   // X-Request-Id
+	forwarded [][]byte // X-Forwarded-For, in order
+	host, odd bool     // there is a Host that nobody could object to; how the connection goes on is not as usual
 }
 
 // pass says how many bytes of b, which follow on those before, go on. A refused head is held back but for its first byte, if
 // none went before: a connection that ends between two requests is closed without an answer.
 func (s *screen) pass(b []byte) int {
+	s.within = true
 	for done := 0; ; {
 		next := b[done:]
 		if body := min(s.body, int64(len(next))); body > 0 {
@@ -31,6 +43,7 @@ func (s *screen) pass(b []byte) int {
 			continue
 		}
 		if len(next) == 0 {
+			s.within = s.body > 0
 			return len(b)
 		}
 		h := next
@@ -57,9 +70,10 @@ func (s *screen) pass(b []byte) int {
 			return len(b)
 		}
 		end += blank + len(headEnd)
-		if s.body, s.refused = guard(h[blank:end]); s.refused != nil {
+		if s.refused = guard(h[blank:end], &s.last); s.refused != nil {
 			return done + max(0, blank+1-before)
 		}
+		s.body = s.last.body
 		s.heads++
 		s.head = nil
 		done += end - before
@@ -82,10 +96,11 @@ func loose(b []byte) bool {
 }
 
 // guard refuses what the HTTP parser takes and should not: every request that two readers could understand differently. head
-// is all of it, from the request line to the empty line. It returns the length of the body that follows. What the parser
-// refuses itself is left to it: a method or a value with a control character, no Host, an odd target.
-func guard(head []byte) (body int64, refused *problem.Problem) {
-	bad := func(detail string) (int64, *problem.Problem) { return 0, problem.New(problem.BadRequest, detail) }
+// is all of it, from the request line to the empty line; into h goes what it says. What the parser refuses itself is left to
+// it: a method or a value with a control character, no Host, an odd target.
+func guard(head []byte, h *heading) (refused *problem.Problem) {
+	bad := func(detail string) *problem.Problem { return problem.New(problem.BadRequest, detail) }
+	*h = heading{forwarded: h.forwarded[:0]}
 	line, head, ok := cutLine(head)
 	if !ok {
 		return bad("lines end with CRLF")
@@ -93,16 +108,17 @@ func guard(head []byte) (body int64, refused *problem.Problem) {
 	if bytes.Count(line, space) != 2 || !bytes.HasSuffix(line, http11) && !bytes.HasSuffix(line, http10) {
 		return bad("the request line must be a method, a path and HTTP/1.1 or HTTP/1.0")
 	}
-	var seen [len(singletons)]bool
+	h.line, h.odd = line, bytes.HasSuffix(line, http10)
+	var seen [len(known)]bool
 	for n := 0; ; n++ {
 		if line, head, ok = cutLine(head); !ok {
 			return bad("lines end with CRLF")
 		}
 		if len(line) == 0 {
-			return body, nil
+			return nil
 		}
 		if n == maxHeaders {
-			return 0, status(431, "too many header fields")
+			return status(431, "too many header fields")
 		}
 		colon := bytes.IndexByte(line, ':')
 		if colon < 1 {
@@ -114,16 +130,17 @@ func guard(head []byte) (body int64, refused *problem.Problem) {
 				return bad("a header name with a character that is not allowed")
 			}
 		}
-		if len(name) >= len(singletonsOf) {
+		if len(name) >= len(knownOf) {
 			continue
 		}
-		for _, i := range singletonsOf[len(name)] {
-			if !bytes.EqualFold(name, singletons[i]) {
+		for _, i := range knownOf[len(name)] {
+			if !bytes.EqualFold(name, known[i]) {
 				continue
 			}
-			if seen[i] {
-				return bad("the header " + string(singletons[i]) + " is there twice")
+			if i < singletons && seen[i] {
+				return bad("the header " + string(known[i]) + " is there twice")
 			}
+			again := seen[i]
 			seen[i] = true
 			switch i {
 			case transferEncoding:
@@ -131,25 +148,35 @@ func guard(head []byte) (body int64, refused *problem.Problem) {
 			case contentLength:
 				value := trim(value)
 				if len(value) > 18 {
-					return 0, problem.New(problem.PayloadTooLarge, "the body is too large")
+					return problem.New(problem.PayloadTooLarge, "the body is too large")
 				}
 				for _, c := range value {
 					if c < '0' || c > '9' {
 						return bad("Content-Length must be digits")
 					}
-					body = 10*body + int64(c-'0')
+					h.body = 10*h.body + int64(c-'0')
 				}
 				if len(value) == 0 {
 					return bad("Content-Length must be digits")
 				}
 			case expect:
 				if !bytes.EqualFold(trim(value), continue100) {
-					return 0, status(417, "only 100-continue can be expected")
+					return status(417, "only 100-continue can be expected")
 				}
+				h.odd = true
 			case host:
 				if !validHost(trim(value)) {
 					return bad("Host must be a name or address and an optional port")
 				}
+				h.host = plainHost(trim(value))
+			case connection:
+				h.odd = h.odd || !bytes.EqualFold(trim(value), keepAlive)
+			case requestID:
+				if !again {
+					h.id = trim(value)
+				}
+			case forwardedFor:
+				h.forwarded = append(h.forwarded, trim(value))
 			}
 		}
 	}
@@ -169,24 +196,38 @@ var (
 	http10      = []byte(" HTTP/1.0")
 	http11      = []byte(" HTTP/1.1")
 	continue100 = []byte("100-continue")
+	keepAlive   = []byte("keep-alive")
 )
 
-// singletons are headers that may come once at most.
-var singletons = [...][]byte{
-	[]byte("Transfer-Encoding"), []byte("Content-Length"), []byte("Expect"), []byte("Host"),
-	[]byte("Authorization"), []byte("Content-Type"), []byte("Idempotency-Key"), []byte("Origin"), []byte("Cookie"), []byte(wire.PaymentSignature),
-}
-
+// The headers that guard looks at. The first ones may come once at most.
 const (
 	transferEncoding = iota
 	contentLength
 	expect
 	host
+	authorization
+	contentType
+	idempotencyKey
+	origin
+	cookie
+	paymentSignature
+	connection
+	requestID
+	forwardedFor
+
+	singletons = connection
 )
 
-// singletonsOf is the indices of singletons by their length: most names are of another.
-var singletonsOf = func() (of [18][]int) {
-	for i, name := range singletons {
+var known = [...][]byte{
+	transferEncoding: []byte("Transfer-Encoding"), contentLength: []byte("Content-Length"), expect: []byte("Expect"), host: []byte("Host"),
+	authorization: []byte("Authorization"), contentType: []byte("Content-Type"), idempotencyKey: []byte("Idempotency-Key"), origin: []byte("Origin"),
+	cookie: []byte("Cookie"), paymentSignature: []byte(wire.PaymentSignature),
+	connection: []byte("Connection"), requestID: headerRequestID, forwardedFor: []byte("X-Forwarded-For"),
+}
+
+// knownOf is the indices of known by their length: most names are of another.
+var knownOf = func() (of [18][]int) {
+	for i, name := range known {
 		of[len(name)] = append(of[len(name)], i)
 	}
 	return of
@@ -227,6 +268,22 @@ func validHost(h []byte) bool {
 		}
 	}
 	return true
+}
+
+// plainHost reports whether a host is a name or an IPv4 address, and a port or none.
+func plainHost(h []byte) bool {
+	name, port, withPort := bytes.Cut(h, []byte(":"))
+	for _, c := range name {
+		if !('a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '.' || c == '-') {
+			return false
+		}
+	}
+	for _, c := range port {
+		if c < '0' || c > '9' {
+			return false
+		}
+	}
+	return len(name) > 0 && len(port) <= 5 && withPort == (len(port) > 0)
 }
 
 // status is a refusal of the protocol itself: BAD_REQUEST under another status.

@@ -101,7 +101,7 @@ func FuzzRequests(f *testing.F) {
 	f.Fuzz(func(t *testing.T, input []byte, piece uint8) {
 		other := bufio.NewReaderSize(bytes.NewReader(input), 64<<10)
 		l := newLine("127.0.0.1:1")
-		c := &conn{Conn: &stream{input: bytes.Clone(input), piece: 1 + (int(piece)+255)%256}, listener: NewListener(l, Bounds{Max: 1, PerAddress: 1}, prometheus.NewRegistry())}
+		c := &conn{Conn: &stream{input: bytes.Clone(input), piece: 1 + (int(piece)+255)%256}, listener: NewListener(l, nil, Bounds{Max: 1, PerAddress: 1}, prometheus.NewRegistry())}
 		served := uint64(0)
 		server := fasthttp.Server{
 			Logger: quiet{}, NoDefaultServerHeader: true, MaxRequestBodySize: 1000, ReadBufferSize: 4096, DisablePreParseMultipartForm: true,

@@ -20,6 +20,7 @@ import (
 // for draining is over. A connection beyond a bound is told so and closed.
 type Listener struct {
 	net.Listener
+	server *Server // answers what it can before the HTTP parser; nil for none
 	bounds atomic.Pointer[Bounds]
 
 	mu    sync.Mutex // guards what follows
@@ -36,9 +37,9 @@ type Bounds struct {
 	Exempt, Trusted network.Set
 }
 
-// NewListener wraps inner.
-func NewListener(inner net.Listener, b Bounds, reg prometheus.Registerer) *Listener {
-	l := &Listener{Listener: inner, open: map[*conn]struct{}{}, count: map[[16]byte]int{}}
+// NewListener wraps inner, for a server that answers what it can before the HTTP parser; nil for none.
+func NewListener(inner net.Listener, s *Server, b Bounds, reg prometheus.Registerer) *Listener {
+	l := &Listener{Listener: inner, server: s, open: map[*conn]struct{}{}, count: map[[16]byte]int{}}
 	l.SetBounds(b)
 	v := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gateway_connections_refused_total", Help: "Connections refused by bound."}, []string{"bound"})
 	l.refusedAll, l.refusedAddr = v.WithLabelValues("all"), v.WithLabelValues("address")
@@ -153,18 +154,75 @@ type conn struct {
 	closed   atomic.Bool
 	screen   screen
 	exchange exchange // the present one: a connection has one at a time
+	chosen   bool     // the present request is to be logged
+	read     deadline
+	write    deadline
 }
 
-// Read implements net.Conn. It ends with the *problem.Problem of a head that is refused.
+// deadline is one that is known to the system only where something may wait for it, and then up to putOff later than it
+// should: most requests are there when they are read, and most deadlines are put off before they come.
+type deadline struct{ want, set time.Time }
+
+const putOff = time.Second
+
+// apply has set tell the system, where that is needed.
+func (d *deadline) apply(set func(time.Time) error) error {
+	switch {
+	case d.want.IsZero():
+		if d.set.IsZero() {
+			return nil
+		}
+		d.set = time.Time{}
+	case d.set.Before(d.want) || d.set.After(d.want.Add(putOff)):
+		d.set = d.want.Add(putOff)
+	default:
+		return nil
+	}
+	return set(d.set)
+}
+
+// SetDeadline implements net.Conn.
+func (c *conn) SetDeadline(t time.Time) error { c.read.want, c.write.want = t, t; return nil }
+
+// SetReadDeadline implements net.Conn.
+func (c *conn) SetReadDeadline(t time.Time) error { c.read.want = t; return nil }
+
+// SetWriteDeadline implements net.Conn.
+func (c *conn) SetWriteDeadline(t time.Time) error { c.write.want = t; return nil }
+
+// Write implements net.Conn.
+func (c *conn) Write(b []byte) (int, error) {
+	if err := c.write.apply(c.Conn.SetWriteDeadline); err != nil {
+		return 0, err
+	}
+	return c.Conn.Write(b)
+}
+
+// Read implements net.Conn. It ends with the *problem.Problem of a head that is refused. What a shortcut answers is not read.
 func (c *conn) Read(b []byte) (int, error) {
-	if c.screen.refused != nil {
-		return 0, c.screen.refused
+	for {
+		if c.screen.refused != nil {
+			return 0, c.screen.refused
+		}
+		if err := c.read.apply(c.Conn.SetReadDeadline); err != nil {
+			return 0, err
+		}
+		n, err := c.Conn.Read(b)
+		between, heads := !c.screen.within, c.screen.heads
+		if passed := c.screen.pass(b[:n]); passed < n {
+			return passed, nil
+		}
+		if err != nil || !between || c.screen.within || c.screen.heads != heads+1 || c.listener.server == nil {
+			return n, err
+		}
+		answer := c.listener.server.shortcut(c, b[:n])
+		if answer == nil {
+			return n, nil
+		}
+		if _, err := c.Write(answer); err != nil {
+			return 0, err
+		}
 	}
-	n, err := c.Conn.Read(b)
-	if passed := c.screen.pass(b[:n]); passed < n {
-		return passed, nil
-	}
-	return n, err
 }
 
 // lingerFor and lingerBytes bound what is still read from a client that was refused in the middle of sending: closing at

@@ -24,9 +24,15 @@ func (x *exchange) note() {
 	if x.uid != "" {
 		x.s.uids.Add(x.uid, refused, x.now)
 	}
-	if n := x.set.LogEvery; n > 0 && (n == 1 || rand.IntN(n) == 0) && x.s.accesses.Allow() {
+	if (x.addr.chosen || x.set.chosen()) && x.s.accesses.Allow() {
 		x.log()
 	}
+	x.addr.chosen = false
+}
+
+// chosen draws whether a request is to be logged.
+func (s *Settings) chosen() bool {
+	return s.LogEvery == 1 || s.LogEvery > 1 && rand.IntN(s.LogEvery) == 0
 }
 
 // log is the request's line. It has no token, no query and no body: only what was judged, and how.

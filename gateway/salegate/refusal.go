@@ -26,6 +26,9 @@ func Prepare(p *problem.Problem) *Refusal {
 	return &Refusal{Status: p.Status, Code: p.Code, before: before, after: after}
 }
 
+// Len is the length of the body with the request id.
+func (r *Refusal) Len(requestID []byte) int { return len(r.before) + len(requestID) + len(r.after) }
+
 // AppendBody appends the body with the request id to dst.
 func (r *Refusal) AppendBody(dst, requestID []byte) []byte {
 	dst = append(dst, r.before...)

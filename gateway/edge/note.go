@@ -24,9 +24,29 @@ func (x *exchange) note() {
 	if x.uid != "" {
 		x.s.uids.Add(x.uid, refused, x.now)
 	}
-	if n := x.set.LogEvery; n > 0 && (n == 1 || rand.IntN(n) == 0) && x.s.accesses.Allow() {
+	if x.logged() {
 		x.log()
 	}
+}
+
+// access is whether the request is logged.
+type access byte
+
+const (
+	accessUndecided access = iota
+	accessLogged
+	accessNotLogged
+)
+
+// logged decides, once, whether the request is logged.
+func (x *exchange) logged() bool {
+	if x.access == accessUndecided {
+		x.access = accessNotLogged
+		if n := x.set.LogEvery; n > 0 && (n == 1 || rand.IntN(n) == 0) && x.s.accesses.Allow() {
+			x.access = accessLogged
+		}
+	}
+	return x.access == accessLogged
 }
 
 // log is the request's line. It has no token, no query and no body: only what was judged, and how.
@@ -46,7 +66,11 @@ func (x *exchange) log() {
 	if from := x.network(); from != "" {
 		attrs = append(attrs, slog.String("network", from))
 	}
-	if trace := wire.TraceID(h.Peek("traceparent")); trace != "" {
+	trace := wire.TraceID(x.trace)
+	if trace == "" { // it was not sent on
+		trace = wire.TraceID([]byte(x.givenTrace()))
+	}
+	if trace != "" {
 		attrs = append(attrs, slog.String("trace_id", trace))
 	}
 	x.s.Log.LogAttrs(context.Background(), slog.LevelInfo, "request", attrs...)

@@ -78,7 +78,7 @@ func slowBackend() {
 // busy and are never too many, one request after the other. Goodput is what the backend did and the client was told in time: orders,
 // payments and polls; pages come out of the cache. Then, over all pairs: what was offered in fact; of each kind the share that was answered,
 // and how many of the pages were old; how much later than due requests were sent, which is the load's fault, and how long acceptances
-// and refusals took, from when the request was due; and the gateway's memory and CPU time.
+// and refusals took, from when the request was due; and the gateway's memory, most connections and CPU time.
 func BenchmarkOverload(b *testing.B) {
 	system, rest := halves()
 	pinned := fmt.Sprintf("the system is pinned to cores %v, the load to %v", system, rest)
@@ -132,15 +132,16 @@ func overload(b *testing.B, g *gw, l *load, times int) {
 	var all []outcome
 	offered := 0
 	before, cpu := g.number("process_resident_memory_bytes"), 0.0
-	var mu sync.Mutex // guards half and most
-	half, most := before, before
+	var mu sync.Mutex // guards what follows
+	half, most, connections := before, before, 0.0
 	for pair := range overloadPairs {
 		peak := good(l.closed(overloadPeak), overloadPeak)
 		cpu -= g.number("process_cpu_seconds_total")
 		outcomes := l.open(overloadFor, times*overloadCapacity, func() {
-			now := g.number("process_resident_memory_bytes")
+			now, open := g.number("process_resident_memory_bytes"), g.number("gateway_connections")
 			mu.Lock()
 			defer mu.Unlock()
+			connections = max(connections, open)
 			if most = max(most, now); pair < (overloadPairs+1)/2 {
 				half = most
 			}
@@ -196,6 +197,7 @@ func overload(b *testing.B, g *gw, l *load, times int) {
 	b.ReportMetric(before/(1<<20), "MB-before")
 	b.ReportMetric(half/(1<<20), "MB-most-at-half")
 	b.ReportMetric(most/(1<<20), "MB-most")
+	b.ReportMetric(connections, "connections")
 	b.ReportMetric(cpu/took, "gateway-CPUs")
 }
 

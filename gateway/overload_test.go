@@ -75,10 +75,11 @@ func slowBackend() {
 //	go test -run '^$' -bench Overload -benchtime 1x -timeout 30m ./gateway
 //
 // goodput/peak is the median of as many pairs, each of which measures the peak just before: as many clients as keep the backend
-// busy and are never too many, one request after the other. Goodput is what the backend did and the client was told in time: orders,
-// payments and polls; pages come out of the cache. Then, over all pairs: what was offered in fact; of each kind the share that was answered,
-// and how many of the pages were old; how much later than due requests were sent, which is the load's fault, and how long acceptances
-// and refusals took, from when the request was due; and the gateway's memory, most connections and CPU time.
+// busy and are never too many, one request after the other. Goodput is what the backend did and the client was told in time:
+// orders, payments and polls; pages come out of the cache. Then, over all pairs: what was offered in fact; of each kind the share
+// that was answered, and how many of the pages were old ones, which stand in for those that got no place; how much later than due
+// requests were sent, which is the load's fault, and how long acceptances and refusals took, from when the request was due; and
+// the gateway's memory, most connections and CPU time. Where less is offered than was to be, lower overloadSlots.
 func BenchmarkOverload(b *testing.B) {
 	system, rest := halves()
 	pinned := fmt.Sprintf("the system is pinned to cores %v, the load to %v", system, rest)

@@ -29,6 +29,9 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
+	if os.Getenv(asBackend) != "" {
+		slowBackend()
+	}
 	goleak.VerifyTestMain(m,
 		// fasthttp's own, which end by themselves some seconds after their work, or never.
 		goleak.IgnoreAnyFunction("github.com/valyala/fasthttp.(*HostClient).connsCleaner"),

@@ -53,11 +53,16 @@ const (
 	testSecret = "dev-signing-secret-for-tests-only-0001"
 )
 
-func newPeer(t testing.TB) *peer {
-	p := &peer{
+// peerOf is a peer that is not started.
+func peerOf(t testing.TB) *peer {
+	return &peer{
 		t: t, verifier: signing.NewVerifier(signing.Key{ID: testKeyID, Secret: testSecret}), skew: -time.Hour,
 		instance: "one", sales: map[int64]wire.Sale{}, changed: map[int64]uint64{}, news: make(chan struct{}),
 	}
+}
+
+func newPeer(t testing.TB) *peer {
+	p := peerOf(t)
 	p.start("127.0.0.1:0")
 	t.Cleanup(p.stop)
 	return p

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -319,6 +320,80 @@ func TestAccessLog(t *testing.T) {
 	if strings.Contains(g.log.String(), "Bearer") || strings.Contains(g.log.String(), "eyJ") {
 		t.Error("a token is in the log")
 	}
+}
+
+// Whatever is sent to a backend has a trace, the one that the log names; what is refused here has none of its own.
+func TestTraces(t *testing.T) {
+	p := newPeer(t)
+	p.set(1, nil)
+	g := run(t, []string{p.addr}, func(s string) string { return s + "log: {access_every: 1}\n" }, with("read: {rate: 10, burst: 20", "read: {rate: 0.01, burst: 12"))
+	const trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+	well := regexp.MustCompile(`^00-([0-9a-f]{32})-([0-9a-f]{16})-(0[01])$`)
+	seen := map[string]bool{}
+	for i, c := range []struct {
+		given, trace, flags string // trace: "" for a new one
+	}{
+		{"00-" + trace + "-" + parent + "-00", trace, "00"},
+		{"00-" + trace + "-" + parent + "-01", trace, "01"},
+		{"", "", "01"},
+		{"", "", "01"},
+		{"ff-" + trace + "-" + parent + "-00", "", "01"},
+		{"00-" + strings.ToUpper(trace) + "-" + parent + "-00", "", "01"},
+		{"00-" + strings.Repeat("0", 32) + "-" + parent + "-00", "", "01"},
+		{"00-" + trace + "-" + strings.Repeat("0", 16) + "-00", "", "01"},
+		{"00-" + trace + "-" + parent + "-00-x", "", "01"},
+		{"00-" + trace + "-" + parent, "", "01"},
+		{"00-" + trace + "-" + parent + "-00\ntraceparent: 00-" + trace + "-" + parent + "-00", "", "01"},
+	} {
+		id := fmt.Sprintf("request-%d", i)
+		header := []string{g.as("ann"), "X-Request-Id: " + id}
+		for line := range strings.SplitSeq("traceparent: "+c.given, "\n") {
+			if c.given != "" {
+				header = append(header, line)
+			}
+		}
+		g.do("GET", "/v1/orders", header...)
+		calls := p.got("/v1/orders")
+		sent := calls[len(calls)-1]
+		m := well.FindStringSubmatch(field(sent.Header, "Traceparent"))
+		if m == nil || sent.RequestID != id {
+			t.Errorf("%q: the backend got %s", c.given, sent.Header)
+			continue
+		}
+		if isNew := m[1] != trace; isNew != (c.trace == "") || isNew && seen[m[1]] || m[3] != c.flags || m[2] == parent || seen[m[2]] {
+			t.Errorf("%q: the backend got %s, want trace %q with flags %s, each new id once", c.given, m[0], c.trace, c.flags)
+		}
+		seen[m[1]], seen[m[2]] = true, true
+		g.log.await(t, `msg=request request_id=`+id+` .* trace_id=`+m[1]+`\n`)
+	}
+	g.do("GET", "/v1/sales", "X-Request-Id: the-page")
+	if c := p.got("/v1/sales"); len(c) != 1 || !well.MatchString(field(c[0].Header, "Traceparent")) {
+		t.Errorf("for a page the backend got %v", c)
+	} else {
+		g.log.await(t, `msg=request request_id=the-page .* trace_id=`+well.FindStringSubmatch(field(c[0].Header, "Traceparent"))[1]+`\n`)
+	}
+	g.do("GET", "/v1/orders", g.as("ann"))
+	if a := g.do("GET", "/v1/orders", g.as("ann"), "X-Request-Id: the-refused"); a.code != 429 {
+		t.Errorf("got %v, want 429", a)
+	}
+	g.log.await(t, `msg=request request_id=the-refused .* network=127.0.0.0/24\n`)
+
+	g.write(strings.Replace(configText([]string{p.addr}), "cache:", "log: {access_every: 0}\ncache:", 1))
+	g.log.await(t, `generation=2`)
+	g.do("GET", "/v1/orders?sale_id=1", g.as("bob"))
+	if c := p.got("/v1/orders?"); len(c) != 1 || !strings.HasSuffix(field(c[0].Header, "Traceparent"), "-00") {
+		t.Errorf("of what is not logged the backend got %v", c)
+	}
+	p.stop()
+	g.do("GET", "/v1/orders", g.as("cid"), "X-Request-Id: the-lost", "traceparent: 00-"+trace+"-"+parent+"-00")
+	g.log.await(t, `request_id=the-lost trace_id=`+trace+`\n`)
+}
+
+// field is a field of a request's head.
+func field(head, name string) string {
+	_, rest, _ := strings.Cut(head, "\r\n"+name+": ")
+	value, _, _ := strings.Cut(rest, "\r\n")
+	return value
 }
 
 func TestNotReadyBeforeTheFeed(t *testing.T) {

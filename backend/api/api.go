@@ -213,6 +213,15 @@ type request struct {
 	until time.Time // nobody waits for the answer any more, by the server's clock; zero: that is not known
 }
 
+// ids is what a log line names the request by, as the gateway's line does: request_id and, where the gateway sent one, trace_id.
+func (r *request) ids() slog.Attr {
+	ids := []any{slog.String("request_id", r.id)}
+	if trace := wire.TraceID(r.Request.Header.Peek("traceparent")); trace != "" {
+		ids = append(ids, slog.String("trace_id", trace))
+	}
+	return slog.Group("", ids...) // without a name its members stand in the line itself
+}
+
 // serve verifies, finds the route, answers, and counts.
 func (s *Server) serve(ctx *fasthttp.RequestCtx) {
 	began := time.Now()
@@ -228,7 +237,7 @@ func (s *Server) guarded(r *request) (result string) {
 	defer func() {
 		if v := recover(); v != nil {
 			s.metrics.panics.Inc()
-			s.Log.Error("api: panic", "panic", v, "route", r.route.name, "request_id", r.id, "stack", stack())
+			s.Log.Error("api: panic", "panic", v, "route", r.route.name, r.ids(), "stack", stack())
 			r.Response.ResetBody()
 			result = r.refuse(problem.New(problem.Internal, "the request could not be answered; nothing is known of what it did"))
 		}

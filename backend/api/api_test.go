@@ -310,6 +310,29 @@ func TestAPanicIsA500AndTheServerGoesOn(t *testing.T) {
 	}
 }
 
+// What the backend logs of a request has the ids by which the gateway logs it.
+func TestALogLineNamesTheRequestAndItsTrace(t *testing.T) {
+	s, c := start(t, roomy)
+	var out bytes.Buffer
+	s.Log = slog.New(slog.NewTextHandler(&out, nil))
+	s.begin() // without a reader of orders, which is a panic
+	const trace = "0af7651916cd43dd8448eb211c80319c"
+	for given, want := range map[string]string{
+		"00-" + trace + "-b7ad6b7169203331-00": " request_id=the-id trace_id=" + trace + " stack=",
+		"ff-" + trace + "-b7ad6b7169203331-00": " request_id=the-id stack=",
+		"":                                     " request_id=the-id stack=",
+	} {
+		out.Reset()
+		req := c.request("GET", "/v1/orders", "")
+		req.Header.Set("X-Request-Id", "the-id")
+		req.Header.Set("traceparent", given)
+		wantProblem(t, c.signed(req, "alice"), problem.Internal, "")
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("traceparent %q: got %s, want%s", given, &out, want)
+		}
+	}
+}
+
 func TestInFlightIsBounded(t *testing.T) {
 	s, c := start(t, Limits{InFlight: 1, Waiting: 1, Connections: 10, Queued: 1, Lag: time.Hour, Line: longLine})
 	s.begin()

@@ -47,10 +47,10 @@ func (s *Server) postCart(r *request) string {
 	case errors.Is(err, cart.ErrBusy):
 		return r.refuse(overloaded("too many carts are being decided"))
 	case errors.Is(err, cart.ErrUndecided):
-		s.sparse.warn("api: the outcome of a cart is unknown", "request_id", r.id, "error", err)
+		s.sparse.warn("api: the outcome of a cart is unknown", r.ids(), "error", err)
 		return r.refuse(unknownOutcome("your cart may have been ordered: ask again with the same Idempotency-Key"))
 	case err != nil:
-		s.sparse.warn("api: a cart could not be decided", "request_id", r.id, "error", err)
+		s.sparse.warn("api: a cart could not be decided", r.ids(), "error", err)
 		return r.refuse(overloaded("carts cannot be decided at the moment"))
 	case answer == nil:
 		return r.refuse(banned)
@@ -69,7 +69,7 @@ func (s *Server) getSKUs(r *request) string {
 	defer cancel()
 	list, err := s.Shelf.List(ctx)
 	if err != nil {
-		s.sparse.warn("api: SKUs could not be listed", "request_id", r.id, "error", err)
+		s.sparse.warn("api: SKUs could not be listed", r.ids(), "error", err)
 		return r.refuse(overloaded("the SKUs cannot be read at the moment"))
 	}
 	answer := wire.SKUList{SKUs: list}

@@ -24,7 +24,7 @@ func (s *Server) getCoupons(r *request) string {
 	case errors.Is(err, coupon.ErrCursor):
 		return r.refuse(problem.Invalid("cursor", "it must be the next of an earlier answer"))
 	default:
-		s.sparse.warn("api: coupons could not be read", "request_id", r.id, "error", err)
+		s.sparse.warn("api: coupons could not be read", r.ids(), "error", err)
 		return r.refuse(overloaded("coupons cannot be read at the moment"))
 	}
 }
@@ -55,7 +55,7 @@ func (s *Server) postUse(r *request) string {
 		p.OrderID = ended.Claim.OrderID
 		return r.refuse(p)
 	default:
-		s.sparse.warn("api: a coupon could not be used", "request_id", r.id, "error", err)
+		s.sparse.warn("api: a coupon could not be used", r.ids(), "error", err)
 		return r.refuse(unknownOutcome("the coupon may or may not have been used: see GET " + wire.CouponsPath))
 	}
 }

@@ -92,7 +92,7 @@ func (s *Server) postOrder(r *request) string {
 		return s.tooLate(ctx, r, id, key, body)
 	}
 	if err != nil {
-		return r.refuse(s.undecided(err, r.id, id))
+		return r.refuse(s.undecided(err, r, id))
 	}
 	switch verdict.Answer {
 	case lua.Reserved:
@@ -257,7 +257,7 @@ func (l *loads) end(id int64, ended *load, err error) {
 }
 
 // undecided is what is told when the script gave no verdict.
-func (s *Server) undecided(err error, requestID string, sale int64) *problem.Problem {
+func (s *Server) undecided(err error, r *request, sale int64) *problem.Problem {
 	switch {
 	case errors.Is(err, line.ErrSoldOut):
 		return s.refusal(sale, reserve.Verdict{Answer: lua.SoldOut})
@@ -277,7 +277,7 @@ func (s *Server) undecided(err error, requestID string, sale int64) *problem.Pro
 		s.sparse.warn("api: redis does not take orders", "sale", sale, "error", err)
 		return by(timeline.Outage, overloaded("orders cannot be taken at the moment"))
 	default:
-		s.sparse.warn("api: the outcome of an order is unknown", "sale", sale, "request_id", requestID, "error", err)
+		s.sparse.warn("api: the outcome of an order is unknown", "sale", sale, r.ids(), "error", err)
 		return maybeAccepted(sale)
 	}
 }

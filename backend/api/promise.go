@@ -97,6 +97,6 @@ func (s *Server) decided(ctx context.Context, r *request, orderID string) (known
 }
 
 func (s *Server) unconfirmed(r *request, sale int64, err error) *problem.Problem {
-	s.sparse.warn("api: an order is made and not confirmed yet", "sale", sale, "request_id", r.id, "error", err)
+	s.sparse.warn("api: an order is made and not confirmed yet", "sale", sale, r.ids(), "error", err)
 	return maybeAccepted(sale)
 }

@@ -167,7 +167,7 @@ func (s *Server) getOrder(r *request) string {
 		return r.refuse(overloaded("too many requests are waiting"))
 	}
 	if err != nil {
-		return r.refuse(s.readFailed(err, r.id))
+		return r.refuse(s.readFailed(err, r))
 	}
 	return r.private(o)
 }
@@ -212,20 +212,20 @@ func (s *Server) getOrders(r *request) string {
 	defer cancel()
 	list, err := s.Orders.List(ctx, uid, sale, s.Catalog.Live(), cursor, pageSize)
 	if err != nil {
-		return r.refuse(s.readFailed(err, r.id))
+		return r.refuse(s.readFailed(err, r))
 	}
 	return r.private(list)
 }
 
 // readFailed maps the errors of reads.
-func (s *Server) readFailed(err error, requestID string) *problem.Problem {
+func (s *Server) readFailed(err error, r *request) *problem.Problem {
 	switch {
 	case errors.Is(err, order.ErrNotFound):
 		return noSuchOrder()
 	case errors.Is(err, order.ErrCursor):
 		return problem.Invalid("cursor", "it must be the next of an earlier answer")
 	default:
-		s.sparse.warn("api: orders could not be read", "request_id", requestID, "error", err)
+		s.sparse.warn("api: orders could not be read", r.ids(), "error", err)
 		return overloaded("orders cannot be read at the moment")
 	}
 }
@@ -264,7 +264,7 @@ func (s *Server) change(r *request, do func(ctx context.Context, uid, orderID st
 	case errors.As(err, &state):
 		return r.refuse(problem.New(problem.OrderStateConflict, fmt.Sprintf("the order is %s: %s", state.Order.Status, state.Detail)))
 	default:
-		s.sparse.warn("api: an order could not be changed", "route", r.route.name, "request_id", r.id, "error", err)
+		s.sparse.warn("api: an order could not be changed", "route", r.route.name, r.ids(), "error", err)
 		return r.refuse(unknownOutcome("the change may or may not have been made: ask again, it is made once; or read the order"))
 	}
 }

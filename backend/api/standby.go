@@ -73,7 +73,7 @@ func (s *Server) getStandby(r *request) string {
 }
 
 // tellPlace answers with where the user stands, or with what failed makes of an error.
-func (s *Server) tellPlace(ctx context.Context, r *request, l inLine, failed func(error, string, int64) *problem.Problem) string {
+func (s *Server) tellPlace(ctx context.Context, r *request, l inLine, failed func(error, *request, int64) *problem.Problem) string {
 	at, err := s.Standby.Look(ctx, l.sale, l.uid, l.over)
 	switch {
 	case err == nil:
@@ -81,13 +81,13 @@ func (s *Server) tellPlace(ctx context.Context, r *request, l inLine, failed fun
 	case errors.Is(err, standby.ErrNotInLine):
 		return r.refuse(problem.New(problem.NotInLine, "POST joins the standby line of this sale"))
 	default:
-		return r.refuse(failed(err, r.id, l.sale))
+		return r.refuse(failed(err, r, l.sale))
 	}
 }
 
 // unread is what is told when nothing was done, for the place could not be read.
-func (s *Server) unread(err error, requestID string, sale int64) *problem.Problem {
-	s.sparse.warn("api: a place in a standby line could not be read", "sale", sale, "request_id", requestID, "error", err)
+func (s *Server) unread(err error, r *request, sale int64) *problem.Problem {
+	s.sparse.warn("api: a place in a standby line could not be read", "sale", sale, r.ids(), "error", err)
 	return overloaded("your place cannot be read at the moment")
 }
 
@@ -104,13 +104,13 @@ func (s *Server) postStandby(r *request) string {
 	switch {
 	case err == nil && at.State == wire.StandbyWaiting:
 		if err := s.Standby.Again(ctx, l.sale, l.uid); err != nil {
-			return r.refuse(s.unjoined(err, r.id, l.sale))
+			return r.refuse(s.unjoined(err, r, l.sale))
 		}
 		return r.private(at)
 	case err == nil && at.State == wire.StandbyOffered:
 		return r.private(at)
 	case err != nil && !errors.Is(err, standby.ErrNotInLine):
-		return r.refuse(s.unread(err, r.id, l.sale))
+		return r.refuse(s.unread(err, r, l.sale))
 	}
 	if p := s.mayJoin(ctx, l); p != nil {
 		return r.refuse(p)
@@ -120,7 +120,7 @@ func (s *Server) postStandby(r *request) string {
 		return r.refuse(problem.New(problem.Internal, "no order id could be made; nothing was done"))
 	}
 	if err := s.Standby.Join(ctx, l.sale, l.uid, wire.NewOrderID(orderID.String(), l.sale)); err != nil {
-		return r.refuse(s.unjoined(err, r.id, l.sale))
+		return r.refuse(s.unjoined(err, r, l.sale))
 	}
 	return s.tellPlace(ctx, r, l, s.unjoined)
 }
@@ -166,11 +166,11 @@ func (s *Server) lookStandby(ctx context.Context, l inLine) (reserve.Verdict, er
 }
 
 // unjoined is what is told when a join came to no good end.
-func (s *Server) unjoined(err error, requestID string, sale int64) *problem.Problem {
+func (s *Server) unjoined(err error, r *request, sale int64) *problem.Problem {
 	if errors.Is(err, standby.ErrFull) {
 		return problem.New(problem.StandbyFull, "as many wait for this sale as may; a place becomes free when somebody leaves or is offered a unit")
 	}
-	s.sparse.warn("api: a join of a standby line came to no end", "sale", sale, "request_id", requestID, "error", err)
+	s.sparse.warn("api: a join of a standby line came to no end", "sale", sale, r.ids(), "error", err)
 	return unknownOutcome("you may be in the standby line: ask again, it gives the same place, or see GET " + wire.StandbyPath(sale))
 }
 
@@ -196,12 +196,12 @@ func (s *Server) deleteStandby(r *request) string {
 	case err == nil, errors.Is(err, standby.ErrNotInLine), errors.As(err, &state):
 		return s.tellPlace(ctx, r, l, s.unleft)
 	default:
-		return r.refuse(s.unleft(err, r.id, l.sale))
+		return r.refuse(s.unleft(err, r, l.sale))
 	}
 }
 
 // unleft is what is told when leaving came to no good end.
-func (s *Server) unleft(err error, requestID string, sale int64) *problem.Problem {
-	s.sparse.warn("api: a leave of a standby line came to no end", "sale", sale, "request_id", requestID, "error", err)
+func (s *Server) unleft(err error, r *request, sale int64) *problem.Problem {
+	s.sparse.warn("api: a leave of a standby line came to no end", "sale", sale, r.ids(), "error", err)
 	return unknownOutcome("you may or may not have left: ask again, or see GET " + wire.StandbyPath(sale))
 }

@@ -38,7 +38,7 @@ func (s *Server) getTimeline(r *request) string {
 	case errors.Is(err, timeline.ErrBusy):
 		return r.refuse(overloaded("too many timelines are being read"))
 	case err != nil:
-		s.sparse.warn("api: a timeline could not be read", "request_id", r.id, "error", err)
+		s.sparse.warn("api: a timeline could not be read", r.ids(), "error", err)
 		return r.refuse(overloaded("timelines cannot be read at the moment"))
 	}
 	t.UID = ""

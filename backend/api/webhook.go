@@ -47,7 +47,7 @@ func (s *Server) webhookRefused(r *request, err error) *problem.Problem {
 	case errors.As(err, &body):
 		return badBody(body)
 	case errors.Is(err, order.ErrNotFound):
-		s.sparse.warn("api: a payment provider names an order that does not exist", "request_id", r.id, "error", err)
+		s.sparse.warn("api: a payment provider names an order that does not exist", r.ids(), "error", err)
 		return problem.New(problem.OrderNotFound, "there is no order with this id; nothing was recorded")
 	case errors.Is(err, payment.ErrQueued):
 		return overloaded("the order is still queued and waits for no payment yet")
@@ -58,7 +58,7 @@ func (s *Server) webhookRefused(r *request, err error) *problem.Problem {
 	case errors.As(err, &mismatch):
 		return problem.New(problem.PaymentMismatch, mismatch.Detail)
 	default:
-		s.sparse.warn("api: a payment event could not be taken", "request_id", r.id, "error", err)
+		s.sparse.warn("api: a payment event could not be taken", r.ids(), "error", err)
 		return unknownOutcome("the event may or may not have been recorded: deliver it again, it counts once")
 	}
 }

@@ -31,6 +31,7 @@ import (
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/timeline"
+	"floodgate.internal/shared/wire"
 )
 
 // Settings is what a reload changes at the edge, swapped as one pointer.
@@ -94,9 +95,9 @@ type Server struct {
 var errSignature = errors.New("the backend refuses this gateway's signature")
 
 // warn logs what would otherwise be logged for every request of an outage: a few lines a second.
-func (s *Server) warn(message string, err error, requestID string) {
+func (s *Server) warn(message string, err error, r *upstream.Request) {
 	if s.warnings.Allow() {
-		s.Log.Warn(message, "error", err, "request_id", requestID)
+		s.Log.Warn(message, "error", err, "request_id", r.RequestID, "trace_id", wire.TraceID(r.Trace))
 	}
 }
 
@@ -192,9 +193,13 @@ type exchange struct {
 	by     rule          // what refused it; rules for none
 	rule   timeline.Rule // what decided about a press, where it is not the result alone
 
-	made   [32]byte // room for an id of our own
-	number [20]byte // for a Retry-After
-	body   []byte   // for what is made of prepared bytes; kept from request to request
+	trace  []byte // see traceparent
+	access access // see logged
+
+	made      [32]byte // room for an id of our own
+	number    [20]byte // for a Retry-After
+	traceRoom [55]byte
+	body      []byte // for what is made of prepared bytes; kept from request to request
 }
 
 // begin starts the exchange of a connection that came through a Listener.

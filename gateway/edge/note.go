@@ -24,15 +24,35 @@ func (x *exchange) note() {
 	if x.uid != "" {
 		x.s.uids.Add(x.uid, refused, x.now)
 	}
-	if (x.addr.chosen || x.set.chosen()) && x.s.accesses.Allow() {
+	if x.logged() {
 		x.log()
 	}
-	x.addr.chosen = false
 }
 
 // chosen draws whether a request is to be logged.
 func (s *Settings) chosen() bool {
 	return s.LogEvery == 1 || s.LogEvery > 1 && rand.IntN(s.LogEvery) == 0
+}
+
+// access is whether the request is logged.
+type access byte
+
+const (
+	accessUndecided access = iota
+	accessLogged
+	accessNotLogged
+)
+
+// logged decides, once, whether the request is logged.
+func (x *exchange) logged() bool {
+	if x.access == accessUndecided {
+		x.access = accessNotLogged
+		if (x.addr.chosen || x.set.chosen()) && x.s.accesses.Allow() {
+			x.access = accessLogged
+		}
+		x.addr.chosen = false
+	}
+	return x.access == accessLogged
 }
 
 // log is the request's line. It has no token, no query and no body: only what was judged, and how.
@@ -52,7 +72,11 @@ func (x *exchange) log() {
 	if from := x.network(); from != "" {
 		attrs = append(attrs, slog.String("network", from))
 	}
-	if trace := wire.TraceID(h.Peek("traceparent")); trace != "" {
+	trace := wire.TraceID(x.trace)
+	if trace == "" { // it was not sent on
+		trace = wire.TraceID([]byte(x.givenTrace()))
+	}
+	if trace != "" {
 		attrs = append(attrs, slog.String("trace_id", trace))
 	}
 	x.s.Log.LogAttrs(context.Background(), slog.LevelInfo, "request", attrs...)

@@ -77,8 +77,8 @@ func (x *exchange) cached(path []byte) {
 	cache, rule := x.s.Cache, x.set.Pages
 	if p, how, renew := cache.Fresh(path, rule, x.now); how != "" {
 		if renew {
-			target := string(path)
-			cache.Renew(target, x.s.fetch(target, string(x.id)))
+			r := x.read(path)
+			cache.Renew(r.Target, x.s.fetch(r))
 		}
 		x.kept(p, how, x.set.pagesMaxAge)
 		return
@@ -91,12 +91,12 @@ func (x *exchange) cached(path []byte) {
 		x.admit(by, d)
 		return
 	}
-	target := string(path)
-	p, how, err := cache.Get(target, rule, x.now, 2*x.s.Pool.Timeout(), x.s.fetch(target, string(x.id)))
+	r := x.read(path)
+	p, how, err := cache.Get(r.Target, rule, x.now, 2*x.s.Pool.Timeout(), x.s.fetch(r))
 	switch {
 	case err != nil:
 		x.ctx.Response.Header.Set("X-Cache", string(how))
-		x.unanswered(&upstream.Request{Method: fasthttp.MethodGet}, err)
+		x.unanswered(r, err)
 	case p.Status == 200:
 		x.kept(p, how, x.set.pagesMaxAge)
 	case p.Status == fasthttp.StatusNotFound:
@@ -123,20 +123,24 @@ func (x *exchange) overReading() (rule, limit.Decision) {
 	return 0, limit.Decision{OK: true}
 }
 
-// fetch gets a page from a backend, in nobody's name.
-func (s *Server) fetch(target, requestID string) pagecache.Fetch {
+// read is what a backend is asked for a page, in nobody's name. It may outlive the exchange.
+func (x *exchange) read(path []byte) *upstream.Request {
+	return &upstream.Request{Method: fasthttp.MethodGet, Class: upstream.Page, Target: string(path), RequestID: string(x.id), Trace: bytes.Clone(x.traceparent())}
+}
+
+// fetch gets a page from a backend.
+func (s *Server) fetch(r *upstream.Request) pagecache.Fetch {
 	return func() (*pagecache.Page, error) {
 		resp := fasthttp.AcquireResponse()
 		defer fasthttp.ReleaseResponse(resp)
-		err := s.Pool.Do(&upstream.Request{Method: fasthttp.MethodGet, Class: upstream.Page, Target: target, RequestID: requestID}, resp)
-		if err != nil {
+		if err := s.Pool.Do(r, resp); err != nil {
 			return nil, err
 		}
 		if code := resp.StatusCode(); code == fasthttp.StatusUnauthorized {
-			s.warn("check the signing keys on both sides", errSignature, requestID)
+			s.warn("check the signing keys on both sides", errSignature, r)
 		}
 		if coding := resp.Header.ContentEncoding(); len(coding) > 0 {
-			return nil, fmt.Errorf("the page %s came as %q, which nobody asked for", target, coding)
+			return nil, fmt.Errorf("the page %s came as %q, which nobody asked for", r.Target, coding)
 		}
 		p := pagecache.NewPage(resp.StatusCode(), string(resp.Header.ContentType()), string(resp.Header.Peek("ETag")), bytes.Clone(resp.Body()))
 		rule := resp.Header.Peek("Cache-Control")

@@ -507,7 +507,7 @@ func plainCursor(s string) bool {
 // forward sends r and passes the answer on: its status, body and the headers that are allowed. It returns the status, 0
 // where there was no answer.
 func (x *exchange) forward(r *upstream.Request) int {
-	r.RequestID, r.Trace = string(x.id), wire.Traceparent(x.ctx.Request.Header.Peek("traceparent"))
+	r.RequestID, r.Trace = string(x.id), x.traceparent()
 	resp := fasthttp.AcquireResponse()
 	defer fasthttp.ReleaseResponse(resp)
 	err := x.s.Pool.Do(r, resp)
@@ -518,7 +518,7 @@ func (x *exchange) forward(r *upstream.Request) int {
 	code := resp.StatusCode()
 	if code == fasthttp.StatusUnauthorized && len(resp.Header.Peek(signing.HeaderTime)) > 0 {
 		// It is this gateway that the backend does not know, not the client: that refusal names the time to sign by.
-		x.s.warn("check the signing keys on both sides", errSignature, r.RequestID)
+		x.s.warn("check the signing keys on both sides", errSignature, r)
 		x.overloaded("the shop cannot be reached; nothing was done")
 		x.rule = timeline.Unreachable
 		return 0
@@ -546,7 +546,7 @@ var passed = []string{"Content-Type", "Location", "ETag", "Cache-Control", "Retr
 // unanswered says what is known of a request that got no answer.
 func (x *exchange) unanswered(r *upstream.Request, err error) {
 	if r.Method != fasthttp.MethodGet && errors.Is(err, upstream.ErrUnknown) {
-		x.s.warn("no answer from the backend", err, r.RequestID)
+		x.s.warn("no answer from the backend", err, r)
 		detail := "the request was sent on and no answer came: ask again with the same Idempotency-Key, or look at GET /v1/orders?sale_id="
 		switch x.route {
 		case routeWebhook:
@@ -567,7 +567,7 @@ func (x *exchange) unanswered(r *upstream.Request, err error) {
 		x.s.metrics.refusals[ruleInFlight].Inc()
 	} else {
 		x.rule = timeline.Unreachable
-		x.s.warn("the backend was not reached", err, r.RequestID)
+		x.s.warn("the backend was not reached", err, r)
 	}
 	x.overloaded("the shop is busy or cannot be reached; nothing was done")
 }

@@ -100,6 +100,28 @@ func TestFullTableSharesOneBucket(t *testing.T) {
 	}
 }
 
+// Who drew on the shared buckets, and then finds room, has no more tokens than are left in those.
+func TestRoomIsNoRefill(t *testing.T) {
+	b, law := table(), one("x", 1, 2, 1, start)
+	first, other := "0", 1
+	for b.hash(fmt.Sprint(other))%shards != b.hash(first)%shards { // where room is made for it
+		other++
+	}
+	key := fmt.Sprint(other)
+	b.Take(first, law, at(0))
+	for range 2 {
+		if d := b.Take(key, law, at(0)); !d.OK || !d.Shared {
+			t.Fatalf("in a full table: got %+v", d)
+		}
+	}
+	if d := b.Take(key, law, at(time.Second)); !d.OK || d.Shared { // the first one's buckets are full again
+		t.Fatalf("with room: got %+v", d)
+	}
+	if d := b.Take(key, law, at(time.Second)); d.OK {
+		t.Error("a fourth token in a second, of a burst of 2 and 1 a second")
+	}
+}
+
 func TestReloadKeepsTokens(t *testing.T) {
 	b := table()
 	old := one("x", 0.001, 5, 100, start)

@@ -47,7 +47,7 @@ type Request struct {
 	UID            string // the verified user, "" for nobody
 	IdempotencyKey string
 	RequestID      string
-	Trace          string // traceparent, or ""
+	Trace          []byte // traceparent, or none
 	// PaymentSignature is a webhook's own; this gateway's signature does not cover it, for it proves itself.
 	PaymentSignature string
 	Client           string // the network the user's address is in, "" for not told
@@ -249,8 +249,8 @@ func (s *set) fill(req *fasthttp.Request, b *backend, r *Request, now, until tim
 	if r.RequestID != "" {
 		req.Header.Set("X-Request-Id", r.RequestID)
 	}
-	if r.Trace != "" {
-		req.Header.Set("traceparent", r.Trace)
+	if len(r.Trace) > 0 {
+		req.Header.SetBytesV("traceparent", r.Trace)
 	}
 	if r.PaymentSignature != "" {
 		req.Header.Set(wire.PaymentSignature, r.PaymentSignature)

@@ -343,9 +343,10 @@ func Network(a netip.Addr) string {
 	return p.String()
 }
 
-// Traceparent is a W3C trace context (https://www.w3.org/TR/trace-context/), "" where the field does not look like one.
+// Traceparent is a W3C trace context of version 00 (https://www.w3.org/TR/trace-context/), 00-TRACE_ID-PARENT_ID-FLAGS, or "" where
+// the field is none: neither id may be all zeros, and upper case is none.
 func Traceparent(field []byte) string {
-	if len(field) != 55 || field[2] != '-' || field[35] != '-' || field[52] != '-' {
+	if len(field) != 55 || string(field[:3]) != "00-" || string(field[3:35]) == noTrace || string(field[36:52]) == noTrace[:16] {
 		return ""
 	}
 	for i, c := range field {
@@ -356,6 +357,8 @@ func Traceparent(field []byte) string {
 	}
 	return string(field)
 }
+
+const noTrace = "00000000000000000000000000000000"
 
 // TraceID is the trace's id in a W3C trace context, "" where there is none.
 func TraceID(field []byte) string {

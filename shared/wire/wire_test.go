@@ -1,8 +1,10 @@
 package wire
 
 import (
+	"bytes"
 	"encoding/json"
 	"net/netip"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -205,9 +207,28 @@ func TestTraceparent(t *testing.T) {
 	if got := TraceID([]byte(good)); got != "0af7651916cd43dd8448eb211c80319c" || Traceparent([]byte(good)) != good {
 		t.Errorf("got %q", got)
 	}
-	for _, bad := range []string{"", "x", good + "0", good[:54] + "\n", strings.ToUpper(good), strings.Replace(good, "-", "0", 1), strings.Replace(good, "a", "-", 1), strings.Replace(good, "a", "g", 1)} {
+	for _, bad := range []string{"", "x", good + "0", good[:54] + "\n", strings.ToUpper(good), strings.Replace(good, "-", "0", 1), strings.Replace(good, "a", "-", 1), strings.Replace(good, "a", "g", 1),
+		"ff" + good[2:], "01" + good[2:], good[:3] + strings.Repeat("0", 32) + good[35:], good[:36] + strings.Repeat("0", 16) + good[52:], good[1:]} {
 		if got := Traceparent([]byte(bad)); got != "" {
 			t.Errorf("%q: got %q", bad, got)
 		}
 	}
+}
+
+var traceparent = regexp.MustCompile(`^00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}$`)
+
+func FuzzTraceparent(f *testing.F) {
+	for _, s := range []string{"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+		"00-00000000000000000000000000000000-b7ad6b7169203331-01", "00-0af7651916cd43dd8448eb211c80319c-0000000000000000-00", ""} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, field []byte) {
+		want, id := "", ""
+		if m := traceparent.FindSubmatch(field); m != nil && len(bytes.Trim(m[1], "0")) > 0 && len(bytes.Trim(m[2], "0")) > 0 {
+			want, id = string(field), string(m[1])
+		}
+		if got, gotID := Traceparent(field), TraceID(field); got != want || gotID != id {
+			t.Errorf("%q: got %q of trace %q, want %q of %q", field, got, gotID, want, id)
+		}
+	})
 }

@@ -46,7 +46,9 @@ type Settings struct {
 	Trusted          network.Set // proxies whose word on the client's address is taken
 	Exempt           network.Set // from the rules of addresses
 	BannedNetworks   network.Set
-	BannedUsers      map[string]struct{}
+	ExemptUsers      map[string]struct{} // from the rules of users
+	BannedUsers      map[string]struct{} // who order nothing
+	EligibleUsers    map[string]struct{} // the only ones who order; empty for everybody
 	Pages            pagecache.Rule
 	Sign             *identity.Key // may mint test tokens; nil outside development
 	InsecureCookies  bool          // without Secure, for plain HTTP in development

@@ -36,7 +36,7 @@ func (x *exchange) serve() {
 		return
 	}
 	if !x.set.BannedNetworks.Empty() && x.set.BannedNetworks.Contains(x.client()) {
-		x.reject(ruleBan, problem.New(problem.Forbidden, "requests from this network are not taken; nothing was done"))
+		x.prepared(ruleBan, bannedNetwork, 0)
 		return
 	}
 	if !x.allowed() {
@@ -132,6 +132,14 @@ func (x *exchange) takeAddress(buckets *limit.Buckets[[16]byte], rule *limit.Rul
 	return buckets.Take(network.Key(a), rule, x.now)
 }
 
+// takeUser draws on the user's buckets, where they have any.
+func (x *exchange) takeUser(buckets *limit.Buckets[string], rule *limit.Rule, uid string) limit.Decision {
+	if _, exempt := x.set.ExemptUsers[uid]; exempt {
+		return limit.Decision{OK: true}
+	}
+	return buckets.Take(uid, rule, x.now)
+}
+
 // network is the network that the client's address is in: backends count where orders come from, and need to know no more.
 func (x *exchange) network() string {
 	a := x.client()
@@ -155,6 +163,13 @@ var overLimit = func() (l [rules]*salegate.Refusal) {
 	}
 	return l
 }()
+
+// The other refusals that are made in advance.
+var (
+	bannedNetwork = salegate.Prepare(problem.New(problem.Forbidden, "requests from this network are not taken; nothing was done"))
+	bannedUser    = salegate.Prepare(problem.New(problem.Forbidden, "this account may not buy here; orders that it has stand"))
+	notEligible   = salegate.Prepare(problem.New(problem.Forbidden, "ordering here is for invited accounts only, and this one is not on the list; orders that it has stand"))
+)
 
 // admit answers 429 where the decision of a rule is one, and notes when it would let the next request through.
 func (x *exchange) admit(by rule, d limit.Decision) bool {
@@ -241,29 +256,32 @@ func (x *exchange) user() (identity.Who, bool) {
 	return x.identify()
 }
 
-// buyer is user for one who wants to order, and may. Backends have bans of their own, which change while they run; who is
-// banned here costs them nothing.
-func (x *exchange) buyer() (identity.Who, bool) {
-	who, ok := x.user()
-	if _, banned := x.set.BannedUsers[who.UID]; ok && banned {
-		x.reject(ruleBan, problem.New(problem.Forbidden, "this account may not buy here; orders that it has stand"))
-		return identity.Who{}, false
+// mayBuy reports that the user may order here, or answers 403. Backends have lists of their own, which change while they run; who
+// is refused here costs them nothing.
+func (x *exchange) mayBuy(uid string) bool {
+	if _, banned := x.set.BannedUsers[uid]; banned {
+		x.prepared(ruleBan, bannedUser, 0)
+		return false
 	}
-	return who, ok
+	if _, eligible := x.set.EligibleUsers[uid]; !eligible && len(x.set.EligibleUsers) > 0 {
+		x.prepared(ruleEligible, notEligible, 0)
+		return false
+	}
+	return true
 }
 
 // takeOwn draws on the user's buckets for everything but orders, or answers 429.
 func (x *exchange) takeOwn(uid string) bool {
 	switch x.route {
 	case routePay, routeCancel, routeUse:
-		return x.admit(rulePayment, x.s.payments.Take(uid, x.set.Payment, x.now))
+		return x.admit(rulePayment, x.takeUser(x.s.payments, x.set.Payment, uid))
 	}
-	return x.admit(ruleRead, x.s.reads.Take(uid, x.set.Read, x.now))
+	return x.admit(ruleRead, x.takeUser(x.s.reads, x.set.Read, uid))
 }
 
-// takeOrder draws on the user's buckets for orders and then on the bucket of all, or answers 429 or 503.
-func (x *exchange) takeOrder(uid string) bool {
-	return x.admit(ruleOrder, x.s.orders.Take(uid, x.set.Order, x.now)) && x.takeGlobal()
+// takeOrder is what follows on the decision of the user's buckets for orders: it draws on the bucket of all, or answers 429 or 503.
+func (x *exchange) takeOrder(d limit.Decision) bool {
+	return x.admit(ruleOrder, d) && x.takeGlobal()
 }
 
 // takeGlobal draws on the bucket of all orders, for which an order may wait; or it answers 429, or 503 where too many wait. It
@@ -287,12 +305,15 @@ func (x *exchange) order(sale int64) {
 		x.prepared(ruleGate, v.Refusal, v.RetryAfter)
 		return
 	}
-	who, ok := x.buyer()
+	who, ok := x.user()
 	if !ok {
 		return
 	}
 	if v.Sale != nil {
 		defer x.record(sale, who.UID)
+	}
+	if !x.mayBuy(who.UID) {
+		return
 	}
 	h := &x.ctx.Request.Header
 	key := h.Peek("Idempotency-Key")
@@ -313,12 +334,12 @@ func (x *exchange) order(sale int64) {
 		x.reject(ruleBody, problem.New(problem.BadRequest, err.Error()))
 		return
 	}
-	d := x.s.orders.Take(who.UID, x.set.Order, x.now)
+	d := x.takeUser(x.s.orders, x.set.Order, who.UID)
 	if v.Refusal != nil && !(d.OK && x.s.Gate.Ask(v, x.now)) {
 		x.prepared(ruleGate, v.Refusal, v.RetryAfter)
 		return
 	}
-	if !x.admit(ruleOrder, d) || !x.takeGlobal() {
+	if !x.takeOrder(d) {
 		return
 	}
 	status := x.forward(&upstream.Request{
@@ -420,7 +441,7 @@ func (x *exchange) standby(sale int64) {
 		return
 	}
 	who, ok := x.user()
-	if !ok || !x.noBody() || !x.takeOwn(who.UID) {
+	if !ok || x.ctx.IsPost() && !x.mayBuy(who.UID) || !x.noBody() || !x.takeOwn(who.UID) {
 		return
 	}
 	method, class := fasthttp.MethodGet, upstream.Order

@@ -11,7 +11,9 @@ import (
 )
 
 // ruleRecords is what a refusal by a rule of the gateway's own is recorded as, where its code does not say enough.
-var ruleRecords = [rules]timeline.Rule{ruleOrder: timeline.OrderLimit, ruleGlobal: timeline.GlobalLimit}
+var ruleRecords = [rules]timeline.Rule{
+	ruleBan: timeline.Banned, ruleEligible: timeline.NotListed, ruleOrder: timeline.OrderLimit, ruleGlobal: timeline.GlobalLimit,
+}
 
 // codeRecords is what an answer is recorded as where nothing names its rule. An answer of another code is not recorded.
 var codeRecords = map[problem.Code]timeline.Rule{

@@ -63,6 +63,37 @@ func networks(t testing.TB, all ...string) network.Set {
 	return set
 }
 
+// follow makes a gate that knows the sales.
+func follow(t testing.TB, clk *clock.Clock, reg prometheus.Registerer, staleAfter time.Duration, sales ...wire.Sale) *salegate.Gate {
+	gate := salegate.New(clk, staleAfter, reg)
+	known := make(chan struct{})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		gate.Follow(ctx, feed{sales}, slog.New(slog.DiscardHandler), func([]int64) { close(known) })
+	}()
+	t.Cleanup(func() { cancel(); <-done })
+	<-known
+	return gate
+}
+
+// signed is a verifier, and the token of each uid.
+func signed(t testing.TB, clk *clock.Clock, uids ...string) (*identity.Verifier, map[string]string) {
+	key := identity.Key{KID: "k", Alg: "HS256", Secret: "0123456789abcdef0123456789abcdef", Sign: true}
+	verifier, err := identity.NewVerifier([]identity.Key{key}, 0, clk.Now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tokens := map[string]string{}
+	for _, uid := range uids {
+		if tokens[uid], _, err = identity.Mint(key, uid, time.Now(), time.Hour); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return verifier, tokens
+}
+
 // refusing makes a server of which every refusal is asked below: its news count for an hour, uid 7 has no order left to make.
 // exempt is the address that has no bucket of its own; every other one has nothing left either.
 func refusing(t testing.TB, exempt string) (s *Server, token string) {
@@ -78,26 +109,9 @@ func refusing(t testing.TB, exempt string) (s *Server, token string) {
 	reg := prometheus.NewRegistry()
 	clk := &clock.Clock{}
 	log := slog.New(slog.DiscardHandler)
-	gate := salegate.New(clk, time.Hour, reg)
-	known := make(chan struct{})
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		gate.Follow(ctx, feed{sales}, log, func([]int64) { close(known) })
-	}()
-	t.Cleanup(func() { cancel(); <-done })
-	<-known
-
-	key := identity.Key{KID: "k", Alg: "HS256", Secret: "0123456789abcdef0123456789abcdef", Sign: true}
-	verifier, err := identity.NewVerifier([]identity.Key{key}, 0, clk.Now)
-	if err != nil {
-		t.Fatal(err)
-	}
-	token, _, err = identity.Mint(key, "7", now, time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
+	gate := follow(t, clk, reg, time.Hour, sales...)
+	verifier, tokens := signed(t, clk, "7")
+	token = tokens["7"]
 	rule := func(name string) *limit.Rule {
 		return limit.NewRule(name, 1000, now, limit.Law{Rate: 0.0001, Burst: 1})
 	}

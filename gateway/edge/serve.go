@@ -281,6 +281,9 @@ func (x *exchange) takeOwn(uid string) bool {
 
 // takeOrder is what follows on the decision of the user's buckets for orders: it draws on the bucket of all, or answers 429 or 503.
 func (x *exchange) takeOrder(d limit.Decision) bool {
+	if !d.OK { // who comes back meets the bucket of all next
+		x.wait = max(x.wait, x.s.global.Wait(x.set.Global, x.set.Patience, x.now))
+	}
 	return x.admit(ruleOrder, d) && x.takeGlobal()
 }
 

@@ -40,7 +40,7 @@ func (x *exchange) cart() {
 		x.reject(ruleBody, p)
 		return
 	}
-	if !x.takeOrder(x.takeUser(x.s.orders, x.set.Order, who.UID)) {
+	if !x.takeOrder(x.takeUser(x.s.orders, x.set.Order, who.UID)) || !x.room(upstream.Order, 0) {
 		return
 	}
 	text, err := json.Marshal(wire.Cart{Items: items})

@@ -92,7 +92,7 @@ func TestWaitingAsToldIsEnoughForEveryLimit(t *testing.T) {
 				rapid.SampledFrom([]string{"203.0.113.1", "2001:db8::1", "10.0.0.1", "10.0.0.1"}).Draw(rt, "from")}
 		})
 		c := clients.Draw(rt, "client")
-		for range rapid.IntRange(30, 120).Draw(rt, "requests") {
+		for range rapid.IntRange(20, 80).Draw(rt, "requests") {
 			at = at.Add(time.Duration(rapid.Int64Range(0, int64(time.Second)).Draw(rt, "later")))
 			if rapid.IntRange(0, 3).Draw(rt, "another") == 0 {
 				c = clients.Draw(rt, "client")

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"floodgate.internal/gateway/ops"
+	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
 )
 
@@ -121,6 +122,32 @@ func TestWaitingAsToldIsEnough(t *testing.T) {
 				t.Errorf("%d refusals, want several", refusals)
 			}
 		})
+	}
+}
+
+// Rows D2, D10: also who was let through and is OVERLOADED after all, by the backend or for want of one, finds the limits open when
+// they come back as told.
+func TestOverloadedWaitsForTheLimits(t *testing.T) {
+	p := newPeer(t)
+	p.set(1, nil)
+	p.on(func(ctx *fastCtx, _ call) {
+		full := problem.New(problem.Overloaded, "full")
+		full.RetryAfter = time.Second
+		full.WriteTo(ctx, "id")
+	})
+	clk := newClock()
+	g := runAt(t, clk, []string{p.addr}, with("read: {rate: 10, burst: 20", "read: {rate: 0.1, burst: 1"), with("order: {rate: 0.2, burst: 1", "order: {rate: 0.01, burst: 1"))
+	for i, uid := range []string{"7", "8"} {
+		if i > 0 {
+			p.stop()
+		}
+		for path, wait := range map[string]int{"POST /v1/sales/1/orders": 100, "GET /v1/orders": 10} {
+			method, path, _ := strings.Cut(path, " ")
+			a := g.do(method, path, g.as(uid))
+			if after, err := strconv.Atoi(a.header.Get("Retry-After")); a.code != 503 || err != nil || after < wait || after > wait+1 {
+				t.Errorf("%s %s: got %v, Retry-After %s, want %d or a second more", uid, path, a, a.header.Get("Retry-After"), wait)
+			}
+		}
 	}
 }
 

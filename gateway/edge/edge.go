@@ -207,7 +207,6 @@ func (s *Server) begin(ctx *fasthttp.RequestCtx) *exchange {
 // finish puts on what every answer has, counts it, and notes whose it is.
 func (x *exchange) finish() {
 	h := &x.ctx.Response.Header
-	x.notBefore()
 	h.SetCanonical(headerRequestID, x.id)
 	h.SetCanonical(headerSniff, noSniff)
 	x.s.metrics.requests[x.route][x.result].Inc()
@@ -289,6 +288,9 @@ func (x *exchange) refuse(p *problem.Problem) {
 	if p.Code == problem.Overloaded && p.RetryAfter == 0 {
 		p.RetryAfter = time.Second + jitter(2*time.Second)
 	}
+	if p.RetryAfter > 0 {
+		p.RetryAfter = max(p.RetryAfter, x.wait+jitter(time.Second))
+	}
 	p.WriteTo(x.ctx, string(x.id))
 	x.result = resultOf(p.Code)
 }
@@ -304,7 +306,7 @@ func (x *exchange) reject(by rule, p *problem.Problem) {
 // jitter only adds.
 func jitter(d time.Duration) time.Duration { return mathrand.N(d) }
 
-// prepared refuses with bytes made in advance; after goes into Retry-After, with jitter, unless it is 0.
+// prepared refuses with bytes made in advance; after, or x.wait where that is longer, goes into Retry-After, with jitter, unless after is 0.
 func (x *exchange) prepared(by rule, r *salegate.Refusal, after time.Duration) {
 	x.s.metrics.refusals[by].Inc()
 	x.by, x.rule = by, ruleRecords[by]
@@ -314,7 +316,7 @@ func (x *exchange) prepared(by rule, r *salegate.Refusal, after time.Duration) {
 	resp.Header.SetContentType(problem.ContentType)
 	resp.Header.SetCanonical(headerCache, noStore)
 	if after > 0 {
-		seconds := (after + jitter(time.Second) + time.Second - 1) / time.Second
+		seconds := (max(after, x.wait) + jitter(time.Second) + time.Second - 1) / time.Second
 		resp.Header.SetCanonical(headerRetry, strconv.AppendInt(x.number[:0], int64(seconds), 10))
 	}
 	x.body = r.AppendBody(x.body[:0], x.id)

@@ -165,7 +165,9 @@ func refusals(tokens map[string]string) []refusal {
 		}
 		return set
 	}
-	slow := func(s *Settings) { s.Global = limit.NewRule("global", 0, time.Now(), limit.Law{Rate: 0.00001, Burst: 1}) }
+	slow := func(s *Settings) {
+		s.Global = limit.NewRule("global", 0, time.Now(), limit.Law{Rate: 0.00001, Burst: 1})
+	}
 	open := func(s *Settings) {
 		s.Global = limit.NewRule("global", 0, time.Now(), limit.Law{Rate: 1e6, Burst: 1e6, Shadow: true})
 	}

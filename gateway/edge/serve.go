@@ -195,18 +195,6 @@ func (x *exchange) admit(by rule, d limit.Decision) bool {
 	return false
 }
 
-// notBefore makes a Retry-After true for whoever would still find a bucket empty that was asked before the refusal came.
-func (x *exchange) notBefore() {
-	if x.wait == 0 {
-		return
-	}
-	h := &x.ctx.Response.Header
-	seconds := limit.Decision{Wait: x.wait}.Seconds()
-	if told, err := strconv.Atoi(string(h.Peek("Retry-After"))); err == nil && told < seconds {
-		h.SetCanonical(headerRetry, strconv.AppendInt(x.number[:0], int64(seconds+int(jitter(2*time.Second)/time.Second)), 10))
-	}
-}
-
 const sessionCookie = "floodgate_session"
 
 var bearer = []byte("Bearer ")
@@ -585,6 +573,9 @@ func (x *exchange) forward(r *upstream.Request) int {
 		if v := resp.Header.Peek(name); len(v) > 0 {
 			out.Header.SetBytesV(name, v)
 		}
+	}
+	if after, err := strconv.Atoi(string(out.Header.Peek("Retry-After"))); err == nil && time.Duration(after)*time.Second < x.wait {
+		out.Header.Set("Retry-After", itoa(limit.Decision{Wait: x.wait + jitter(time.Second)}.Seconds()))
 	}
 	out.SetBody(resp.Body())
 	x.result = resultOfAnswer(code, resp.Body())

@@ -135,7 +135,7 @@ func (x *exchange) takeAddress(buckets *limit.Buckets[[16]byte], rule *limit.Rul
 	if !a.IsValid() || x.set.Exempt.Contains(a) {
 		return limit.Decision{OK: true}
 	}
-	return buckets.Take(network.Key(a), rule, x.now)
+	return x.noted(buckets.Take(network.Key(a), rule, x.now))
 }
 
 // takeUser draws on the user's buckets, where they have any.
@@ -143,7 +143,13 @@ func (x *exchange) takeUser(buckets *limit.Buckets[string], rule *limit.Rule, ui
 	if _, exempt := x.set.ExemptUsers[uid]; exempt {
 		return limit.Decision{OK: true}
 	}
-	return buckets.Take(uid, rule, x.now)
+	return x.noted(buckets.Take(uid, rule, x.now))
+}
+
+// noted notes when the next request would find a token: whatever this one is refused by, it is told no earlier time to come back.
+func (x *exchange) noted(d limit.Decision) limit.Decision {
+	x.wait = max(x.wait, d.Wait)
+	return d
 }
 
 // network is the network that the client's address is in: backends count where orders come from, and need to know no more.
@@ -180,9 +186,8 @@ var (
 	deliveriesFull = salegate.Prepare(problem.New(problem.Overloaded, "too many deliveries at once; nothing was done"))
 )
 
-// admit answers 429 where the decision of a rule is one, and notes when it would let the next request through.
+// admit answers 429 where the decision of a rule is one.
 func (x *exchange) admit(by rule, d limit.Decision) bool {
-	x.wait = max(x.wait, d.Wait)
 	if d.OK {
 		return true
 	}
@@ -287,7 +292,7 @@ func (x *exchange) takeOrder(d limit.Decision) bool {
 // takeGlobal draws on the bucket of all orders, for which an order may wait; or it answers 429, or 503 where too many wait. It
 // comes after the user's own buckets, so that nobody takes more than their share of it.
 func (x *exchange) takeGlobal() bool {
-	d := x.s.global.Take(x.set.Global, x.set.Patience, x.now)
+	d := x.noted(x.s.global.Take(x.set.Global, x.set.Patience, x.now))
 	if d.Crowded {
 		x.prepared(ruleGlobal, crowded, time.Duration(max(1, d.Seconds()))*time.Second)
 		x.rule = timeline.Crowd

@@ -63,8 +63,10 @@ type LimitsConfig struct {
 	Webhook        RuleConfig   `yaml:"webhook"`
 	Global         GlobalConfig `yaml:"global"`
 	IPExempt       []string     `yaml:"ip_exempt"`
+	UIDExempt      []string     `yaml:"uid_exempt"`
 	BannedNetworks []string     `yaml:"banned_networks"`
 	BannedUIDs     []string     `yaml:"banned_uids"`
+	EligibleUIDs   []string     `yaml:"eligible_uids"`
 }
 
 // LawConfig is one law of a rule.
@@ -88,7 +90,7 @@ type GlobalConfig struct {
 	MaxWaiting int           `yaml:"max_waiting"`
 }
 
-// Bounds of the lists of who is turned away.
+// Bounds of each list of networks and of each list of uids.
 const (
 	maxNetworks = 10_000
 	maxUIDs     = 100_000
@@ -286,13 +288,22 @@ func (c *Config) Validate() error {
 			errs = append(errs, fmt.Errorf("%s%w", l.field, err))
 		}
 	}
-	if n := len(c.Limits.BannedUIDs); n > maxUIDs {
-		bad("limits.banned_uids", "%d uids, at most %d are taken: ban more at the backend", n, maxUIDs)
-	}
-	for i, uid := range c.Limits.BannedUIDs {
-		if !wire.ValidUID(uid) {
-			bad(fmt.Sprintf("limits.banned_uids[%d]", i), "%q must be 1 to %d of [A-Za-z0-9._-]", uid, wire.MaxUID)
-			break
+	for _, l := range []struct {
+		field, more string
+		uids        []string
+	}{
+		{"limits.uid_exempt", "", c.Limits.UIDExempt},
+		{"limits.banned_uids", ": ban more at the backend", c.Limits.BannedUIDs},
+		{"limits.eligible_uids", ": give the sale a list at the backend for more", c.Limits.EligibleUIDs},
+	} {
+		if n := len(l.uids); n > maxUIDs {
+			bad(l.field, "%d uids, at most %d are taken%s", n, maxUIDs, l.more)
+		}
+		for i, uid := range l.uids {
+			if !wire.ValidUID(uid) {
+				bad(fmt.Sprintf("%s[%d]", l.field, i), "%q must be 1 to %d of [A-Za-z0-9._-]", uid, wire.MaxUID)
+				break
+			}
 		}
 	}
 
@@ -326,6 +337,15 @@ func plain(s string) bool {
 		}
 	}
 	return true
+}
+
+// uids is a list of uids as a set.
+func uids(list []string) map[string]struct{} {
+	set := make(map[string]struct{}, len(list))
+	for _, uid := range list {
+		set[uid] = struct{}{}
+	}
+	return set
 }
 
 // networks is a list of networks that was validated.

@@ -28,7 +28,8 @@ func TestSampleLoadsAndHoldsTheDefaults(t *testing.T) {
 	want := DefaultConfig()
 	want.OpsToken, want.SigningKey = "an-ops-token", SigningKeyConfig{"gw-1", "0123456789abcdef0123456789abcdef"}
 	want.Identity.Keys = []identity.Key{{KID: "login-1", Alg: "EdDSA", PublicKey: base64.StdEncoding.EncodeToString(pub)}}
-	want.Trusted, want.Limits.IPExempt, want.Limits.BannedNetworks, want.Limits.BannedUIDs = []string{}, []string{}, []string{}, []string{}
+	want.Trusted, want.Limits.IPExempt, want.Limits.BannedNetworks = []string{}, []string{}, []string{}
+	want.Limits.UIDExempt, want.Limits.BannedUIDs, want.Limits.EligibleUIDs = []string{}, []string{}, []string{}
 	if !reflect.DeepEqual(c, want) {
 		t.Errorf("the sample is not the defaults:\n%s", strings.Join(want.Diff(c), "\n"))
 	}
@@ -89,6 +90,11 @@ func TestValidateNamesFieldValueAndBound(t *testing.T) {
 		{"ip_exempt:", "banned_networks: [\"::ffff:10.0.0.0/104\"]\n  ip_exempt:", "limits.banned_networks[0]: \"::ffff:10.0.0.0/104\" must be a network"},
 		{"ip_exempt:", "banned_uids: [ann, \"b b\"]\n  ip_exempt:", "limits.banned_uids[1]: \"b b\" must be 1 to 64 of"},
 		{"ip_exempt:", "banned_uids: [" + strings.Repeat("u, ", maxUIDs) + "u]\n  ip_exempt:", "limits.banned_uids: 100001 uids, at most 100000"},
+		{"ip_exempt:", "uid_exempt: [monitor, \"\"]\n  ip_exempt:", "limits.uid_exempt[1]: \"\" must be 1 to 64 of"},
+		{"ip_exempt:", "uid_exempt: [" + strings.Repeat("u, ", maxUIDs) + "u]\n  ip_exempt:", "limits.uid_exempt: 100001 uids, at most 100000"},
+		{"ip_exempt:", "uid_exempt: monitor\n  ip_exempt:", "monitor"},
+		{"ip_exempt:", "eligible_uids: [a/b]\n  ip_exempt:", "limits.eligible_uids[0]: \"a/b\" must be 1 to 64 of"},
+		{"ip_exempt:", "eligible_uids: [" + strings.Repeat("u, ", maxUIDs) + "u]\n  ip_exempt:", "limits.eligible_uids: 100001 uids, at most 100000"},
 		{"limits:", "trusted_proxies: [proxy.example]\nlimits:", "trusted_proxies[0]: \"proxy.example\" must be a network"},
 		{"127.0.0.0/8", "127.0.0.1", "limits.ip_exempt[0]: \"127.0.0.1\" must be a network"},
 		{"read_timeout: 2s", "read_timeout: 0s", "server.read_timeout: 0s must be"},
@@ -130,14 +136,19 @@ func TestDiffIsInWordsAndKeepsSecrets(t *testing.T) {
 	}
 	a := load()
 	b := load(with("rate: 0.2", "rate: 0.5"), with(testSecret, "dev-another-secret-of-enough-bytes-01"), with("cache: {ttl: 1s", "cache: {ttl: 2s"),
-		with(`["127.0.0.0/8"]`, `["10.0.0.0/8", "127.0.0.0/8"]`), with("burst: 20, max_keys: 1000", "burst: 20, max_keys: 1000, also: [{rate: 1, burst: 60, shadow: true}]"))
+		with(`["127.0.0.0/8"]`, `["10.0.0.0/8", "127.0.0.0/8"]`), with("burst: 20, max_keys: 1000", "burst: 20, max_keys: 1000, also: [{rate: 1, burst: 60, shadow: true}]"),
+		limits("uid_exempt: [monitor]", "banned_uids: [mallory]", "eligible_uids: [ann, bob]"))
 	got := strings.Join(a.Diff(b), "\n")
 	want := `cache.ttl: "1s" becomes "2s"
+limits.banned_uids: "mallory" is new
+limits.eligible_uids: "ann" is new
+limits.eligible_uids: "bob" is new
 limits.ip_exempt: "10.0.0.0/8" is new
 limits.order.rate: 0.2 becomes 0.5
 limits.read.also[0].burst: 60 is new
 limits.read.also[0].rate: 1 is new
 limits.read.also[0].shadow: true is new
+limits.uid_exempt: "monitor" is new
 signing_key.secret: another secret`
 	if got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)

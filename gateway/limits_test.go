@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"strconv"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"floodgate.internal/gateway/ops"
+	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
 )
 
@@ -120,6 +122,32 @@ func TestWaitingAsToldIsEnough(t *testing.T) {
 				t.Errorf("%d refusals, want several", refusals)
 			}
 		})
+	}
+}
+
+// Rows D2, D10: also who was let through and is OVERLOADED after all, by the backend or for want of one, finds the limits open when
+// they come back as told.
+func TestOverloadedWaitsForTheLimits(t *testing.T) {
+	p := newPeer(t)
+	p.set(1, nil)
+	p.on(func(ctx *fastCtx, _ call) {
+		full := problem.New(problem.Overloaded, "full")
+		full.RetryAfter = time.Second
+		full.WriteTo(ctx, "id")
+	})
+	clk := newClock()
+	g := runAt(t, clk, []string{p.addr}, with("read: {rate: 10, burst: 20", "read: {rate: 0.1, burst: 1"), with("order: {rate: 0.2, burst: 1", "order: {rate: 0.01, burst: 1"))
+	for i, uid := range []string{"7", "8"} {
+		if i > 0 {
+			p.stop()
+		}
+		for path, wait := range map[string]int{"POST /v1/sales/1/orders": 100, "GET /v1/orders": 10} {
+			method, path, _ := strings.Cut(path, " ")
+			a := g.do(method, path, g.as(uid))
+			if after, err := strconv.Atoi(a.header.Get("Retry-After")); a.code != 503 || err != nil || after < wait || after > wait+1 {
+				t.Errorf("%s %s: got %v, Retry-After %s, want %d or a second more", uid, path, a, a.header.Get("Retry-After"), wait)
+			}
+		}
 	}
 }
 
@@ -250,6 +278,132 @@ func TestBans(t *testing.T) {
 	}
 	if a := g.do("POST", "/v1/sales/1/orders", alice, bad[0]); a.problem() != "FORBIDDEN" {
 		t.Errorf("banned by a reload: got %v", a)
+	}
+}
+
+// Row D13: while there is a list of who may order, nobody else does; who is banned does not either, and a repeat is no exception.
+// What they have stays theirs, and their timeline tells why.
+func TestWhoMayOrder(t *testing.T) {
+	p := newPeer(t)
+	p.set(1, nil)
+	g := run(t, []string{p.addr}, soon)
+	ann, bob, mallory := g.as("ann"), g.as("bob"), g.as("mallory")
+	orders := []string{"/v1/sales/1/orders", wire.CartPath, wire.StandbyPath(1)}
+	order := func(path, who string) answer {
+		body := ""
+		if path == wire.CartPath {
+			body = `{"items":[{"sku_id":1,"quantity":1}]}`
+		}
+		return g.do("POST", path, who, "Idempotency-Key: k", body)
+	}
+	if a := order(orders[0], mallory); a.code != 202 {
+		t.Errorf("without a list: got %v", a)
+	}
+	reload := func(lists ...string) {
+		t.Helper()
+		g.write(configText([]string{p.addr}, soon, limits(lists...), with("order: {rate: 0.2, burst: 1", "order: {rate: 0.001, burst: 3")))
+		if a := g.reload(); a.code != 200 {
+			t.Fatalf("got %v", a)
+		}
+	}
+	reload("eligible_uids: [ann, mallory]", "banned_uids: [mallory]")
+	sent := len(p.got(""))
+	for _, path := range orders {
+		if a := order(path, bob); a.code != 403 || a.problem() != "FORBIDDEN" || !strings.Contains(a.body, "not on the list") || a.header.Get("Cache-Control") != "no-store" {
+			t.Errorf("%s, who is not listed: got %v", path, a)
+		}
+		if a := order(path, mallory); a.problem() != "FORBIDDEN" || !strings.Contains(a.body, "may not buy here") {
+			t.Errorf("%s, listed and banned: got %v", path, a)
+		}
+	}
+	if a := order(orders[0], "Authorization: Bearer x"); a.problem() != "UNAUTHENTICATED" {
+		t.Errorf("nobody: got %v", a)
+	}
+	if n := len(p.got("")) - sent; n != 0 {
+		t.Errorf("%d requests came to the backend", n)
+	}
+	if e, b := g.metric(`gateway_refusals_total{rule="eligible"}`), g.metric(`gateway_refusals_total{rule="ban"}`); e != "3" || b != "3" {
+		t.Errorf("%s and %s refusals are counted, want 3 and 3", e, b)
+	}
+	for _, who := range []string{bob, mallory} {
+		for _, c := range []string{"GET /v1/orders", "GET /v1/orders/" + orderID, "POST /v1/orders/" + orderID + "/payment", "GET " + orders[2], "DELETE " + orders[2]} {
+			method, path, _ := strings.Cut(c, " ")
+			if a := g.do(method, path, who); a.code != 202 { // the peer accepts everything
+				t.Errorf("%s: got %v", c, a)
+			}
+		}
+	}
+	for _, path := range orders {
+		if a := order(path, ann); a.code != 202 {
+			t.Errorf("%s, listed: got %v", path, a)
+		}
+	}
+	want := map[string]int64{"mallory accepted": 1, "mallory banned": 1, "bob not_listed": 1, "ann accepted": 1}
+	g.until("it is told", func() bool { return maps.Equal(p.recorded(1), want) })
+	reload("eligible_uids: [bob]")
+	if a := order(orders[0], bob); a.code != 202 {
+		t.Errorf("listed by a reload: got %v, want it taken: what was refused drew on no bucket", a)
+	}
+	if a := order(orders[0], ann); a.problem() != "FORBIDDEN" {
+		t.Errorf("no longer listed: got %v", a)
+	}
+	reload("eligible_uids: []")
+	if a := order(orders[0], ann); a.code != 202 {
+		t.Errorf("without a list: got %v", a)
+	}
+}
+
+// Row D2: exempt users have no limits of users; those of addresses, of all orders and the lists hold for them as for everybody.
+func TestExemptUsers(t *testing.T) {
+	p := newPeer(t)
+	p.set(1, nil)
+	text := func(lists ...string) []edit {
+		return []edit{behind, with("order: {rate: 0.2, burst: 1", "order: {rate: 0.001, burst: 1"), with("read: {rate: 10, burst: 20", "read: {rate: 0.001, burst: 1"),
+			with("ip: {rate: 50, burst: 100", "ip: {rate: 0.001, burst: 2"),
+			limits(append(lists, "payment: {rate: 0.001, burst: 1}", "global: {rate: 0.001, burst: 6, max_wait: 0s}")...)}
+	}
+	g := run(t, []string{p.addr}, text("uid_exempt: [monitor, mallory]", "banned_uids: [mallory]")...)
+	ask := func(who, where, want string) {
+		t.Helper()
+		for _, c := range []string{"POST /v1/sales/1/orders", "POST /v1/orders/" + orderID + "/payment", "GET /v1/orders"} {
+			method, path, _ := strings.Cut(c, " ")
+			if a := g.do(method, path, who, from(where)); a.problem() != want {
+				t.Errorf("%s, %s: got %v %v, want %q", who, c, a, a.header, want)
+			}
+		}
+	}
+	monitor, bob, mallory := g.as("monitor"), g.as("bob"), g.as("mallory")
+	for range 3 {
+		ask(monitor, "10.0.0.1", "")
+	}
+	ask(bob, "10.0.0.1", "")
+	ask(bob, "10.0.0.1", "RATE_LIMITED")
+	if a := g.do("POST", "/v1/sales/1/orders", mallory, from("10.0.0.1")); a.problem() != "FORBIDDEN" {
+		t.Errorf("banned: got %v", a)
+	}
+	for range 2 {
+		if a := g.do("POST", "/v1/sales/1/orders", monitor, from("192.0.2.1")); a.code != 202 {
+			t.Errorf("got %v", a)
+		}
+	}
+	ask(monitor, "192.0.2.1", "RATE_LIMITED") // by the address
+	if a := g.do("POST", "/v1/sales/1/orders", monitor, from("10.0.0.1")); a.code != 429 || !strings.Contains(a.header.Get("RateLimit"), `"global"`) {
+		t.Errorf("the seventh order: got %v %v, want it refused by the bucket of all", a, a.header)
+	}
+	if got := g.metric(`gateway_limit_buckets{rule="order"}`); got != "1" {
+		t.Errorf("%s users have buckets, want bob alone", got)
+	}
+	g.write(configText([]string{p.addr}, text("uid_exempt: [bob]")...))
+	if a := g.reload(); a.code != 200 {
+		t.Fatalf("got %v", a)
+	}
+	if a := g.do("GET", "/v1/orders", bob, from("10.0.0.1")); a.code != 202 {
+		t.Errorf("exempt by a reload: got %v", a)
+	}
+	for _, code := range []int{202, 429} {
+		if a := g.do("GET", "/v1/orders", monitor, from("10.0.0.1")); a.code != code {
+			t.Errorf("no longer exempt: got %v, want %d", a, code)
+		}
 	}
 }
 

@@ -124,10 +124,7 @@ func (r *running) build(old *Config, c Config) (edge.Settings, error) {
 	s.Global = rule("global", s.Global, RuleConfig{LawConfig: old.Limits.Global.LawConfig}, RuleConfig{LawConfig: c.Limits.Global.LawConfig})
 	s.Patience = limit.Patience{Wait: c.Limits.Global.MaxWait, Places: c.Limits.Global.MaxWaiting}
 	s.Trusted, s.Exempt, s.BannedNetworks = networks(c.Trusted), networks(c.Limits.IPExempt), networks(c.Limits.BannedNetworks)
-	s.BannedUsers = make(map[string]struct{}, len(c.Limits.BannedUIDs))
-	for _, uid := range c.Limits.BannedUIDs {
-		s.BannedUsers[uid] = struct{}{}
-	}
+	s.ExemptUsers, s.BannedUsers, s.EligibleUsers = uids(c.Limits.UIDExempt), uids(c.Limits.BannedUIDs), uids(c.Limits.EligibleUIDs)
 	if s.Verifier == nil || !sameIdentity(old.Identity, c.Identity) {
 		v, err := identity.NewVerifier(c.Identity.Keys, c.Identity.Leeway, r.clk.Now)
 		if err != nil {

@@ -13,8 +13,8 @@ import (
 
 // cart is POST /v1/cart/orders. It draws on the user's limit of orders, and on the bucket of all.
 func (x *exchange) cart() {
-	who, ok := x.buyer()
-	if !ok {
+	who, ok := x.user()
+	if !ok || !x.mayBuy(who.UID) {
 		return
 	}
 	h := &x.ctx.Request.Header
@@ -40,7 +40,7 @@ func (x *exchange) cart() {
 		x.reject(ruleBody, p)
 		return
 	}
-	if !x.takeOrder(who.UID) {
+	if !x.takeOrder(x.takeUser(x.s.orders, x.set.Order, who.UID)) || !x.room(upstream.Order, 0) {
 		return
 	}
 	text, err := json.Marshal(wire.Cart{Items: items})

@@ -47,7 +47,9 @@ type Settings struct {
 	Trusted          network.Set // proxies whose word on the client's address is taken
 	Exempt           network.Set // from the rules of addresses
 	BannedNetworks   network.Set
-	BannedUsers      map[string]struct{}
+	ExemptUsers      map[string]struct{} // from the rules of users
+	BannedUsers      map[string]struct{} // who order nothing
+	EligibleUsers    map[string]struct{} // the only ones who order; empty for everybody
 	Pages            pagecache.Rule
 	Sign             *identity.Key // may mint test tokens; nil outside development
 	InsecureCookies  bool          // without Secure, for plain HTTP in development
@@ -213,7 +215,6 @@ func (s *Server) begin(ctx *fasthttp.RequestCtx) *exchange {
 // finish puts on what every answer has, counts it, and notes whose it is.
 func (x *exchange) finish() {
 	h := &x.ctx.Response.Header
-	x.notBefore()
 	h.SetCanonical(headerRequestID, x.id)
 	h.SetCanonical(headerSniff, noSniff)
 	x.s.metrics.requests[x.route][x.result].Inc()
@@ -294,6 +295,9 @@ func (x *exchange) refuse(p *problem.Problem) {
 	if p.Code == problem.Overloaded && p.RetryAfter == 0 {
 		p.RetryAfter = time.Second + jitter(2*time.Second)
 	}
+	if p.RetryAfter > 0 {
+		p.RetryAfter = max(p.RetryAfter, x.wait+jitter(time.Second))
+	}
 	p.WriteTo(x.ctx, string(x.id))
 	x.result = resultOf(p.Code)
 }
@@ -309,7 +313,7 @@ func (x *exchange) reject(by rule, p *problem.Problem) {
 // jitter only adds.
 func jitter(d time.Duration) time.Duration { return mathrand.N(d) }
 
-// prepared refuses with bytes made in advance; after goes into Retry-After, with jitter, unless it is 0.
+// prepared refuses with bytes made in advance; after, or x.wait where that is longer, goes into Retry-After, with jitter, unless after is 0.
 func (x *exchange) prepared(by rule, r *salegate.Refusal, after time.Duration) {
 	x.s.metrics.refusals[by].Inc()
 	x.by, x.rule = by, ruleRecords[by]
@@ -319,7 +323,7 @@ func (x *exchange) prepared(by rule, r *salegate.Refusal, after time.Duration) {
 	resp.Header.SetContentType(problem.ContentType)
 	resp.Header.SetCanonical(headerCache, noStore)
 	if after > 0 {
-		resp.Header.SetCanonical(headerRetry, x.retry(after))
+		resp.Header.SetCanonical(headerRetry, x.retry(max(after, x.wait)))
 	}
 	x.body = r.AppendBody(x.body[:0], x.id)
 	resp.SetBodyRaw(x.body)

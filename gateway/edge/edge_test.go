@@ -98,7 +98,7 @@ func TestSameOrigin(t *testing.T) {
 
 // What the shopper's page, its files and what is refused beside them tell a browser not to do.
 func TestPageHeaders(t *testing.T) {
-	s, _ := refusing(t, "127.0.0.0/8")
+	s, _ := refusing(t)
 	head := func(path string) *fasthttp.ResponseHeader {
 		l := newLine("127.0.0.1:1")
 		done := l.serve(t, s)

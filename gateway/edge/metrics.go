@@ -65,6 +65,7 @@ const (
 	ruleWebhook
 	ruleIdentity
 	ruleOrigin
+	ruleEligible
 	ruleOrder
 	rulePayment
 	ruleRead
@@ -74,7 +75,7 @@ const (
 	rules
 )
 
-var ruleNames = [rules]string{"protocol", "ban", "gate", "ip", "webhook", "identity", "origin", "order", "payment", "read", "global", "body", "in_flight"}
+var ruleNames = [rules]string{"protocol", "ban", "gate", "ip", "webhook", "identity", "origin", "eligible", "order", "payment", "read", "global", "body", "in_flight"}
 
 type metrics struct {
 	requests [routes][]prometheus.Counter // by result

@@ -114,10 +114,9 @@ func (x *exchange) overReading() (rule, limit.Decision) {
 	if !d.OK {
 		return ruleIP, d
 	}
-	x.wait = d.Wait
 	if token, _ := x.token(); len(token) > 0 {
 		if who, err := x.set.Verifier.Verify(token); err == nil { // else it is anybody's read
-			return ruleRead, x.s.reads.Take(who.UID, x.set.Read, x.now)
+			return ruleRead, x.takeUser(x.s.reads, x.set.Read, who.UID)
 		}
 	}
 	return 0, limit.Decision{OK: true}

@@ -36,7 +36,7 @@ func (x *exchange) serve() {
 		return
 	}
 	if !x.set.BannedNetworks.Empty() && x.set.BannedNetworks.Contains(x.client()) {
-		x.reject(ruleBan, problem.New(problem.Forbidden, "requests from this network are not taken; nothing was done"))
+		x.prepared(ruleBan, bannedNetwork, 0)
 		return
 	}
 	if !x.allowed() {
@@ -44,7 +44,13 @@ func (x *exchange) serve() {
 	}
 	if len(query) > 0 && (r == routeStatus || r == routeMine || r == routeCoupons) {
 		for _, name := range []string{"wait_ms", "sale_id", "cursor"} {
-			if len(x.ctx.QueryArgs().PeekMulti(name)) > 1 {
+			n := 0
+			for key := range x.ctx.QueryArgs().All() {
+				if string(key) == name {
+					n++
+				}
+			}
+			if n > 1 {
 				x.reject(ruleBody, problem.Invalid(name, "it is there twice"))
 				return
 			}
@@ -81,9 +87,9 @@ func (x *exchange) serve() {
 	case routeDevSession:
 		x.devSession()
 	case routeCoupons, routeUse:
-		x.coupons(string(name))
+		x.coupons(name)
 	default:
-		x.mine(string(name))
+		x.mine(name)
 	}
 }
 
@@ -129,7 +135,21 @@ func (x *exchange) takeAddress(buckets *limit.Buckets[[16]byte], rule *limit.Rul
 	if !a.IsValid() || x.set.Exempt.Contains(a) {
 		return limit.Decision{OK: true}
 	}
-	return buckets.Take(network.Key(a), rule, x.now)
+	return x.noted(buckets.Take(network.Key(a), rule, x.now))
+}
+
+// takeUser draws on the user's buckets, where they have any.
+func (x *exchange) takeUser(buckets *limit.Buckets[string], rule *limit.Rule, uid string) limit.Decision {
+	if _, exempt := x.set.ExemptUsers[uid]; exempt {
+		return limit.Decision{OK: true}
+	}
+	return x.noted(buckets.Take(uid, rule, x.now))
+}
+
+// noted notes when the next request would find a token: whatever this one is refused by, it is told no earlier time to come back.
+func (x *exchange) noted(d limit.Decision) limit.Decision {
+	x.wait = max(x.wait, d.Wait)
+	return d
 }
 
 // network is the network that the client's address is in: backends count where orders come from, and need to know no more.
@@ -156,9 +176,18 @@ var overLimit = func() (l [rules]*salegate.Refusal) {
 	return l
 }()
 
-// admit answers 429 where the decision of a rule is one, and notes when it would let the next request through.
+// The other refusals that are made in advance.
+var (
+	bannedNetwork  = salegate.Prepare(problem.New(problem.Forbidden, "requests from this network are not taken; nothing was done"))
+	bannedUser     = salegate.Prepare(problem.New(problem.Forbidden, "this account may not buy here; orders that it has stand"))
+	notEligible    = salegate.Prepare(problem.New(problem.Forbidden, "ordering here is for invited accounts only, and this one is not on the list; orders that it has stand"))
+	crowded        = salegate.Prepare(problem.New(problem.Overloaded, "too many orders are waiting; nothing was done"))
+	busy           = salegate.Prepare(problem.New(problem.Overloaded, "the shop is busy; nothing was done"))
+	deliveriesFull = salegate.Prepare(problem.New(problem.Overloaded, "too many deliveries at once; nothing was done"))
+)
+
+// admit answers 429 where the decision of a rule is one.
 func (x *exchange) admit(by rule, d limit.Decision) bool {
-	x.wait = max(x.wait, d.Wait)
 	if d.OK {
 		return true
 	}
@@ -169,18 +198,6 @@ func (x *exchange) admit(by rule, d limit.Decision) bool {
 	h.SetBytesV("RateLimit", x.body)
 	x.prepared(by, overLimit[by], time.Duration(seconds)*time.Second)
 	return false
-}
-
-// notBefore makes a Retry-After true for whoever would still find a bucket empty that was asked before the refusal came.
-func (x *exchange) notBefore() {
-	if x.wait == 0 {
-		return
-	}
-	h := &x.ctx.Response.Header
-	seconds := limit.Decision{Wait: x.wait}.Seconds()
-	if told, err := strconv.Atoi(string(h.Peek("Retry-After"))); err == nil && told < seconds {
-		h.Set("Retry-After", itoa(seconds+int(jitter(2*time.Second)/time.Second)))
-	}
 }
 
 const sessionCookie = "floodgate_session"
@@ -241,44 +258,60 @@ func (x *exchange) user() (identity.Who, bool) {
 	return x.identify()
 }
 
-// buyer is user for one who wants to order, and may. Backends have bans of their own, which change while they run; who is
-// banned here costs them nothing.
-func (x *exchange) buyer() (identity.Who, bool) {
-	who, ok := x.user()
-	if _, banned := x.set.BannedUsers[who.UID]; ok && banned {
-		x.reject(ruleBan, problem.New(problem.Forbidden, "this account may not buy here; orders that it has stand"))
-		return identity.Who{}, false
+// mayBuy reports that the user may order here, or answers 403. Backends have lists of their own, which change while they run; who
+// is refused here costs them nothing.
+func (x *exchange) mayBuy(uid string) bool {
+	if _, banned := x.set.BannedUsers[uid]; banned {
+		x.prepared(ruleBan, bannedUser, 0)
+		return false
 	}
-	return who, ok
+	if _, eligible := x.set.EligibleUsers[uid]; !eligible && len(x.set.EligibleUsers) > 0 {
+		x.prepared(ruleEligible, notEligible, 0)
+		return false
+	}
+	return true
 }
 
 // takeOwn draws on the user's buckets for everything but orders, or answers 429.
 func (x *exchange) takeOwn(uid string) bool {
 	switch x.route {
 	case routePay, routeCancel, routeUse:
-		return x.admit(rulePayment, x.s.payments.Take(uid, x.set.Payment, x.now))
+		return x.admit(rulePayment, x.takeUser(x.s.payments, x.set.Payment, uid))
 	}
-	return x.admit(ruleRead, x.s.reads.Take(uid, x.set.Read, x.now))
+	return x.admit(ruleRead, x.takeUser(x.s.reads, x.set.Read, uid))
 }
 
-// takeOrder draws on the user's buckets for orders and then on the bucket of all, or answers 429 or 503.
-func (x *exchange) takeOrder(uid string) bool {
-	return x.admit(ruleOrder, x.s.orders.Take(uid, x.set.Order, x.now)) && x.takeGlobal()
+// takeOrder is what follows on the decision of the user's buckets for orders: it draws on the bucket of all, or answers 429 or 503.
+func (x *exchange) takeOrder(d limit.Decision) bool {
+	if !d.OK { // who comes back meets the bucket of all next
+		x.wait = max(x.wait, x.s.global.Wait(x.set.Global, x.set.Patience, x.now))
+	}
+	return x.admit(ruleOrder, d) && x.takeGlobal()
 }
 
 // takeGlobal draws on the bucket of all orders, for which an order may wait; or it answers 429, or 503 where too many wait. It
 // comes after the user's own buckets, so that nobody takes more than their share of it.
 func (x *exchange) takeGlobal() bool {
-	d := x.s.global.Take(x.set.Global, x.set.Patience, x.now)
+	d := x.noted(x.s.global.Take(x.set.Global, x.set.Patience, x.now))
 	if d.Crowded {
-		p := problem.New(problem.Overloaded, "too many orders are waiting; nothing was done")
-		p.RetryAfter = time.Duration(max(1, d.Seconds()))*time.Second + jitter(time.Second)
-		x.reject(ruleGlobal, p)
+		x.prepared(ruleGlobal, crowded, time.Duration(max(1, d.Seconds()))*time.Second)
 		x.rule = timeline.Crowd
 		return false
 	}
 	return x.admit(ruleGlobal, d)
 }
+
+// room reports that there is a place at the backends for a request of this class, and for this sale, 0 for none, or answers 503.
+func (x *exchange) room(class upstream.Class, sale int64) bool {
+	if x.s.Pool.Full(class, sale) {
+		x.busy()
+		return false
+	}
+	return true
+}
+
+// busy answers 503 where all places at the backends are taken.
+func (x *exchange) busy() { x.prepared(ruleInFlight, busy, time.Second+jitter(time.Second)) }
 
 // order is POST /v1/sales/{id}/orders.
 func (x *exchange) order(sale int64) {
@@ -287,12 +320,15 @@ func (x *exchange) order(sale int64) {
 		x.prepared(ruleGate, v.Refusal, v.RetryAfter)
 		return
 	}
-	who, ok := x.buyer()
+	who, ok := x.user()
 	if !ok {
 		return
 	}
 	if v.Sale != nil {
 		defer x.record(sale, who.UID)
+	}
+	if !x.mayBuy(who.UID) {
+		return
 	}
 	h := &x.ctx.Request.Header
 	key := h.Peek("Idempotency-Key")
@@ -313,12 +349,12 @@ func (x *exchange) order(sale int64) {
 		x.reject(ruleBody, problem.New(problem.BadRequest, err.Error()))
 		return
 	}
-	d := x.s.orders.Take(who.UID, x.set.Order, x.now)
+	d := x.takeUser(x.s.orders, x.set.Order, who.UID)
 	if v.Refusal != nil && !(d.OK && x.s.Gate.Ask(v, x.now)) {
 		x.prepared(ruleGate, v.Refusal, v.RetryAfter)
 		return
 	}
-	if !x.admit(ruleOrder, d) || !x.takeGlobal() {
+	if !x.takeOrder(d) || !x.room(upstream.Order, sale) {
 		return
 	}
 	status := x.forward(&upstream.Request{
@@ -353,64 +389,75 @@ func (x *exchange) isJSON(body []byte) bool {
 }
 
 // mine is what a user asks about orders: GET /v1/orders, GET /v1/orders/{id}, and payment and cancellation.
-func (x *exchange) mine(id string) {
+func (x *exchange) mine(id []byte) {
 	who, ok := x.user()
 	if !ok {
 		return
 	}
 	args := x.ctx.QueryArgs()
-	r := &upstream.Request{Method: fasthttp.MethodGet, UID: who.UID}
-	if x.route == routeMine {
-		r.Target = "/v1/orders"
-		join := "?"
-		if sale := string(args.Peek("sale_id")); sale != "" {
+	var wait time.Duration
+	switch {
+	case x.route == routeMine:
+		if sale := args.Peek("sale_id"); len(sale) > 0 {
 			if _, ok := wire.ParseID(sale); !ok {
 				x.reject(ruleBody, problem.Invalid("sale_id", "it must be a positive integer"))
 				return
 			}
-			r.Target += join + "sale_id=" + sale
-			join = "&"
 		}
-		cursor, ok := x.cursor(join)
-		if !ok {
+		if !x.cursor() {
 			return
 		}
-		r.Target += cursor
-	} else {
-		if !wire.ValidOrderID(id) {
-			x.refuse(problem.New(problem.OrderNotFound, "there is no such order of yours"))
+	case !wire.ValidOrderID(id):
+		x.refuse(problem.New(problem.OrderNotFound, "there is no such order of yours"))
+		return
+	case x.route != routeStatus:
+		if !x.noBody() {
 			return
 		}
-		r.Target = wire.OrderPath(id)
-		switch x.route {
-		case routePay:
-			r.Method, r.Target = fasthttp.MethodPost, r.Target+"/payment"
-		case routeCancel:
-			r.Method, r.Target = fasthttp.MethodPost, r.Target+"/cancellation"
+	case len(args.Peek("wait_ms")) > 0:
+		ms, err := strconv.ParseUint(string(args.Peek("wait_ms")), 10, 32)
+		if err != nil || ms > uint64(wire.MaxWait/time.Millisecond) {
+			x.reject(ruleBody, problem.Invalid("wait_ms", "it must be 0 to "+itoa(int(wire.MaxWait/time.Millisecond))))
+			return
 		}
-		if r.Method == fasthttp.MethodPost {
-			if !x.noBody() {
-				return
-			}
-		} else if ms := string(args.Peek("wait_ms")); ms != "" {
-			n, err := strconv.ParseUint(ms, 10, 32)
-			if err != nil || n > uint64(wire.MaxWait/time.Millisecond) {
-				x.reject(ruleBody, problem.Invalid("wait_ms", "it must be 0 to "+itoa(int(wire.MaxWait/time.Millisecond))))
-				return
-			}
-			r.Wait = time.Duration(n) * time.Millisecond
-		}
+		wait = time.Duration(ms) * time.Millisecond
 	}
 	if !x.takeOwn(who.UID) {
 		return
 	}
-	if r.Wait > 0 && (x.s.draining.Load() || !x.s.Pool.CanWait()) {
-		r.Wait = 0 // the present status at once is better than none
+	if wait > 0 && (x.s.draining.Load() || !x.s.Pool.CanWait()) {
+		wait = 0 // the present status at once is better than none
 	}
-	if r.Wait > 0 {
-		r.Target += "?wait_ms=" + strconv.FormatInt(r.Wait.Milliseconds(), 10)
+	if wait == 0 && !x.room(upstream.Settle, 0) {
+		return
+	}
+	r := &upstream.Request{Method: fasthttp.MethodGet, Wait: wait, UID: who.UID}
+	switch x.route {
+	case routeMine:
+		r.Target = "/v1/orders" + x.query("sale_id", "cursor")
+	case routePay:
+		r.Method, r.Target = fasthttp.MethodPost, wire.OrderPath(string(id))+"/payment"
+	case routeCancel:
+		r.Method, r.Target = fasthttp.MethodPost, wire.OrderPath(string(id))+"/cancellation"
+	default:
+		r.Target = wire.OrderPath(string(id))
+		if wait > 0 {
+			r.Target += "?wait_ms=" + strconv.FormatInt(wait.Milliseconds(), 10)
+		}
 	}
 	x.forward(r)
+}
+
+// query is the request's own query, as far as it has these parameters, which are checked.
+func (x *exchange) query(names ...string) (q string) {
+	join := "?"
+	for _, name := range names {
+		if v := x.ctx.QueryArgs().Peek(name); len(v) > 0 {
+			q += join + name + "=" + string(v)
+			join = "&"
+		}
+	}
+	return q
 }
 
 // standby is GET, POST and DELETE /v1/sales/{id}/standby: see the place in a sale's standby line, join it, leave it.
@@ -420,7 +467,7 @@ func (x *exchange) standby(sale int64) {
 		return
 	}
 	who, ok := x.user()
-	if !ok || !x.noBody() || !x.takeOwn(who.UID) {
+	if !ok || x.ctx.IsPost() && !x.mayBuy(who.UID) || !x.noBody() || !x.takeOwn(who.UID) {
 		return
 	}
 	method, class := fasthttp.MethodGet, upstream.Order
@@ -430,35 +477,37 @@ func (x *exchange) standby(sale int64) {
 	case h.IsDelete():
 		method, class = fasthttp.MethodDelete, upstream.Settle
 	}
+	if !x.room(class, 0) {
+		return
+	}
 	x.forward(&upstream.Request{Method: method, Class: class, Target: wire.StandbyPath(sale), UID: who.UID})
 }
 
 // coupons is what a user asks about coupons: GET /v1/coupons, and POST /v1/coupons/{id}/use.
-func (x *exchange) coupons(id string) {
+func (x *exchange) coupons(id []byte) {
 	who, ok := x.user()
 	if !ok {
 		return
 	}
-	r := &upstream.Request{Method: fasthttp.MethodGet, Target: wire.CouponsPath, UID: who.UID}
+	switch {
+	case x.route == routeCoupons:
+		if !x.cursor() {
+			return
+		}
+	case !wire.ValidClaimID(id):
+		x.refuse(problem.New(problem.NotFound, "there is no such coupon of yours"))
+		return
+	case !x.noBody():
+		return
+	}
+	if !x.takeOwn(who.UID) || !x.room(upstream.Settle, 0) {
+		return
+	}
 	if x.route == routeCoupons {
-		cursor, ok := x.cursor("?")
-		if !ok {
-			return
-		}
-		r.Target += cursor
-	} else {
-		if !wire.ValidClaimID(id) {
-			x.refuse(problem.New(problem.NotFound, "there is no such coupon of yours"))
-			return
-		}
-		if !x.noBody() {
-			return
-		}
-		r.Method, r.Target = fasthttp.MethodPost, wire.UsePath(id)
+		x.forward(&upstream.Request{Method: fasthttp.MethodGet, Target: wire.CouponsPath + x.query("cursor"), UID: who.UID})
+		return
 	}
-	if x.takeOwn(who.UID) {
-		x.forward(r)
-	}
+	x.forward(&upstream.Request{Method: fasthttp.MethodPost, Target: wire.UsePath(string(id)), UID: who.UID})
 }
 
 // noBody reports that the body says nothing, or answers 415 or 400.
@@ -477,21 +526,17 @@ func (x *exchange) noBody() bool {
 	return true
 }
 
-// cursor is the query's cursor as it is sent on, after join; "" where there is none. Or it answers 400.
-func (x *exchange) cursor(join string) (param string, ok bool) {
-	cursor := string(x.ctx.QueryArgs().Peek("cursor"))
-	switch {
-	case cursor == "":
-		return "", true
-	case !plainCursor(cursor):
+// cursor reports that the query's cursor, if it has one, may be sent on, or answers 400.
+func (x *exchange) cursor() bool {
+	if !plainCursor(x.ctx.QueryArgs().Peek("cursor")) {
 		x.reject(ruleBody, problem.Invalid("cursor", "it must be one that an earlier answer gave"))
-		return "", false
+		return false
 	}
-	return join + "cursor=" + cursor, true
+	return true
 }
 
 // plainCursor keeps what is forwarded to characters that mean nothing else in a query.
-func plainCursor(s string) bool {
+func plainCursor[S string | []byte](s S) bool {
 	if len(s) > 200 {
 		return false
 	}
@@ -534,6 +579,9 @@ func (x *exchange) forward(r *upstream.Request) int {
 			out.Header.SetBytesV(name, v)
 		}
 	}
+	if after, err := strconv.Atoi(string(out.Header.Peek("Retry-After"))); err == nil && time.Duration(after)*time.Second < x.wait {
+		out.Header.Set("Retry-After", itoa(limit.Decision{Wait: x.wait + jitter(time.Second)}.Seconds()))
+	}
 	out.SetBody(resp.Body())
 	x.result = resultOfAnswer(code, resp.Body())
 	x.rule, _ = timeline.Known(resp.Header.Peek(timeline.HeaderRule))
@@ -562,12 +610,11 @@ func (x *exchange) unanswered(r *upstream.Request, err error) {
 		x.rule = timeline.NoAnswer
 		return
 	}
-	x.rule = timeline.InFlight
 	if errors.Is(err, upstream.ErrBusy) {
-		x.s.metrics.refusals[ruleInFlight].Inc()
-	} else {
-		x.rule = timeline.Unreachable
-		x.s.warn("the backend was not reached", err, r)
+		x.busy()
+		return
 	}
-	x.overloaded("the shop is busy or cannot be reached; nothing was done")
+	x.rule = timeline.Unreachable
+	x.s.warn("the backend was not reached", err, r)
+	x.overloaded("the shop cannot be reached; nothing was done")
 }

@@ -81,14 +81,14 @@ func bytesOf(s string) [][]byte {
 
 // The shortcut's answer is the long way's, byte for byte, and it takes what it should and nothing else.
 func TestTheShortcutAnswersAsTheLongWay(t *testing.T) {
-	s, token := refusing(t, "127.0.0.0/8")
+	s, tokens := refusing(t)
 	for id := range int64(10) {
 		s.Gate.Ask(s.Gate.Order(id, time.Now()), time.Now())
 	}
 	order := func(sale, fields, body string) string {
 		return "POST /v1/sales/" + sale + "/orders HTTP/1.1\r\nHost: shop.example\r\n" + fields + fmt.Sprintf("Content-Length: %d\r\n\r\n%s", len(body), body)
 	}
-	auth := "Authorization: Bearer " + token + "\r\n"
+	auth := "Authorization: Bearer " + tokens["7"] + "\r\n"
 	for _, c := range []struct {
 		name   string
 		bytes  string
@@ -157,7 +157,7 @@ func TestTheShortcutAnswersAsTheLongWay(t *testing.T) {
 
 // One connection after the other, by the shortcut and by the long way, in every order.
 func TestTheShortcutKeepsTheOrderOfAnswers(t *testing.T) {
-	s, _ := refusing(t, "127.0.0.0/8")
+	s, _ := refusing(t)
 	short := "POST /v1/sales/2/orders HTTP/1.1\r\nHost: x\r\nX-Request-Id: shorter-%d\r\n\r\n"
 	long := "GET /v1/sales/99 HTTP/1.1\r\nHost: x\r\nX-Request-Id: longer-%d\r\n\r\n"
 	for _, c := range [][]string{{short, long, short}, {long, short, long}, {short + long, short}, {long + "\r\n", short}, {long + short[:20], short[20:], short}} {
@@ -182,12 +182,12 @@ func TestTheShortcutKeepsTheOrderOfAnswers(t *testing.T) {
 
 // A request in one piece, which the shortcut may take, is answered as one that comes byte by byte, which it never takes.
 func FuzzShortcut(f *testing.F) {
-	s, token := refusing(f, "127.0.0.0/8")
+	s, tokens := refusing(f)
 	set := *s.settings.Load()
 	set.Trusted = networks(f, "127.0.0.1/32")
 	set.IP = limit.NewRule("ip", 1, time.Now(), limit.Law{Rate: 1e9, Burst: 1e9})
 	s.Configure(set)
-	for _, c := range refusals(token) {
+	for _, c := range refusals(tokens) {
 		f.Add([]byte(c.request))
 	}
 	for _, c := range streams {

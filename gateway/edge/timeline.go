@@ -11,7 +11,10 @@ import (
 )
 
 // ruleRecords is what a refusal by a rule of the gateway's own is recorded as, where its code does not say enough.
-var ruleRecords = [rules]timeline.Rule{ruleOrder: timeline.OrderLimit, ruleGlobal: timeline.GlobalLimit}
+var ruleRecords = [rules]timeline.Rule{
+	ruleBan: timeline.Banned, ruleEligible: timeline.NotListed, ruleOrder: timeline.OrderLimit, ruleGlobal: timeline.GlobalLimit,
+	ruleInFlight: timeline.InFlight,
+}
 
 // codeRecords is what an answer is recorded as where nothing names its rule. An answer of another code is not recorded.
 var codeRecords = map[problem.Code]timeline.Rule{
@@ -52,7 +55,7 @@ func (x *exchange) timeline(sale int64) {
 		x.refuse(problem.New(problem.SaleNotFound, "there is no such sale"))
 		return
 	}
-	if !x.takeOwn(who.UID) {
+	if !x.takeOwn(who.UID) || !x.room(upstream.Page, 0) {
 		return
 	}
 	x.s.Handover.Soon()

@@ -2,6 +2,7 @@ package edge
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/valyala/fasthttp"
 
@@ -42,8 +43,10 @@ func (x *exchange) webhook(provider string) {
 	}
 	defer x.s.delivering.Add(-1)
 	if x.s.delivering.Add(1) > webhooksOnce {
-		x.s.metrics.refusals[ruleInFlight].Inc()
-		x.overloaded("too many deliveries at once; nothing was done")
+		x.prepared(ruleInFlight, deliveriesFull, time.Second+jitter(time.Second))
+		return
+	}
+	if !x.room(upstream.Settle, 0) {
 		return
 	}
 	x.forward(&upstream.Request{Method: fasthttp.MethodPost, Target: wire.WebhookPath + provider, PaymentSignature: string(signature), Body: body})

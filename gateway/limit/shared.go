@@ -47,6 +47,8 @@ func NewShared(rule string, reg prometheus.Registerer) *Shared {
 // monotonic clock. A refusal comes at once, and names the time after which a token is there, if nobody else takes it. A rule
 // that a reload brings leaves the bucket as full, or as deep in promises, as it is. In shadow nobody waits or is refused, and
 // whoever would have waited takes the token that is promised.
+//
+// A Decision's Wait is what Wait returns, after this request.
 func (s *Shared) Take(rule *Rule, p Patience, now time.Time) Decision {
 	d, delay := s.promise(rule, p, now)
 	switch {
@@ -65,19 +67,45 @@ func (s *Shared) Take(rule *Rule, p Patience, now time.Time) Decision {
 		s.waiting--
 		s.mu.Unlock()
 		s.waited.Inc()
+		d.Wait = max(0, d.Wait-delay)
 	}
 	return d
+}
+
+// Wait is how long a request that came now would be told to wait, if nobody else takes a token; 0 if it would not be refused. It
+// takes nothing.
+func (s *Shared) Wait(rule *Rule, p Patience, now time.Time) time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.wait(p, s.turn(rule, now))
+}
+
+// wait is Wait. The caller holds mu.
+func (s *Shared) wait(p Patience, now time.Time) time.Duration {
+	law := s.rule.laws[0]
+	delay := time.Duration((1 - s.tokens.TokensAt(now)) / law.Rate * float64(time.Second))
+	if law.Shadow || delay <= 0 || delay <= p.Wait && s.waiting < p.Places {
+		return 0
+	}
+	return delay
+}
+
+// turn puts the bucket under the rule and returns the time that counts: where the clock was read before another's that came
+// first, that is no time to earn twice. The caller holds mu.
+func (s *Shared) turn(rule *Rule, now time.Time) time.Time {
+	if now.Before(s.touched) {
+		now = s.touched
+	}
+	s.follow(rule, now)
+	s.touched = now
+	return now
 }
 
 // promise takes a token that is there after delay. Where the delay is positive, the caller counts as waiting, but in shadow.
 func (s *Shared) promise(rule *Rule, p Patience, now time.Time) (d Decision, delay time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if now.Before(s.touched) { // its clock was read before another's that came first: that is no time to earn twice
-		now = s.touched
-	}
-	s.follow(rule, now)
-	s.touched = now
+	now = s.turn(rule, now)
 	d.Rule = s.rule
 	shadow := s.rule.laws[0].Shadow
 	waiting := s.waiting
@@ -94,7 +122,7 @@ func (s *Shared) promise(rule *Rule, p Patience, now time.Time) (d Decision, del
 		if delay > 0 && !shadow {
 			s.waiting++
 		}
-		d.OK = true
+		d.OK, d.Wait = true, s.wait(p, now)
 		return d, delay
 	}
 	token.CancelAt(now)

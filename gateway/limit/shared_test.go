@@ -20,12 +20,17 @@ type waits struct {
 	until []time.Time // each one's token
 }
 
-// take is Take without the sleep: it returns when the token is there.
-func (w *waits) take(law *Rule, p Patience, now time.Time) (Decision, time.Time) {
+// leave lets those go who waited until now.
+func (w *waits) leave(now time.Time) {
 	for len(w.until) > 0 && !w.until[0].After(now) { // they come in order
 		w.until = w.until[1:]
 		w.waiting--
 	}
+}
+
+// take is Take without the sleep: it returns when the token is there.
+func (w *waits) take(law *Rule, p Patience, now time.Time) (Decision, time.Time) {
+	w.leave(now)
 	d, delay := w.promise(law, p, now)
 	if delay > 0 {
 		w.until = append(w.until, now.Add(delay))
@@ -48,14 +53,14 @@ func TestAWaitForATokenIsBounded(t *testing.T) {
 		{400 * time.Millisecond, 100 * time.Millisecond, 0},
 	} {
 		d, ready := w.take(law, p, at(c.at))
-		if delay := ready.Sub(at(c.at)); d.OK != (c.wait == 0) || d.Crowded || (delay-c.delay).Abs() > time.Microsecond || (d.Wait-c.wait).Abs() > time.Microsecond {
+		if delay := ready.Sub(at(c.at)); d.OK != (c.wait == 0) || d.Crowded || (delay-c.delay).Abs() > time.Microsecond || !d.OK && (d.Wait-c.wait).Abs() > time.Microsecond {
 			t.Errorf("step %d at %v: got %+v after %v; want a token after %v, or a refusal for %v", i, c.at, d, delay, c.delay, c.wait)
 		}
 	}
 }
 
 // Row D10: however requests come, and wait, no more are admitted in any span of time than burst + rate*t; no more wait than
-// may; nobody waits longer than they may.
+// may; nobody waits longer than they may; and Wait says before each what it will be told.
 func TestLawOfTheSharedBucket(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := &waits{Shared: shared()}
@@ -68,7 +73,12 @@ func TestLawOfTheSharedBucket(t *testing.T) {
 			if now.After(latest) {
 				latest = now
 			}
+			w.leave(now)
+			told := w.Wait(law, p, now)
 			d, ready := w.take(law, p, now)
+			if d.OK != (told == 0) || !d.OK && d.Wait != told || d.OK && d.Wait != w.Wait(law, p, now) {
+				t.Fatalf("Wait said %v before, and %v after %+v", told, w.Wait(law, p, now), d)
+			}
 			if !d.OK {
 				continue
 			}

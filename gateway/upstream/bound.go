@@ -99,6 +99,16 @@ func (s *sales) take(sale int64, limit int) bool {
 	return true
 }
 
+// full reports whether take would refuse.
+func (s *sales) full(sale int64, limit int) bool {
+	if sale == 0 {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.orders[sale] >= limit
+}
+
 func (s *sales) give(sale int64) {
 	if sale == 0 {
 		return

@@ -38,10 +38,16 @@ func hold(t *testing.T, inFlight, perSale int) *held {
 	return h
 }
 
-// sends reports whether r is sent; it is held then.
-func (h *held) sends(r Request) bool {
+// sends reports whether r is sent; it is held then. Full must have said so, and counted it, as Do does.
+func (h *held) sends(r Request) (sent bool) {
 	h.t.Helper()
 	r.Method, r.Target = "POST", "/x"
+	full := h.pool.Full(r.Class, r.Sale)
+	defer func() {
+		if full == sent {
+			h.t.Errorf("%+v: Full says %v, sent %v", r, full, sent)
+		}
+	}()
 	done := make(chan error, 1)
 	h.wg.Go(func() {
 		var resp fasthttp.Response
@@ -100,7 +106,7 @@ func TestLowerClassesAreRefusedFirst(t *testing.T) {
 	all(Order, false)
 	all(Settle, true)
 	all(Settle, false)
-	for by, want := range map[string]float64{"page": 2, "order": 2, "settle": 1, "sale": 0} {
+	for by, want := range map[string]float64{"page": 4, "order": 4, "settle": 2, "sale": 0} {
 		if got := h.refused(by); got != want {
 			t.Errorf("%v refused by %s, want %v", got, by, want)
 		}
@@ -165,7 +171,7 @@ func TestOneSaleDoesNotTakeAllPlaces(t *testing.T) {
 			t.Error("refused below the bound")
 		}
 	}
-	if order(1) || h.refused("sale") != 1 {
+	if order(1) || h.refused("sale") != 2 {
 		t.Errorf("a fourth was sent; %v refused", h.refused("sale"))
 	}
 	if !order(2) || !h.sends(Request{}) {

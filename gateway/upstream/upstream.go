@@ -144,6 +144,21 @@ func (p *Pool) InFlight() int { return int(p.busy.Load() + p.waiting.Load()) }
 // CanWait reports whether one more request with Wait may be sent, so that who asks too late asks without.
 func (p *Pool) CanWait() bool { return p.waiting.Load() < int64(p.set.Load().MaxWaiting) }
 
+// Full reports whether a request of this class without Wait, and for this sale, 0 for none, would be ErrBusy now, and counts it as
+// that: so it can be refused before anything is made for it.
+func (p *Pool) Full(class Class, sale int64) bool {
+	s := p.set.Load()
+	switch {
+	case p.sales.full(sale, s.MaxPerSale):
+		p.metrics.refused[boundSale].Inc()
+	case p.busy.Load() >= class.share(s.MaxInFlight):
+		p.metrics.refused[class].Inc()
+	default:
+		return false
+	}
+	return true
+}
+
 // Do sends r and reads the answer into resp. A POST or a DELETE is sent once: another backend is tried only while
 // not one byte of it was sent. A GET is tried on a second backend after any failure. The error is ErrBusy, ErrNotSent or ErrUnknown, wrapped.
 func (p *Pool) Do(r *Request, resp *fasthttp.Response) error {

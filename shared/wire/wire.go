@@ -7,7 +7,6 @@ package wire
 import (
 	"net/netip"
 	"strconv"
-	"strings"
 	"time"
 )
 
@@ -255,11 +254,11 @@ func ValidProvider(s string) bool {
 }
 
 // ParseID reads a sale or SKU id: a positive integer without sign or leading zero.
-func ParseID(s string) (int64, bool) {
-	if s == "" || s[0] < '1' || s[0] > '9' || len(s) > 19 {
+func ParseID[S string | []byte](s S) (int64, bool) {
+	if len(s) == 0 || s[0] < '1' || s[0] > '9' || len(s) > 19 {
 		return 0, false
 	}
-	n, err := strconv.ParseInt(s, 10, 64)
+	n, err := strconv.ParseInt(string(s), 10, 64)
 	if err != nil {
 		return 0, false
 	}
@@ -281,25 +280,25 @@ const (
 )
 
 // ValidOrderID reports whether s is an order id: a sale's order's, or a cart's.
-func ValidOrderID(s string) bool {
+func ValidOrderID[S string | []byte](s S) bool {
 	_, ok := SaleOfOrder(s)
 	return ok || IsCartOrder(s)
 }
 
 // IsCartOrder reports whether s is the id of a cart's order.
-func IsCartOrder(s string) bool {
-	return len(s) == uuidLen+len(cartSuffix) && s[uuidLen:] == cartSuffix && isUUID(s[:uuidLen])
+func IsCartOrder[S string | []byte](s S) bool {
+	return len(s) == uuidLen+len(cartSuffix) && string(s[uuidLen:]) == cartSuffix && isUUID(s[:uuidLen])
 }
 
 // SaleOfOrder returns the sale that an order id names; false if it is not an order id, or a cart's.
-func SaleOfOrder(orderID string) (int64, bool) {
+func SaleOfOrder[S string | []byte](orderID S) (int64, bool) {
 	if len(orderID) < uuidLen+2 || len(orderID) > MaxOrderID || orderID[uuidLen] != '-' || !isUUID(orderID[:uuidLen]) {
 		return 0, false
 	}
 	return ParseID(orderID[uuidLen+1:])
 }
 
-func isUUID(s string) bool {
+func isUUID[S string | []byte](s S) bool {
 	for i := 0; i < uuidLen; i++ {
 		c := s[i]
 		switch i {
@@ -320,12 +319,15 @@ func isUUID(s string) bool {
 func NewClaimID(orderID string, slot int) string { return orderID + "." + strconv.Itoa(slot) }
 
 // ValidClaimID reports whether s is a claim id.
-func ValidClaimID(s string) bool {
-	order, slot, ok := strings.Cut(s, ".")
-	if _, isOrder := SaleOfOrder(order); !ok || !isOrder || len(s) > MaxClaimID {
+func ValidClaimID[S string | []byte](s S) bool {
+	dot := 0
+	for dot < len(s) && s[dot] != '.' {
+		dot++
+	}
+	if _, isOrder := SaleOfOrder(s[:dot]); dot == len(s) || !isOrder || len(s) > MaxClaimID {
 		return false
 	}
-	_, isSlot := ParseID(slot)
+	_, isSlot := ParseID(s[dot+1:])
 	return isSlot
 }
 

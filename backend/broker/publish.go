@@ -24,7 +24,7 @@ type publisher struct {
 	err     error         // why; set before done is closed
 	passed  chan struct{} // received from by watch, which thereby says that what came before is recorded
 	refused chan error    // holds one when this life is to end because the broker did not confirm
-	proven  atomic.Bool   // the broker confirmed something
+	proven  atomic.Int64  // how many messages the broker confirmed
 	seq     atomic.Uint64 // of publishings
 
 	mu       sync.Mutex        // guards what follows
@@ -58,7 +58,7 @@ func (b *Broker) keepPublisher(ctx context.Context) {
 		case err := <-p.refused:
 			b.log.Warn("rabbitmq: publishing connection is given up", "error", err)
 			hangUp(p.conn)
-			if p.proven.Load() {
+			if p.proven.Load() > 0 {
 				pause.reset()
 			}
 			pause.wait(ctx)
@@ -289,7 +289,7 @@ const window = 1000
 
 // Publish sends the orders to their partitions. Nil: each of them is confirmed and was not returned. An error: some may
 // be in the broker all the same. It takes at most the confirm time-out for each 1,000 orders, and fails at once while there
-// is no connection or the broker blocks publishers. When the broker refuses an order, or does not confirm in time, the
+// is no connection or the broker blocks publishers. When the broker refuses an order, or confirms nothing in that time, the
 // connection is replaced: what others publish over it then is unconfirmed, too.
 func (b *Broker) Publish(ctx context.Context, entries []reserve.Entry) error {
 	for len(entries) > 0 {
@@ -311,7 +311,7 @@ func (b *Broker) publish(caller context.Context, entries []reserve.Entry) error 
 	if err != nil {
 		return err
 	}
-	blocked := p.blockedChan()
+	blocked, proven := p.blockedChan(), p.proven.Load()
 	ids := make([]string, 0, len(entries))
 	defer func() { p.forget(ids) }()
 	confirms := make([]*amqp.DeferredConfirmation, 0, len(entries))
@@ -345,17 +345,17 @@ func (b *Broker) publish(caller context.Context, entries []reserve.Entry) error 
 				b.giveUp(p, err)
 				return err
 			}
+			p.proven.Add(1)
 		case <-blocked:
 			return ErrBlocked
 		case <-ctx.Done():
 			err := fmt.Errorf("%w: %w", ErrUnconfirmed, ctx.Err())
-			if caller.Err() == nil {
+			if caller.Err() == nil && p.proven.Load() == proven { // it is not just slow
 				b.giveUp(p, err)
 			}
 			return err
 		}
 	}
-	p.proven.Store(true)
 	select {
 	case <-p.passed:
 	case <-p.done:

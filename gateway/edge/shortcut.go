@@ -20,6 +20,12 @@ import (
 // could be answered in another way there: the request that is to be logged, one that a parser might refuse, one after which
 // the connection ends.
 func (s *Server) shortcut(c *conn, b []byte) (answer []byte) {
+	defer func() {
+		if r := recover(); r != nil { // the long way says so to the client
+			s.Log.Error("a request broke the shortcut", "panic", r, "stack", string(debug.Stack()))
+			answer = nil
+		}
+	}()
 	h := &c.screen.last
 	target, ok := bytes.CutPrefix(h.line, post)
 	if !ok || !h.host || h.odd || h.body > int64(s.limits.MaxBody) || s.draining.Load() {
@@ -34,12 +40,6 @@ func (s *Server) shortcut(c *conn, b []byte) (answer []byte) {
 	if r != routeOrder || !plain(b[:len(b)-int(h.body)]) {
 		return nil
 	}
-	defer func() {
-		if r := recover(); r != nil { // the long way says so to the client
-			s.Log.Error("a request broke the shortcut", "panic", r, "stack", string(debug.Stack()))
-			answer = nil
-		}
-	}()
 	now := s.Now()
 	v := s.Gate.Order(sale, now)
 	if v.Refusal == nil || v.Doubtful() {

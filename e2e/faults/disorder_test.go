@@ -71,15 +71,7 @@ func (s *trial) lasts() {
 	if length(s.T) > 0 {
 		d = 20 * time.Second
 	}
-	s.wait(d)
-}
-
-// wait lets the fault last.
-func (s *trial) wait(d time.Duration) {
-	select {
-	case <-time.After(d):
-	case <-s.ctx.Done():
-	}
+	wait(s.ctx, d)
 }
 
 // more waits until so many more orders are promised.
@@ -145,7 +137,7 @@ func (s *trial) press() {
 	var crowd sync.WaitGroup
 	for _, l := range s.loads {
 		crowd.Go(func() {
-			if err := l.keep(s.ctx, stop, places); err != nil {
+			if err := l.keep(s.ctx, stop, places, everySo); err != nil {
 				s.Error(err)
 			}
 		})

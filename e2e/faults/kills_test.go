@@ -36,6 +36,14 @@ func victims() []*victim {
 	}
 }
 
+// wait lets time pass.
+func wait(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+}
+
 func pick(r *rand.Rand, all []*victim) *victim {
 	n := r.IntN(100)
 	for _, v := range all {
@@ -50,8 +58,10 @@ const (
 	fewest = 60 // kills of a run, at least
 	rests  = 30 // kills between two looks at all equations
 	// mostBetween bounds how many more orders are promised before the next kill: none, so that it falls into the recovery from
-	// the one before, or some.
-	mostBetween = 40
+	// the one before, or some. In a soak the time does, so that there are as many orders as the system makes.
+	mostBetween    = 40
+	longestInASoak = 8 * time.Second
+	everySoInASoak = 5 * time.Millisecond
 )
 
 // length is how long the loop goes on: until it has done the fewest kills, or FLOODGATE_SOAK (a duration) is over.
@@ -135,9 +145,14 @@ func (w *world) round(t *testing.T, r *rand.Rand, all []*victim, round int) (ora
 	expires.ends = false
 	stop := make(chan struct{})
 	var crowd sync.WaitGroup
+	soak := length(t) > 0
 	for _, l := range []*load{stays, expires} {
+		pace := everySo
+		if soak && l == expires {
+			pace = everySoInASoak
+		}
 		crowd.Go(func() {
-			if err := l.keep(ctx, stop, lanes/2); err != nil {
+			if err := l.keep(ctx, stop, lanes/2, pace); err != nil {
 				t.Error(err)
 			}
 		})
@@ -159,7 +174,9 @@ func (w *world) round(t *testing.T, r *rand.Rand, all []*victim, round int) (ora
 		select {
 		case at := <-stays.decided:
 			v.opened = append(v.opened, at.Sub(last))
-			if err := expires.log.Await(reach, expires.log.Promised()+r.IntN(mostBetween)); err != nil {
+			if soak {
+				wait(ctx, time.Duration(r.Int64N(int64(longestInASoak))))
+			} else if err := expires.log.Await(reach, expires.log.Promised()+r.IntN(mostBetween)); err != nil {
 				t.Errorf("%s was killed: %v", v.name, err)
 			}
 		case <-reach.Done():
@@ -187,8 +204,8 @@ func (w *world) round(t *testing.T, r *rand.Rand, all []*victim, round int) (ora
 // everySo paces a buyer's place: so many buyers a second come, however fast the system is.
 const everySo = 150 * time.Millisecond
 
-// keep lets buyers come through so many places until stop is closed; whoever came is told something final.
-func (l *load) keep(ctx context.Context, stop chan struct{}, places int) error {
+// keep lets buyers come through so many places, each of which has one in every pace at most, until stop is closed; whoever came is told something final.
+func (l *load) keep(ctx context.Context, stop chan struct{}, places int, every time.Duration) error {
 	type buyer struct {
 		uid   int
 		token string
@@ -215,7 +232,7 @@ func (l *load) keep(ctx context.Context, stop chan struct{}, places int) error {
 	})
 	for range places {
 		g.Go(func() error {
-			pace := time.NewTicker(everySo)
+			pace := time.NewTicker(every)
 			defer pace.Stop()
 			for b := range come {
 				if err := l.buy(ctx, b.uid, b.token); err != nil {

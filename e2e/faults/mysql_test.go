@@ -26,7 +26,7 @@ func mysqlFaults(t *testing.T, g *ground) {
 	w.group(t, partMySQL,
 		disorder{
 			what: "mysql: paused", injected: "SIGSTOP for longer than any statement may take", // 12 s: see store.Open
-			strike: func(s *trial) { must(s.T, own.MySQL.Signal(syscall.SIGSTOP)); s.wait(12 * time.Second) },
+			strike: func(s *trial) { must(s.T, own.MySQL.Signal(syscall.SIGSTOP)); wait(s.ctx, 12*time.Second) },
 			heal:   func(s *trial) { must(s.T, own.MySQL.Signal(syscall.SIGCONT)) },
 		},
 		disorder{

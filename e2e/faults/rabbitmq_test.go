@@ -31,7 +31,7 @@ func rabbitmqFaults(t *testing.T, g *ground) {
 	w.group(t, partRabbitMQ,
 		disorder{
 			what: "rabbitmq: paused", injected: "SIGSTOP for longer than three heartbeats", // 15 s
-			strike: func(s *trial) { must(s.T, own.RabbitMQ.Signal(syscall.SIGSTOP)); s.wait(17 * time.Second) },
+			strike: func(s *trial) { must(s.T, own.RabbitMQ.Signal(syscall.SIGSTOP)); wait(s.ctx, 17*time.Second) },
 			heal:   func(s *trial) { must(s.T, own.RabbitMQ.Signal(syscall.SIGCONT)) },
 		},
 		disorder{

@@ -60,7 +60,7 @@ const (
 	// mostBetween bounds how many more orders are promised before the next kill: none, so that it falls into the recovery from
 	// the one before, or some. In a soak the time does, so that there are as many orders as the system makes.
 	mostBetween    = 40
-	longestInASoak = 8 * time.Second
+	longestInASoak = 4 * time.Second
 	everySoInASoak = 5 * time.Millisecond
 )
 

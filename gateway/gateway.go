@@ -120,6 +120,7 @@ func serve(ctx context.Context, path string, now func() time.Time, stderr io.Wri
 		defer cancel()
 		failpoint.Hit("gateway.before-drain")
 		public.Listener.Close() // also when the server has not come to serve it yet
+		public.CloseIdle()
 		if err := server.ShutdownWithContext(ctx); errors.Is(err, context.DeadlineExceeded) {
 			log.Warn("closing what did not end in time", "connections", server.GetOpenConnectionsCount())
 		}

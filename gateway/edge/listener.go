@@ -3,8 +3,11 @@ package edge
 import (
 	"errors"
 	"io"
+	"maps"
 	"net"
 	"net/netip"
+	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -110,15 +113,15 @@ func (l *Listener) Accept() (net.Conn, error) {
 	}
 }
 
+func (l *Listener) all() []*conn {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Collect(maps.Keys(l.open))
+}
+
 // CloseAll closes every open connection.
 func (l *Listener) CloseAll() {
-	l.mu.Lock()
-	all := make([]*conn, 0, len(l.open))
-	for c := range l.open {
-		all = append(all, c)
-	}
-	l.mu.Unlock()
-	for _, c := range all {
+	for _, c := range l.all() {
 		c.linger.Store(false)
 		c.Close()
 	}
@@ -153,8 +156,9 @@ type conn struct {
 	linger   atomic.Bool
 	closed   atomic.Bool
 	screen   screen
-	exchange exchange // the present one: a connection has one at a time
-	chosen   bool     // the present request is to be logged
+	exchange exchange    // the present one: a connection has one at a time
+	chosen   bool        // the present request is to be logged
+	idle     atomic.Bool // it waits for another request, and may be closed
 	read     deadline
 	write    deadline
 }
@@ -199,6 +203,7 @@ func (c *conn) Write(b []byte) (int, error) {
 }
 
 // Read implements net.Conn. It ends with the *problem.Problem of a head that is refused. What a shortcut answers is not read.
+// fasthttp does not know of that: to it a connection may wait for its first request for ever.
 func (c *conn) Read(b []byte) (int, error) {
 	for {
 		if c.screen.refused != nil {
@@ -207,8 +212,8 @@ func (c *conn) Read(b []byte) (int, error) {
 		if err := c.read.apply(c.Conn.SetReadDeadline); err != nil {
 			return 0, err
 		}
-		n, err := c.Conn.Read(b)
 		between, heads := !c.screen.within, c.screen.heads
+		n, err := c.wait(b, between && heads > 0)
 		if passed := c.screen.pass(b[:n]); passed < n {
 			return passed, nil
 		}
@@ -221,6 +226,31 @@ func (c *conn) Read(b []byte) (int, error) {
 		}
 		if _, err := c.Write(answer); err != nil {
 			return 0, err
+		}
+	}
+}
+
+// wait reads. Where that begins another request it ends with io.EOF for want of one: in time, or before the gateway ends.
+func (c *conn) wait(b []byte, another bool) (int, error) {
+	if !another {
+		return c.Conn.Read(b)
+	}
+	c.idle.Store(true)
+	if s := c.listener.server; s != nil && s.draining.Load() { // CloseIdle may have been there before
+		return 0, io.EOF
+	}
+	n, err := c.Conn.Read(b)
+	if !c.idle.CompareAndSwap(true, false) || errors.Is(err, os.ErrDeadlineExceeded) {
+		return 0, io.EOF
+	}
+	return n, err
+}
+
+// CloseIdle closes the connections that wait for another request. It is called once, when the server drains.
+func (l *Listener) CloseIdle() {
+	for _, c := range l.all() {
+		if c.idle.CompareAndSwap(true, false) {
+			c.Close()
 		}
 	}
 }

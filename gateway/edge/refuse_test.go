@@ -343,12 +343,14 @@ func BenchmarkRefusals(b *testing.B) {
 					b.Fatal(err)
 				}
 				addrs[i] = ln.Addr().String()
+				hangUp := func() {}
 				if server == gateway {
-					ln = NewListener(ln, s, Bounds{Max: 1000, PerAddress: 1000}, prometheus.NewRegistry())
+					l := NewListener(ln, s, Bounds{Max: 1000, PerAddress: 1000}, prometheus.NewRegistry())
+					ln, hangUp = l, l.CloseAll
 				}
 				done := make(chan error, 1)
 				go func() { done <- server.Serve(ln) }()
-				defer func() { server.Shutdown(); <-done }()
+				defer func() { hangUp(); server.Shutdown(); <-done }()
 			}
 			client := presser(b, c)
 			round := func(i, n int) float64 {

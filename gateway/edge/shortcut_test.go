@@ -1,7 +1,9 @@
 package edge
 
 import (
+	"bufio"
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -176,6 +178,54 @@ func TestTheShortcutKeepsTheOrderOfAnswers(t *testing.T) {
 		asked, answered := fmt.Sprint(ids.FindAllString(all, -1)), fmt.Sprint(ids.FindAllString(written, -1))
 		if asked != answered {
 			t.Errorf("%q: answers to %s", c, answered)
+		}
+	}
+}
+
+// Connections on which only the shortcut answered end as others do: without a word when they are idle for too long, and at
+// once when the gateway ends.
+func TestAnIdleConnectionEnds(t *testing.T) {
+	s, _ := refusing(t)
+	const request = "POST /v1/sales/2/orders HTTP/1.1\r\nHost: x\r\n\r\n"
+	for _, idle := range []time.Duration{time.Millisecond, time.Hour} {
+		server := s.HTTP(Limits{MaxBody: 1000, MaxHeader: 4096, ReadTimeout: time.Hour, IdleTimeout: idle})
+		inner, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		l := NewListener(inner, s, Bounds{Max: 10, PerAddress: 10}, prometheus.NewRegistry())
+		done := make(chan error, 1)
+		go func() { done <- server.Serve(l) }()
+		c, err := net.Dial("tcp", inner.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		c.SetDeadline(time.Now().Add(time.Minute))
+		r := bufio.NewReader(c)
+		for range 2 {
+			var resp fasthttp.Response
+			if _, err := io.WriteString(c, request); err != nil {
+				t.Fatal(err)
+			}
+			if err := resp.Read(r); err != nil || resp.StatusCode() != 403 {
+				t.Fatalf("got %v, %v", resp.StatusCode(), err)
+			}
+		}
+		if idle == time.Hour {
+			s.Drain()
+			l.CloseIdle()
+		}
+		if rest, err := io.ReadAll(r); err != nil || len(rest) > 0 {
+			t.Errorf("idle for %v: got %q and %v, want the end of the connection", idle, rest, err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		if err := server.ShutdownWithContext(ctx); err != nil {
+			t.Error(err)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
 		}
 	}
 }

@@ -217,10 +217,20 @@ func (c *conn) Read(b []byte) (int, error) {
 		if passed := c.screen.pass(b[:n]); passed < n {
 			return passed, nil
 		}
-		if err != nil || !between || c.screen.within || c.screen.heads != heads+1 || c.listener.server == nil {
+		server := c.listener.server
+		if server == nil || err != nil || !between {
 			return n, err
 		}
-		answer := c.listener.server.shortcut(c, b[:n])
+		if c.screen.within {
+			if t := server.limits.ReadTimeout; t > 0 && heads > 0 { // the rest of it has no more time, whether or not fasthttp saw the requests before
+				c.read.want = time.Now().Add(t)
+			}
+			return n, nil
+		}
+		if c.screen.heads != heads+1 {
+			return n, nil
+		}
+		answer := server.shortcut(c, b[:n])
 		if answer == nil {
 			return n, nil
 		}

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -227,6 +228,41 @@ func TestAnIdleConnectionEnds(t *testing.T) {
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// Who sends slowly has the time of a read for a request, also after one that the shortcut answered.
+func TestASlowRequestAfterAShortcutEnds(t *testing.T) {
+	s, _ := refusing(t)
+	server := s.HTTP(Limits{MaxBody: 1000, MaxHeader: 4096, ReadTimeout: time.Millisecond, IdleTimeout: time.Hour})
+	inner, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := NewListener(inner, s, Bounds{Max: 10, PerAddress: 10}, prometheus.NewRegistry())
+	done := make(chan error, 1)
+	go func() { done <- server.Serve(l) }()
+	defer func() { l.CloseAll(); server.Shutdown(); <-done }()
+	c, err := net.Dial("tcp", inner.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	c.SetDeadline(time.Now().Add(time.Minute))
+	r := bufio.NewReader(c)
+	var statuses []int
+	for _, piece := range []string{"POST /v1/sales/2/orders HTTP/1.1\r\nHost: x\r\n\r\n", "POST /v1"} {
+		if _, err := io.WriteString(c, piece); err != nil {
+			t.Fatal(err)
+		}
+		var resp fasthttp.Response
+		if err := resp.Read(r); err != nil {
+			t.Fatal(err)
+		}
+		statuses = append(statuses, resp.StatusCode())
+	}
+	if want := []int{403, 408}; !slices.Equal(statuses, want) {
+		t.Errorf("got %v, want %v", statuses, want)
 	}
 }
 

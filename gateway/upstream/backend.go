@@ -143,10 +143,10 @@ func (p *Pool) Feed(ctx context.Context, i int, target string, timeout time.Dura
 		b.failed()
 		return nil, fmt.Errorf("the feed of %s: %w", b.addr, err)
 	}
-	b.answered()
-	if code := resp.StatusCode(); code != fasthttp.StatusOK {
+	if code := resp.StatusCode(); code != fasthttp.StatusOK { // the last word of one that ends may come when it has ended
 		return nil, fmt.Errorf("the feed of %s: status %d", b.addr, code)
 	}
+	b.answered()
 	return append([]byte(nil), resp.Body()...), nil
 }
 

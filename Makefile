@@ -74,4 +74,4 @@ MINUTES ?= 30
 
 soak: build ## kill random parts of the real system under load for MINUTES=30, then every other fault; ends with the table build/faults.md
 	build/stack install servers
-	FLOODGATE_SOAK=$(MINUTES)m go test -tags servers -count=1 -timeout $$(($(MINUTES) + 30))m -v ./e2e/faults
+	FLOODGATE_SOAK=$(MINUTES)m go test -tags servers -count=1 -timeout $$(($(MINUTES) + 60))m -v ./e2e/faults

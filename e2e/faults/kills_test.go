@@ -55,16 +55,17 @@ func pick(r *rand.Rand, all []*victim) *victim {
 }
 
 const (
-	fewest = 60 // kills of a run, at least
-	rests  = 30 // kills between two looks at all equations
+	fewest       = 60  // kills of a run, at least
+	fewestInSoak = 300 // and of a soak
+	rests        = 30  // kills between two looks at all equations
 	// mostBetween bounds how many more orders are promised before the next kill: none, so that it falls into the recovery from
 	// the one before, or some. In a soak the time does, so that there are as many orders as the system makes.
-	mostBetween    = 40
-	longestInASoak = 4 * time.Second
-	everySoInASoak = 5 * time.Millisecond
+	mostBetween   = 40
+	longestInSoak = 2 * time.Second
+	everySoInSoak = 5 * time.Millisecond
 )
 
-// length is how long the loop goes on: until it has done the fewest kills, or FLOODGATE_SOAK (a duration) is over.
+// length is how long the loop goes on at least: FLOODGATE_SOAK (a duration), or until it has done the fewest kills.
 func length(t *testing.T) time.Duration {
 	s := os.Getenv("FLOODGATE_SOAK")
 	if s == "" {
@@ -108,8 +109,11 @@ func TestKills(t *testing.T) {
 	began := time.Now()
 	var total oracle.Tally
 	var settled []time.Duration
-	kills := 0
-	for round := 1; kills < fewest || time.Since(began) < long; round++ {
+	kills, least := 0, fewest
+	if long > 0 {
+		least = fewestInSoak
+	}
+	for round := 1; kills < least || time.Since(began) < long; round++ {
 		tally, rest := w.round(t, r, all, round)
 		kills += rests
 		total = total.Plus(tally)
@@ -149,7 +153,7 @@ func (w *world) round(t *testing.T, r *rand.Rand, all []*victim, round int) (ora
 	for _, l := range []*load{stays, expires} {
 		pace := everySo
 		if soak && l == expires {
-			pace = everySoInASoak
+			pace = everySoInSoak
 		}
 		crowd.Go(func() {
 			if err := l.keep(ctx, stop, lanes/2, pace); err != nil {
@@ -175,7 +179,7 @@ func (w *world) round(t *testing.T, r *rand.Rand, all []*victim, round int) (ora
 		case at := <-stays.decided:
 			v.opened = append(v.opened, at.Sub(last))
 			if soak {
-				wait(ctx, time.Duration(r.Int64N(int64(longestInASoak))))
+				wait(ctx, time.Duration(r.Int64N(int64(longestInSoak))))
 			} else if err := expires.log.Await(reach, expires.log.Promised()+r.IntN(mostBetween)); err != nil {
 				t.Errorf("%s was killed: %v", v.name, err)
 			}

@@ -98,7 +98,7 @@ func (v *Servers) recordContainer(ctx context.Context, o Options, p *Process) {
 		return
 	}
 	if pid, err := strconv.Atoi(strings.TrimSpace(string(out))); err == nil && pid > 0 {
-		_ = p.record(pid)
+		_ = p.record(pid) // the pid is for people: the container goes on without it
 	}
 }
 

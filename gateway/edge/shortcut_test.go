@@ -3,12 +3,11 @@ package edge
 import (
 	"bufio"
 	"bytes"
-	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -183,58 +182,9 @@ func TestTheShortcutKeepsTheOrderOfAnswers(t *testing.T) {
 	}
 }
 
-// Connections on which only the shortcut answered end as others do: without a word when they are idle for too long, and at
-// once when the gateway ends.
-func TestAnIdleConnectionEnds(t *testing.T) {
-	s, _ := refusing(t)
-	const request = "POST /v1/sales/2/orders HTTP/1.1\r\nHost: x\r\n\r\n"
-	for _, idle := range []time.Duration{time.Millisecond, time.Hour} {
-		server := s.HTTP(Limits{MaxBody: 1000, MaxHeader: 4096, ReadTimeout: time.Hour, IdleTimeout: idle})
-		inner, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		l := NewListener(inner, s, Bounds{Max: 10, PerAddress: 10}, prometheus.NewRegistry())
-		done := make(chan error, 1)
-		go func() { done <- server.Serve(l) }()
-		c, err := net.Dial("tcp", inner.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer c.Close()
-		c.SetDeadline(time.Now().Add(time.Minute))
-		r := bufio.NewReader(c)
-		for range 2 {
-			var resp fasthttp.Response
-			if _, err := io.WriteString(c, request); err != nil {
-				t.Fatal(err)
-			}
-			if err := resp.Read(r); err != nil || resp.StatusCode() != 403 {
-				t.Fatalf("got %v, %v", resp.StatusCode(), err)
-			}
-		}
-		if idle == time.Hour {
-			s.Drain()
-			l.CloseIdle()
-		}
-		if rest, err := io.ReadAll(r); err != nil || len(rest) > 0 {
-			t.Errorf("idle for %v: got %q and %v, want the end of the connection", idle, rest, err)
-		}
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		if err := server.ShutdownWithContext(ctx); err != nil {
-			t.Error(err)
-		}
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	}
-}
-
-// Who sends slowly has the time of a read for a request, also after one that the shortcut answered.
-func TestASlowRequestAfterAShortcutEnds(t *testing.T) {
-	s, _ := refusing(t)
-	server := s.HTTP(Limits{MaxBody: 1000, MaxHeader: 4096, ReadTimeout: time.Millisecond, IdleTimeout: time.Hour})
+// connect serves over TCP, until the test ends, and returns a connection on which the shortcut has answered.
+func connect(t *testing.T, s *Server, server *fasthttp.Server) (*Listener, net.Conn, *bufio.Reader) {
+	t.Helper()
 	inner, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -242,27 +192,57 @@ func TestASlowRequestAfterAShortcutEnds(t *testing.T) {
 	l := NewListener(inner, s, Bounds{Max: 10, PerAddress: 10}, prometheus.NewRegistry())
 	done := make(chan error, 1)
 	go func() { done <- server.Serve(l) }()
-	defer func() { l.CloseAll(); server.Shutdown(); <-done }()
+	t.Cleanup(func() {
+		l.CloseAll()
+		if err := errors.Join(server.Shutdown(), <-done); err != nil {
+			t.Error(err)
+		}
+	})
 	c, err := net.Dial("tcp", inner.Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.Close()
+	t.Cleanup(func() { c.Close() })
 	c.SetDeadline(time.Now().Add(time.Minute))
-	r := bufio.NewReader(c)
-	var statuses []int
-	for _, piece := range []string{"POST /v1/sales/2/orders HTTP/1.1\r\nHost: x\r\n\r\n", "POST /v1"} {
-		if _, err := io.WriteString(c, piece); err != nil {
-			t.Fatal(err)
-		}
-		var resp fasthttp.Response
-		if err := resp.Read(r); err != nil {
-			t.Fatal(err)
-		}
-		statuses = append(statuses, resp.StatusCode())
+	if _, err := io.WriteString(c, "POST /v1/sales/2/orders HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+		t.Fatal(err)
 	}
-	if want := []int{403, 408}; !slices.Equal(statuses, want) {
-		t.Errorf("got %v, want %v", statuses, want)
+	r := bufio.NewReader(c)
+	var resp fasthttp.Response
+	if err := resp.Read(r); err != nil || resp.StatusCode() != 403 {
+		t.Fatalf("got %v, %v", resp.StatusCode(), err)
+	}
+	return l, c, r
+}
+
+// Connections on which only the shortcut answered end as others do: without a word when they are idle for too long, and at
+// once when the gateway ends.
+func TestAnIdleConnectionEnds(t *testing.T) {
+	s, _ := refusing(t)
+	for _, idle := range []time.Duration{time.Millisecond, time.Hour} {
+		l, _, r := connect(t, s, s.HTTP(Limits{MaxBody: 1000, MaxHeader: 4096, ReadTimeout: time.Hour, IdleTimeout: idle}))
+		if idle == time.Hour {
+			s.Drain()
+			l.CloseIdle()
+		}
+		if rest, err := io.ReadAll(r); err != nil || len(rest) > 0 {
+			t.Errorf("idle for %v: got %q and %v, want the end of the connection", idle, rest, err)
+		}
+	}
+}
+
+// Who sends slowly has the time of a read for a request, also after one that the shortcut answered.
+func TestASlowRequestAfterAShortcutEnds(t *testing.T) {
+	s, _ := refusing(t)
+	server := s.HTTP(Limits{MaxBody: 1000, MaxHeader: 4096, ReadTimeout: time.Hour, IdleTimeout: time.Hour})
+	s.limits.ReadTimeout = time.Millisecond // so that the first request, for which fasthttp sets the time, has enough
+	_, c, r := connect(t, s, server)
+	if _, err := io.WriteString(c, "POST /v1"); err != nil {
+		t.Fatal(err)
+	}
+	var resp fasthttp.Response
+	if err := resp.Read(r); err != nil || resp.StatusCode() != 408 {
+		t.Errorf("got %v, %v, want 408", resp.StatusCode(), err)
 	}
 }
 

@@ -222,6 +222,8 @@ func (p *process) begin(base, work *tier) error {
 	if p.roles.API || p.roles.Timer {
 		base.start("reconciler", p.reconciler.Keep)
 		base.start("stock", p.shelf.Keep)
+	} else if p.roles.Consumer {
+		base.start("life of redis", p.reconciler.Follow)
 	}
 	name := consumerName()
 	if p.roles.API {
@@ -360,7 +362,7 @@ func (p *process) reasons(ctx context.Context) []string {
 	}
 	armed, err := p.redis.Armed(ctx)
 	if err == nil && !armed && p.roles.API {
-		err = errors.New("it was started anew, and its sales are being reconciled")
+		err = errors.New("it was started anew, and its sales are being closed")
 	}
 	add("redis", err)
 	if p.roles.API {

@@ -28,10 +28,10 @@ var reserve string
 // Reserve decides one order. It is called as the ReserveIn of a life of Redis.
 var Reserve = script(reserve)
 
-// ReserveIn is Reserve under the name of a life of Redis. It must be loaded by nobody but a reconciler, after every live sale
-// is reconciled. A Redis that does not know it (NOSCRIPT) was not reconciled in that life: it was started anew; or it has
-// taken over from another, with data that may be older. Redis does not replicate scripts, and keeps them when a primary
-// becomes a replica; so a node that was the primary once may know the script of an earlier life, and not this one.
+// ReserveIn is Reserve under the name of a life of Redis. It must be loaded by nobody but a reconciler, after it has closed the
+// gate of every live sale in that life. A Redis that does not know it (NOSCRIPT) was started anew; or it has taken over from
+// another, with data that may be older, and gates that are open. Redis does not replicate scripts, and keeps them when a
+// primary becomes a replica; so a node that was the primary once may know the script of an earlier life, and not this one.
 func ReserveIn(life string) Script { return inLife(reserve, life) }
 
 func inLife(source, life string) Script {
@@ -67,8 +67,12 @@ var Open = script(open)
 //go:embed adopt.lua
 var adopt string
 
-// Adopt takes an order of an older epoch over into the present one.
+// Adopt takes an order of an older epoch over into the present one. It is called as the AdoptIn of a life of Redis.
 var Adopt = script(adopt)
+
+// AdoptIn is Adopt under the name of a life of Redis, loaded as ReserveIn is: data that is older may have no unit for an order
+// that was promised.
+func AdoptIn(life string) Script { return inLife(adopt, life) }
 
 //go:embed retire.lua
 var retire string

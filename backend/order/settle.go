@@ -438,7 +438,7 @@ func (s *settling) adopt(ctx context.Context, entries []reserve.Entry, sales map
 	if err != nil {
 		return err
 	}
-	var held error // of the first sale whose gate is closed: its entries wait, the others do not
+	var held error // of the first sale whose gate is closed, or not known to be: its entries wait, the others do not
 	var shut []int64
 	for _, e := range left {
 		if slices.Contains(shut, e.Sale) {
@@ -449,7 +449,7 @@ func (s *settling) adopt(ctx context.Context, entries []reserve.Entry, sales map
 		answer, err := s.book.redis.Adopt(ctx, e, f.epoch)
 		failpoint.Hit("consumer.after-adopt")
 		switch {
-		case errors.Is(err, reserve.ErrGateClosed):
+		case errors.Is(err, reserve.ErrGateClosed), errors.Is(err, reserve.ErrRestarted):
 			shut = append(shut, e.Sale)
 			if held == nil {
 				held = err

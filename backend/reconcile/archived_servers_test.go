@@ -94,17 +94,12 @@ func TestARestartedRedisForgetsArchivedSales(t *testing.T) {
 	s.flush()
 	stop := background(t, s.rec.Keep)
 	s.rec.Wake()
-	eventually(t, "Redis reserves again", func() bool {
-		armed, err := s.redis.Armed(t.Context())
-		return armed && err == nil
-	})
-	stop()
+	s.reserves()
 	if st := s.state(over); st.Gate != lua.GateShut {
 		t.Errorf("got %+v, want its gate shut", st)
 	}
-	if st := s.state(live); st.Gate != lua.GateOpen {
-		t.Errorf("the live sale: got %+v", st)
-	}
+	s.opens(live)
+	stop()
 	s.forgets(over)
 	if got := s.status(e.ID); got != string(wire.Paid) {
 		t.Errorf("the order is %s", got)

@@ -22,21 +22,33 @@ type attempt struct {
 	r     *Reconciler
 	sale  int64
 	token int64
-	first bool // the sale never was in any Redis: nothing of it can be queued
+	first bool      // the sale never was in any Redis: nothing of it can be queued
+	began time.Time // when the gate was closed; zero: it is not
 	load  reserve.Loaded
 	held  int // reservations that were written
 }
 
-func (a *attempt) run(ctx context.Context) error {
+// close is the first two steps.
+func (a *attempt) close(ctx context.Context) error {
 	if err := a.r.step(ctx, a.begin); err != nil {
 		return err
 	}
 	failpoint.Hit("reconcile.after-token")
-	began := time.Now()
 	if err := a.r.step(ctx, a.shut); err != nil {
 		return err
 	}
+	a.began = time.Now()
 	failpoint.Hit("reconcile.after-shut")
+	return nil
+}
+
+// run takes every step that is left.
+func (a *attempt) run(ctx context.Context) error {
+	if a.began.IsZero() {
+		if err := a.close(ctx); err != nil {
+			return err
+		}
+	}
 	if err := a.drain(ctx); err != nil {
 		return err
 	}
@@ -57,9 +69,9 @@ func (a *attempt) run(ctx context.Context) error {
 	if err := a.open(ctx); err != nil {
 		return err
 	}
-	a.r.seconds.Observe(time.Since(began).Seconds())
+	a.r.seconds.Observe(time.Since(a.began).Seconds())
 	a.r.log.Info("sale is reconciled and open", "sale", a.sale, "epoch", a.load.Epoch, "token", a.token, "reservations", a.held,
-		"stock", a.load.Stock, "total", a.load.Total, "took", time.Since(began).Round(time.Millisecond))
+		"stock", a.load.Stock, "total", a.load.Total, "took", time.Since(a.began).Round(time.Millisecond))
 	return nil
 }
 

@@ -36,12 +36,13 @@ func TestAGateThatDoesNotMoveIsTakenOver(t *testing.T) {
 			t.Errorf("taken over %v after it stopped, want %v", got, patience)
 		}
 		// this process is at it
-		c.done = make(chan struct{})
+		done := make(chan struct{})
+		c.done = done
 		time.Sleep(time.Hour)
 		if c.observe(adopting) {
 			t.Error("taken over from oneself")
 		}
-		close(c.done)
+		close(done)
 		if c.observe(adopting) {
 			t.Error("taken over at once after an attempt ended")
 		}

@@ -79,7 +79,7 @@ func New(db *sql.DB, redis *reserve.Store, fence Fence, log *slog.Logger, reg pr
 		notOpen: prometheus.NewGauge(prometheus.GaugeOpts{Name: "backend_sales_not_open",
 			Help: "Live sales whose gate in Redis is not open."}),
 		restarts: prometheus.NewCounter(prometheus.CounterOpts{Name: "backend_redis_restarts_total",
-			Help: "How often Redis was found without reserve.lua, and every live sale was reconciled."}),
+			Help: "How often Redis was found without reserve.lua, and every live sale was closed and reconciled."}),
 	}
 	reg.MustRegister(r.runs, r.seconds, r.notOpen, r.restarts)
 	return r
@@ -88,8 +88,12 @@ func New(db *sql.DB, redis *reserve.Store, fence Fence, log *slog.Logger, reg pr
 // Sale reconciles one sale. Nil: its gate is open, opened by this call or, after this call began, by another reconciler
 // that took over. An error leaves the gate closed to reserve; Keep, of whichever process, goes on from there.
 func (r *Reconciler) Sale(ctx context.Context, sale int64) error {
-	for {
-		a := &attempt{r: r, sale: sale}
+	return r.finish(ctx, &attempt{r: r, sale: sale})
+}
+
+// finish is Sale from wherever a is.
+func (r *Reconciler) finish(ctx context.Context, a *attempt) error {
+	for sale := a.sale; ; {
 		err := a.run(ctx)
 		switch {
 		case err == nil:
@@ -110,6 +114,7 @@ func (r *Reconciler) Sale(ctx context.Context, sale int64) error {
 		if opened {
 			return nil
 		}
+		a = &attempt{r: r, sale: sale}
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/rueidis"
 
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/outbox"
@@ -61,7 +62,7 @@ func (s *system) consume(t *testing.T, ready <-chan struct{}) (stop func()) {
 }
 
 // eventually waits until f is true; it asks the stores themselves.
-func eventually(t *testing.T, what string, f func() bool) {
+func eventually(t testing.TB, what string, f func() bool) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); !f(); {
 		if time.Now().After(end) {
@@ -194,7 +195,24 @@ func (s *system) flush(sales ...int64) {
 	}
 }
 
-func TestARestartedRedisReservesOnlyAfterEverySaleIsReconciled(t *testing.T) {
+// reserves waits until Redis reserves again, in whichever sales are open.
+func (s *system) reserves() {
+	s.t.Helper()
+	eventually(s.t, "Redis reserves again", func() bool {
+		armed, err := s.redis.Armed(s.t.Context())
+		return armed && err == nil
+	})
+}
+
+// opens waits until the gates of sales are open, in whichever life of Redis.
+func (s *system) opens(sales ...int64) {
+	s.t.Helper()
+	for _, sale := range sales {
+		eventually(s.t, fmt.Sprintf("sale %d is open", sale), func() bool { return s.state(sale).Gate == lua.GateOpen })
+	}
+}
+
+func TestARestartedRedisReservesOnlyInReconciledSales(t *testing.T) {
 	s := newSystem(t, false)
 	var sales []int64
 	var held []reserve.Entry
@@ -209,16 +227,14 @@ func TestARestartedRedisReservesOnlyAfterEverySaleIsReconciled(t *testing.T) {
 			t.Errorf("sale %d: got %v, want %v", sale, err, reserve.ErrRestarted)
 		}
 	}
-	s.reconcile(sales[0]) // one by itself does not open the others
+	s.reconcile(sales[0]) // one by itself does not let the others be reserved
 	if armed, err := s.redis.Armed(t.Context()); armed || err != nil {
 		t.Errorf("after one sale was reconciled, armed: got %v, %v; want false", armed, err)
 	}
 	stop := background(t, s.rec.Keep)
 	s.rec.Wake()
-	eventually(t, "Redis reserves again", func() bool {
-		armed, err := s.redis.Armed(t.Context())
-		return armed && err == nil
-	})
+	s.reserves()
+	s.opens(sales...)
 	stop()
 	for i, sale := range sales {
 		if got, least := s.state(sale).Epoch, int64(2); got < least {
@@ -232,6 +248,117 @@ func TestARestartedRedisReservesOnlyAfterEverySaleIsReconciled(t *testing.T) {
 		s.settleOutbox(sale)
 		s.balanced(sale)
 	}
+}
+
+// queues is a Fence whose sales have each a queue that is settled when it is closed.
+type queues map[int64]chan struct{}
+
+func (q queues) Fence(ctx context.Context, sale int64) error {
+	select {
+	case <-q[sale]:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Of the sales that a restarted Redis has each is open as soon as it is reconciled itself, and those that are over come last.
+func TestASaleThatIsOnWaitsForNoOtherAfterARestart(t *testing.T) {
+	s := newSystem(t, false)
+	quick, slow := s.sale(backendtest.SaleOptions{Stock: 5}), s.sale(backendtest.SaleOptions{Stock: 5})
+	over := []int64{
+		s.sale(backendtest.SaleOptions{Stock: 5, EndsAt: time.Now().Add(-time.Minute)}),
+		s.sale(backendtest.SaleOptions{Stock: 5, EndsAt: time.Now().Add(-time.Minute)}),
+	}
+	s.press(quick, "ann", 1, "k")
+	q := queues{}
+	for _, sale := range append(over, quick, slow) {
+		q[sale] = make(chan struct{})
+	}
+	rec := s.reconciler(q)
+	rec.drain, rec.patience = time.Hour, time.Hour
+	s.flush()
+	background(t, rec.Keep)
+	s.reserves()
+	for _, sale := range append(over, quick, slow) {
+		if st := s.state(sale); st.Gate != lua.GateShut {
+			t.Errorf("redis reserves, and the gate of sale %d is %s", sale, st.Gate)
+		}
+	}
+	for _, sale := range append(over, quick) { // over: their queues do not matter yet
+		close(q[sale])
+	}
+	s.opens(quick)
+	s.press(quick, "bob", 1, "")
+	for _, sale := range append(over, slow) {
+		if st := s.state(sale); st.Gate != lua.GateShut {
+			t.Errorf("the gate of sale %d, which waits, is %s", sale, st.Gate)
+		}
+	}
+	close(q[slow])
+	s.opens(append(over, slow)...)
+	s.settleOutbox(quick)
+	s.balanced(quick)
+}
+
+// A second restart finds the work of the first one's recovery half done.
+func TestARestartDuringTheReconciliationIsRecovered(t *testing.T) {
+	s := newSystem(t, false)
+	sale := s.sale(backendtest.SaleOptions{Stock: 5})
+	s.press(sale, "ann", 1, "k")
+	q := queues{sale: make(chan struct{})}
+	rec := s.reconciler(q)
+	rec.drain, rec.patience = time.Hour, time.Hour
+	background(t, rec.Keep)
+	token := s.state(sale).Token
+	for range 3 {
+		s.flush()
+		rec.Wake()
+		eventually(t, "it is closed by a newer reconciler", func() bool { st := s.state(sale); return st.Gate == lua.GateShut && st.Token > token })
+		token = s.state(sale).Token
+		s.reserves()
+	}
+	close(q[sale])
+	s.opens(sale)
+	s.settleOutbox(sale)
+	s.balanced(sale)
+}
+
+// A Redis that came back older than it was may hold what was released since, and lack what was promised: it decides about no
+// order of an older epoch before it is reconciled.
+func TestARestartedRedisAdoptsNothing(t *testing.T) {
+	s := newSystem(t, false)
+	sale := s.sale(backendtest.SaleOptions{Stock: 1})
+	e := s.press(sale, "ann", 1, "k")
+	dead := &attempt{r: s.rec, sale: sale}
+	for _, step := range []func(context.Context) error{dead.begin, dead.shut, dead.read, dead.write} { // it adopts
+		if err := step(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c, base := s.redis.Client(), s.redis.Prefix()+fmt.Sprintf("{sale:%d}:", sale)
+	for _, cmd := range []rueidis.Completed{
+		c.B().Hset().Key(base+"state").FieldValue().FieldValue("stock", "0").Build(),
+		c.B().Del().Key(base+"orders", base+"buyers", base+"outbox", base+"idem").Build(),
+		c.B().Hset().Key(base+"orders").FieldValue().FieldValue(wire.NewOrderID(uuid.Must(uuid.NewV7()).String(), sale), "bob 1 1 - 1 ").Build(),
+	} {
+		if err := c.Do(t.Context(), cmd).Error(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.flush()
+	if err := s.book.Settle(t.Context(), []reserve.Entry{e}); !errors.Is(err, reserve.ErrRestarted) {
+		t.Errorf("got %v, want it held for %v", err, reserve.ErrRestarted)
+	}
+	background(t, s.rec.Keep)
+	s.reserves()
+	s.opens(sale)
+	s.settle(e) // adopted
+	s.settleOutbox(sale)
+	if got := s.status(e.ID); got != string(wire.PendingPayment) {
+		t.Errorf("the order that was promised is %s", got)
+	}
+	s.balanced(sale)
 }
 
 // TestANodeOfAnEarlierLifeIsReconciled: Redis has failed over to another node, which was reconciled, and back. The first one
@@ -263,10 +390,8 @@ func TestANodeOfAnEarlierLifeIsReconciled(t *testing.T) {
 		newest, err := s.rec.newestLife(t.Context())
 		return err == nil && newest != here && newest != "elsewhere" && s.state(sale).Epoch > epoch
 	})
-	eventually(t, "Redis reserves again", func() bool {
-		armed, err := s.redis.Armed(t.Context())
-		return armed && err == nil
-	})
+	s.reserves()
+	s.opens(sale)
 	s.press(sale, "ann", 1, "")
 	s.settleOutbox(sale)
 	s.balanced(sale)

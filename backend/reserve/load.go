@@ -148,7 +148,7 @@ func (s *Store) Unlock(ctx context.Context, sale, token int64) error {
 }
 
 // Armed reports whether every Redis node knows the reserve.lua of the life that is believed in: one that does not was started
-// or has taken over since, and its sales must be reconciled before Arm.
+// or has taken over since, and the gates of its sales must be closed before Arm.
 func (s *Store) Armed(ctx context.Context) (bool, error) {
 	l := s.Life()
 	defer l.End()
@@ -168,7 +168,7 @@ func (s *Store) Arm(ctx context.Context) error {
 }
 
 // Life is the present life of every Redis node, held by a connection to each: when one is restarted, everything fails.
-// So what was reconciled during a life that Arm ends well is still there.
+// So a gate that was closed before an Arm that ends well was closed in the life that it names.
 type Life struct {
 	store *Store
 	nodes []node
@@ -217,10 +217,13 @@ func (l *Life) Knows(ctx context.Context, script lua.Script) (bool, error) {
 	return all, nil
 }
 
-// Arm gives this life a name that no other has, and loads its reserve.lua into every node. Only for a reconciler, after every
-// live sale is reconciled. Nobody calls it before the life is believed in.
+// Arm gives this life a name that no other has, and loads its adopt.lua and then its reserve.lua into every node. Only for a
+// reconciler, after it has closed the gate of every live sale. Nobody calls them before the life is believed in.
 func (l *Life) Arm(ctx context.Context) (name string, err error) {
 	name = uuid.NewString()
+	if err := l.Teach(ctx, lua.AdoptIn(name)); err != nil {
+		return "", err
+	}
 	return name, l.Teach(ctx, lua.ReserveIn(name))
 }
 

@@ -25,8 +25,8 @@ import (
 
 // What stands between a caller and a decision.
 var (
-	// ErrRestarted: Redis does not know the reserve.lua, or the reduce.lua, of the life that this process believes in. So it
-	// was started anew, or taken over by another node: every live sale must be reconciled, every SKU be forgotten.
+	// ErrRestarted: Redis does not know the reserve.lua, the adopt.lua or the reduce.lua of the life that this process believes
+	// in. So it was started anew, or taken over by another node: every live sale must be reconciled, every SKU be forgotten.
 	ErrRestarted = errors.New("redis was restarted: its sales must be reconciled")
 	// ErrNotLoaded: the sale is not in Redis.
 	ErrNotLoaded = errors.New("the sale is not in redis")
@@ -49,10 +49,10 @@ type Store struct {
 	life   atomic.Pointer[life]
 }
 
-// life is one of Redis, by the name under which MySQL has it, with its reserve.lua and its reduce.lua.
+// life is one of Redis, by the name under which MySQL has it, with the scripts that are loaded in it alone.
 type life struct {
-	name            string
-	reserve, reduce lua.Script
+	name                   string
+	reserve, adopt, reduce lua.Script
 }
 
 // Config says where Redis is.
@@ -97,11 +97,11 @@ func (s *Store) dialMarked(ctx context.Context, addr string, dialer *net.Dialer,
 	return failpoint.Sent("cart.script-sent", c, func() string { return s.life.Load().reduce.SHA }), nil
 }
 
-// Believe names the life of Redis in which Reserve may decide: the newest that MySQL has. In any other, and with "" in all, it
-// answers ErrRestarted.
+// Believe names the life of Redis in which Reserve and Adopt may decide: the newest that MySQL has. In any other, and with ""
+// in all, they answer ErrRestarted.
 func (s *Store) Believe(name string) {
 	if l := s.life.Load(); l == nil || l.name != name {
-		s.life.Store(&life{name, lua.ReserveIn(name), lua.ReduceIn(name)})
+		s.life.Store(&life{name, lua.ReserveIn(name), lua.AdoptIn(name), lua.ReduceIn(name)})
 	}
 }
 
@@ -144,7 +144,7 @@ func (s *Store) Now(ctx context.Context) (time.Time, error) {
 	return time.Unix(t[0], t[1]*1000).UTC(), nil
 }
 
-// call runs a script by EVALSHA; one that Redis does not know is sent whole, but for reserve.lua.
+// call runs a script by EVALSHA; one that Redis does not know is sent whole, but for those of a life.
 func (s *Store) call(ctx context.Context, script lua.Script, keys []string, args ...string) ([]rueidis.RedisMessage, error) {
 	r, err := s.run(ctx, script, keys, args)
 	if err != nil {
@@ -391,9 +391,10 @@ func ParseEntry(sale int64, id string, fields map[string]string) (Entry, error) 
 }
 
 // Adopt takes an order of an older epoch over into epoch, MySQL's present one. The answer is lua.Adopted or Present (drop
-// the old message: the outbox has a new one), SoldOut or Limit (reject it). Errors: ErrGateClosed says: hold it, ask again.
+// the old message: the outbox has a new one), SoldOut or Limit (reject it). Errors: ErrGateClosed and ErrRestarted say: hold it,
+// ask again.
 func (s *Store) Adopt(ctx context.Context, e Entry, epoch int64) (string, error) {
-	list, err := s.call(ctx, lua.Adopt,
+	list, err := s.call(ctx, s.life.Load().adopt,
 		[]string{s.state(e.Sale), s.orders(e.Sale), s.buyers(e.Sale), s.idem(e.Sale), s.OutboxKey(e.Sale)},
 		strconv.FormatInt(epoch, 10), e.ID, e.UID, strconv.Itoa(e.Quantity), e.Slots, e.Key, strconv.FormatInt(e.At, 10), e.Trace, Group)
 	if err != nil {

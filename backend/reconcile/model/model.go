@@ -47,11 +47,13 @@ const (
 	RepublishNothing   Bug = "the relay never publishes an entry again"
 	NoReleaseAgain     Bug = "acknowledge an order that ended without giving back what it may hold again"
 	PromiseUnheld      Bug = "promise at the broker's confirm without looking whether Redis still holds the order"
+	ReserveBeforeShut  Bug = "let a restarted Redis reserve before the gate is closed"
+	AdoptBeforeShut    Bug = "let a restarted Redis adopt before the gate is closed"
 )
 
 // Bugs lists the planted mistakes.
 var Bugs = []Bug{RetireEarly, ReleaseUnkeyed, ReleaseIgnoresGate, UnionWithEnded, NoEpochCheck, AdoptWithoutOutbox,
-	AckBeforeCommit, NoRedisToken, NoMySQLToken, NoAdoptPhase, RepublishNothing, NoReleaseAgain, PromiseUnheld}
+	AckBeforeCommit, NoRedisToken, NoMySQLToken, NoAdoptPhase, RepublishNothing, NoReleaseAgain, PromiseUnheld, ReserveBeforeShut, AdoptBeforeShut}
 
 const (
 	units     = 1
@@ -128,6 +130,7 @@ type phase uint8
 const (
 	idle phase = iota // no reconciler in this place
 	closing
+	reviving
 	draining
 	readingOutbox
 	readingRows
@@ -139,13 +142,26 @@ const (
 type reconciler struct {
 	phase  phase
 	token  uint8
+	revive bool   // it began because Redis did not know the scripts
 	outbox orders // O as it read it
 	rows   rows   // M as it read it
 	epoch  uint8  // that it raised to
 }
 
+type reconcilers [maxRecs]reconciler
+
+// sort puts them in the order of their tokens: which place one has makes no other state.
+func (r *reconcilers) sort() {
+	for i := 1; i < len(r); i++ {
+		for j := i; j > 0 && r[j].token < r[j-1].token; j-- {
+			r[j], r[j-1] = r[j-1], r[j]
+		}
+	}
+}
+
 type state struct {
 	// Redis
+	knows     bool // reserve.lua and adopt.lua: it was not restarted since they were loaded
 	present   bool
 	gate      gate
 	gateToken uint8
@@ -168,10 +184,14 @@ type state struct {
 	dbEpoch, dbToken uint8
 	rows             rows // M
 	intents          orders
-	recs             [maxRecs]reconciler
+	recs             reconcilers
 	// faults left
 	redisLosses, brokerLosses, cancels, asks uint8
 }
+
+// reserves reports whether a call of reserve.lua would be decided: what Redis holds must be right then. One that was restarted
+// may have come back with an open gate and older data.
+func (s state) reserves() bool { return s.knows && s.present && s.gate == open }
 
 // step names a transition; it is put into words only for a trace.
 type step struct {
@@ -220,7 +240,7 @@ func Explore(mode Promise, bug Bug) Result {
 		parent int32
 		step   step
 	}
-	start := state{present: true, gate: open, epoch: 1, stock: units, dbEpoch: 1, redisLosses: 1, brokerLosses: 1, cancels: 1, asks: 1}
+	start := state{knows: true, present: true, gate: open, epoch: 1, stock: units, dbEpoch: 1, redisLosses: 1, brokerLosses: 1, cancels: 1, asks: 1}
 	seen := map[state]int32{start: 0}
 	queue := []state{start}
 	nodes := []node{{parent: -1}}
@@ -229,6 +249,7 @@ func Explore(mode Promise, bug Bug) Result {
 		s := queue[i]
 		settled := true // nothing but a fault or new work can happen
 		x.emit = func(next state, st step, fault bool) {
+			next.recs.sort()
 			if !fault && next != s {
 				settled = false
 			}
@@ -259,7 +280,7 @@ func broken(s state, settled bool) string {
 	if s.rows.are(rejected)&s.promised&^s.excused != 0 {
 		return "a promised order was rejected"
 	}
-	if s.present && s.gate == open {
+	if s.reserves() {
 		want := liveRows | s.outbox.ids()&^s.rows.ids()
 		switch {
 		case s.stock < 0:
@@ -276,7 +297,7 @@ func broken(s state, settled bool) string {
 		switch {
 		case s.promised&^s.excused&^s.rows.ids() != 0:
 			return "a promised order was lost"
-		case s.outbox != 0 || s.intents != 0 || !s.present || s.gate != open:
+		case s.outbox != 0 || s.intents != 0 || !s.reserves():
 			return "stuck before everything is settled"
 		case s.held != liveRows:
 			return "R != L at the end"

@@ -33,7 +33,7 @@ func (x explorer) press(s state) {
 	s.calls.each(func(o int, epoch uint8, c entries) {
 		t := s
 		t.calls &^= c
-		if s.present && s.gate == open && (epoch == s.epoch || x.bug == NoEpochCheck) && s.stock > 0 && !(s.held | s.keyed).has(o) {
+		if s.reserves() && (epoch == s.epoch || x.bug == NoEpochCheck) && s.stock > 0 && !(s.held | s.keyed).has(o) {
 			t.stock--
 			t.held = t.held.with(o)
 			t.outbox |= bit(o, s.epoch)
@@ -158,7 +158,7 @@ func (x explorer) adopt(s state, o int, epoch uint8, e entries) {
 		x.emit(t, step{"consumer finds the epoch is the present one,", int8(o), int8(epoch)}, false)
 		return
 	}
-	if !s.present || s.gate == shut || s.epoch != s.dbEpoch {
+	if !s.knows && x.bug != AdoptBeforeShut || !s.present || s.gate == shut || s.epoch != s.dbEpoch {
 		return // hold it
 	}
 	t.broker &^= e
@@ -232,19 +232,20 @@ func (x explorer) releases(s state) {
 
 // reconcilers: any number at once, each step conditional on the token.
 func (x explorer) reconcilers(s state) {
-	free, active := -1, false
+	free, active, revives := -1, false, false
 	for i, r := range s.recs {
 		if r.phase == idle {
 			free = i
 		} else {
 			active = true
+			revives = revives || r.revive
 		}
 	}
-	must := !(s.present && s.gate == open) && !active
+	must := !s.reserves() && !active || !s.knows && !revives
 	if free >= 0 && (must || s.asks > 0) {
 		t := s
 		t.dbToken++
-		t.recs[free] = reconciler{phase: closing, token: t.dbToken}
+		t.recs[free] = reconciler{phase: closing, token: t.dbToken, revive: !s.knows}
 		if !must {
 			t.asks--
 		}
@@ -267,8 +268,16 @@ func (x explorer) reconcile(s state, i int, r reconciler) {
 	next := r
 	switch r.phase {
 	case closing:
+		if r.revive && x.bug == ReserveBeforeShut {
+			t := s
+			t.knows, next.revive = true, false
+			to(t, next, "the scripts are loaded")
+			return
+		}
 		if s.present && r.token <= s.gateToken && x.bug != NoRedisToken {
-			giveUp()
+			t := s
+			t.knows = s.knows || r.revive // one that began later has closed it
+			to(t, reconciler{}, "the reconciler gives up")
 			return
 		}
 		t := s
@@ -277,7 +286,15 @@ func (x explorer) reconcile(s state, i int, r reconciler) {
 		}
 		t.gate, t.gateToken = shut, r.token
 		next.phase = draining
+		if r.revive {
+			next.phase = reviving
+		}
 		to(t, next, "the gate is closed")
+	case reviving:
+		t := s
+		t.knows = true
+		next.phase, next.revive = draining, false
+		to(t, next, "the scripts are loaded")
 	case draining:
 		if !mine {
 			giveUp()
@@ -330,7 +347,7 @@ func (x explorer) reconcile(s state, i int, r reconciler) {
 		if x.bug == NoAdoptPhase {
 			t.gate = open
 		}
-		next.phase = opening
+		next = reconciler{phase: opening, token: r.token} // what it read is done with
 		to(t, next, "R and S are written")
 	case opening:
 		if !(s.present && s.gateToken == r.token && s.gate == adopting) {
@@ -346,11 +363,15 @@ func (x explorer) reconcile(s state, i int, r reconciler) {
 	}
 }
 
-// faults: Redis is emptied, or comes back older than it was; the broker is wiped; a relay dies.
+// faults: Redis is restarted, emptied, or comes back older than it was; the broker is wiped; a relay dies.
 func (x explorer) faults(s state) {
 	if s.redisLosses > 0 && s.present {
 		t := s
-		t.present, t.gate, t.gateToken, t.epoch, t.stock, t.held, t.keyed, t.outbox = false, shut, 0, 0, 0, 0, 0, 0
+		t.knows = false
+		t.redisLosses--
+		x.emit(t, step{"REDIS IS RESTARTED", -1, -1}, true)
+		t = s
+		t.knows, t.present, t.gate, t.gateToken, t.epoch, t.stock, t.held, t.keyed, t.outbox = false, false, shut, 0, 0, 0, 0, 0, 0
 		t.redisLosses--
 		t.excused |= s.promised &^ s.broker.ids() &^ s.rows.ids()
 		x.emit(t, step{"REDIS IS EMPTIED", -1, -1}, true)
@@ -373,7 +394,7 @@ func (x explorer) faults(s state) {
 }
 
 // rollbacks: a stale replica takes over, or the last writes were not synced: some reservations are gone, one that was
-// released may be back. Its scripts are gone, so its gate counts as closed.
+// released may be back; the gate is as it was, or open as it was once. It does not know the script.
 func (x explorer) rollbacks(s state) {
 	for drop := orders(0); drop < 1<<numOrders; drop++ {
 		if drop&^s.held != 0 {
@@ -397,12 +418,14 @@ func (x explorer) rollbacks(s state) {
 				continue
 			}
 			t := s
-			t.gate, t.gateToken = shut, 0
+			t.knows = false
 			t.held, t.outbox = held, outbox
 			t.stock = int8(units - held.len())
 			t.redisLosses--
 			t.excused |= s.promised &^ (outbox | s.broker).ids() &^ s.rows.ids()
 			x.emit(t, step{"REDIS IS ROLLED BACK", -1, -1}, true)
+			t.gate, t.gateToken = open, 0
+			x.emit(t, step{"REDIS IS ROLLED BACK, before the reconcilers,", -1, -1}, true)
 		}
 	}
 }

@@ -1,0 +1,181 @@
+package reconcile
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"slices"
+
+	"golang.org/x/sync/errgroup"
+
+	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/store"
+	"floodgate.internal/lua"
+)
+
+// recover lets a Redis that was started anew reserve again, in a life that follows the one of this name, unless another process
+// has done so: it closes the gate of every live sale, loads the scripts, and leaves it to reopen to reconcile the sales, each
+// of which is open again as soon as it is done itself. That Redis has not been restarted in between, life says; that nobody
+// else has let it reserve in between, MySQL.
+func (k *keeper) recover(ctx context.Context, life *reserve.Life, before string) error {
+	k.end() // what the last recovery has left to do is this one's
+	r := k.r
+	done, err := r.alone(ctx, "recovery")
+	if err != nil {
+		return err
+	}
+	defer func() { done() }()
+	if newest, err := r.newestLife(ctx); err != nil || newest != before {
+		r.Wake() // to believe in it
+		return err
+	}
+	on, over, err := r.live(ctx)
+	if err != nil {
+		return err
+	}
+	r.log.Warn("redis was started anew: every live sale is closed before it reserves again, and reconciled", "sales", len(on)+len(over))
+	r.restarts.Inc()
+	shut := make(map[int64]*attempt, len(on)+len(over))
+	defer func() { k.reopen(ctx, on, over, shut) }() // also where another process was sooner: it has lost them
+	for pending := slices.Concat(on, over); len(pending) > 0; {
+		if pending, err = r.close(ctx, pending, shut); err == nil {
+			break
+		}
+		r.log.Error("sales cannot be closed now; trying again", "sales", pending, "error", err)
+		done() // another process may be able to
+		done = func() {}
+		if err := sleep(ctx, lookEvery); err != nil {
+			return err
+		}
+		if _, err := life.Armed(ctx); err != nil { // restarted again
+			return err
+		}
+		if newest, err := r.newestLife(ctx); err != nil || newest != before { // another process was done sooner
+			r.Wake()
+			return err
+		}
+	}
+	if err := r.shutArchived(ctx); err != nil {
+		return err
+	}
+	name, err := life.Arm(ctx)
+	if err != nil {
+		return fmt.Errorf("redis was restarted again: %w", err)
+	}
+	if err := r.follow(ctx, before, name); err != nil {
+		return err
+	}
+	r.redis.Believe(name)
+	r.log.Info("redis reserves again", "sales", len(on)+len(over), "life", name)
+	return nil
+}
+
+// close takes the first steps of reconciling each of sales, and adds to shut those with which this process goes on. It returns
+// the sales whose gates may still be open, and why the last of them may.
+func (r *Reconciler) close(ctx context.Context, sales []int64, shut map[int64]*attempt) (open []int64, err error) {
+	var g errgroup.Group
+	attempts, errs := make([]*attempt, len(sales)), make([]error, len(sales))
+	for i, sale := range sales {
+		attempts[i] = &attempt{r: r, sale: sale}
+		g.Go(func() error { errs[i] = attempts[i].close(ctx); return nil })
+	}
+	_ = g.Wait() // the errors are in errs
+	for i, sale := range sales {
+		switch e := errs[i]; {
+		case e == nil:
+			shut[sale] = attempts[i]
+		case errors.Is(e, reserve.ErrLost): // to one that began later: it has closed the gate
+		case errors.Is(e, ErrArchived): // shutArchived closes it
+		default:
+			open, err = append(open, sale), e
+		}
+	}
+	return open, err
+}
+
+// reopen goes on, beside the looks, with what recover has closed: with the sales that are on or to come, at once; then with those
+// that are over, one after the other: nobody waits for them, and there may be many, with many orders.
+func (k *keeper) reopen(ctx context.Context, on, over []int64, shut map[int64]*attempt) {
+	ctx, k.end = context.WithCancel(ctx)
+	start := func(sale int64, after []<-chan struct{}) []<-chan struct{} {
+		a := shut[sale]
+		if a == nil {
+			return nil
+		}
+		c := k.r.closed(reserve.State{Gate: lua.GateShut, Token: a.token})
+		k.shut[sale] = c
+		k.start(ctx, c, a, after)
+		return []<-chan struct{}{c.done}
+	}
+	var before []<-chan struct{}
+	for _, sale := range on {
+		before = append(before, start(sale, nil)...)
+	}
+	for _, sale := range over {
+		if last := start(sale, before); last != nil {
+			before = last
+		}
+	}
+}
+
+// newestLife is the name of the life of Redis that was reconciled last, "" where none was.
+func (r *Reconciler) newestLife(ctx context.Context) (name string, err error) {
+	err = r.db.QueryRowContext(ctx, `SELECT name FROM redis_life WHERE only_row = 1`).Scan(&name)
+	if err != nil && !errors.Is(err, sql.ErrNoRows) {
+		return "", fmt.Errorf("read the life of redis: %w", err)
+	}
+	return name, nil
+}
+
+// follow makes a life the newest, if the one before it is that still: a reconciler that slept must not bring back a node of
+// which everybody else has taken leave.
+func (r *Reconciler) follow(ctx context.Context, before, name string) error {
+	return store.InTx(ctx, r.db, func(tx *sql.Tx) error {
+		var err error
+		var done sql.Result
+		if before == "" {
+			done, err = tx.ExecContext(ctx, `INSERT INTO redis_life (only_row, name) VALUES (1, ?)`, name)
+		} else {
+			done, err = tx.ExecContext(ctx, `UPDATE redis_life SET name = ? WHERE only_row = 1 AND name = ?`, name, before)
+		}
+		if err != nil && !store.Duplicate(err) {
+			return fmt.Errorf("note the life of redis: %w", err)
+		}
+		if err == nil {
+			if n, err := done.RowsAffected(); err != nil || n == 1 {
+				return err
+			}
+		}
+		return errors.New("another process has reconciled redis")
+	})
+}
+
+// live returns the sales that belong in Redis: those that are on or to come, and those that are over.
+func (r *Reconciler) live(ctx context.Context) (on, over []int64, err error) {
+	now, err := r.redis.Now(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	rows, err := r.db.QueryContext(ctx, `SELECT id, closed_at IS NOT NULL OR ends_at <= ? FROM sales WHERE archived_at IS NULL ORDER BY starts_at, id`, now)
+	if err != nil {
+		return nil, nil, fmt.Errorf("read the live sales: %w", err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var id int64
+		var isOver bool
+		if err := rows.Scan(&id, &isOver); err != nil {
+			return nil, nil, fmt.Errorf("read the live sales: %w", err)
+		}
+		if isOver {
+			over = append(over, id)
+		} else {
+			on = append(on, id)
+		}
+	}
+	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
+		return nil, nil, fmt.Errorf("read the live sales: %w", err)
+	}
+	return on, over, nil
+}

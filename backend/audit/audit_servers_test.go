@@ -374,8 +374,8 @@ func TestAnswersWaitForAReconciler(t *testing.T) {
 		}
 	}
 	backendtest.Load(t, s.db, s.redis, s.sale)
-	if answer, err := s.redis.Adopt(t.Context(), snap.Outbox[0], 1); answer != lua.Adopted || err != nil {
-		t.Fatal(answer, err)
+	if answers, err := s.redis.Adopt(t.Context(), snap.Outbox[:1], map[int64]int64{s.sale: 1}); err != nil || answers[0] != lua.Adopted {
+		t.Fatal(answers, err)
 	}
 	if _, err := lock.ExecContext(t.Context(), `UNLOCK TABLES`); err != nil {
 		t.Fatal(err)

@@ -438,36 +438,39 @@ func (s *settling) adopt(ctx context.Context, entries []reserve.Entry, sales map
 	if err != nil {
 		return err
 	}
-	var held error // of the first sale whose gate is closed, or not known to be: its entries wait, the others do not
-	var shut []int64
+	if len(left) == 0 {
+		return nil
+	}
+	epochs := map[int64]int64{}
 	for _, e := range left {
-		if slices.Contains(shut, e.Sale) {
-			continue
-		}
-		f := sales[e.Sale]
-		failpoint.Hit("consumer.before-adopt")
-		answer, err := s.book.redis.Adopt(ctx, e, f.epoch)
-		failpoint.Hit("consumer.after-adopt")
-		switch {
-		case errors.Is(err, reserve.ErrGateClosed), errors.Is(err, reserve.ErrRestarted):
-			shut = append(shut, e.Sale)
-			if held == nil {
-				held = err
-			}
-			continue
-		case err != nil:
-			return err
-		case answer == lua.SoldOut:
-			err = s.reject(ctx, e, f, verdict{reason: OutOfStock})
-		case answer == lua.Limit:
-			err = s.reject(ctx, e, f, verdict{reason: OverLimit})
-		default:
+		epochs[e.Sale] = sales[e.Sale].epoch
+	}
+	failpoint.Hit("consumer.before-adopt")
+	answers, err := s.book.redis.Adopt(ctx, left, epochs)
+	failpoint.Hit("consumer.after-adopt")
+	if err != nil {
+		return err
+	}
+	adopted := map[int64]int{}
+	var held error // entries of a closed sale wait, the others do not
+	for i, e := range left {
+		switch answers[i] {
+		case lua.SoldOut:
+			err = s.reject(ctx, e, sales[e.Sale], verdict{reason: OutOfStock})
+		case lua.Limit:
+			err = s.reject(ctx, e, sales[e.Sale], verdict{reason: OverLimit})
+		case lua.Adopted, lua.Present:
 			s.book.metrics.settled.WithLabelValues("adopted").Inc()
-			s.book.log.Info("order: adopted", "order", e.ID, "from_epoch", e.Epoch, "to_epoch", f.epoch, "answer", answer)
+			adopted[e.Sale]++
+		default:
+			held = fmt.Errorf("adopt order %s: %w", e.ID, reserve.ErrGateClosed)
 		}
 		if err != nil {
 			return err
 		}
+	}
+	for sale, n := range adopted {
+		s.book.log.Info("order: orders of older epochs are adopted", "sale", sale, "orders", n, "epoch", epochs[sale])
 	}
 	return held
 }

@@ -256,8 +256,8 @@ func TestAnOrderThatEndedAndWasAdoptedAllTheSameGivesItsUnitBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	// A consumer that looked in MySQL before all this, and slept, adopts it now.
-	if answer, err := s.redis.Adopt(t.Context(), entry, 1); answer != lua.Adopted || err != nil {
-		t.Fatalf("got %s, %v", answer, err)
+	if answers, err := s.redis.Adopt(t.Context(), []reserve.Entry{entry}, map[int64]int64{sale: 1}); err != nil || answers[0] != lua.Adopted {
+		t.Fatalf("got %s, %v", answers, err)
 	}
 	if got := s.stock(sale); got != 0 {
 		t.Fatalf("got stock %d, want 0: the unit is stranded", got)

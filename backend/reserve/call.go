@@ -24,7 +24,7 @@ func (s *Store) Call(ctx context.Context, script lua.Script, keys []string, args
 type Args struct{ Keys, Args []string }
 
 // CallAll runs a script once for each of calls, in one pipeline, and returns the answers in their order. It is for
-// reduce.lua, whose calls are idempotent: an error may leave some of them done.
+// the scripts of a life whose calls are idempotent: an error may leave some of them done.
 func (s *Store) CallAll(ctx context.Context, script lua.Script, calls []Args) ([][]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()

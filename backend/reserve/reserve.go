@@ -390,22 +390,29 @@ func ParseEntry(sale int64, id string, fields map[string]string) (Entry, error) 
 	return e, nil
 }
 
-// Adopt takes an order of an older epoch over into epoch, MySQL's present one. The answer is lua.Adopted or Present (drop
-// the old message: the outbox has a new one), SoldOut or Limit (reject it). Errors: ErrGateClosed and ErrRestarted say: hold it,
-// ask again.
-func (s *Store) Adopt(ctx context.Context, e Entry, epoch int64) (string, error) {
-	list, err := s.call(ctx, s.life.Load().adopt,
-		[]string{s.state(e.Sale), s.orders(e.Sale), s.buyers(e.Sale), s.idem(e.Sale), s.OutboxKey(e.Sale)},
-		strconv.FormatInt(epoch, 10), e.ID, e.UID, strconv.Itoa(e.Quantity), e.Slots, e.Key, strconv.FormatInt(e.At, 10), e.Trace, Group)
+// Adopt takes orders of older epochs over, each into the epoch of its sale in epochs, MySQL's present ones, in one pipeline. The
+// answers, in the order of entries, are lua.Adopted and Present (drop the old message: the outbox has a new one), SoldOut and
+// Limit (reject it), and GateClosed (hold it, ask again). Any error, ErrRestarted among them: hold them all, though some may be
+// adopted.
+func (s *Store) Adopt(ctx context.Context, entries []Entry, epochs map[int64]int64) ([]string, error) {
+	calls := make([]Args, len(entries))
+	for i, e := range entries {
+		calls[i] = Args{
+			Keys: []string{s.state(e.Sale), s.orders(e.Sale), s.buyers(e.Sale), s.idem(e.Sale), s.OutboxKey(e.Sale)},
+			Args: []string{strconv.FormatInt(epochs[e.Sale], 10), e.ID, e.UID, strconv.Itoa(e.Quantity), e.Slots, e.Key, strconv.FormatInt(e.At, 10), e.Trace, Group},
+		}
+	}
+	lists, err := s.CallAll(ctx, s.life.Load().adopt, calls)
 	if err != nil {
-		return "", fmt.Errorf("adopt order %s: %w", e.ID, err)
+		return nil, fmt.Errorf("adopt %d orders: %w", len(entries), err)
 	}
-	switch w := word(list); w {
-	case lua.Adopted, lua.Present, lua.SoldOut, lua.Limit:
-		return w, nil
-	default:
-		return "", ErrGateClosed
+	answers := make([]string, len(lists))
+	for i, list := range lists {
+		if answers[i] = list[0]; answers[i] == lua.StaleEpoch {
+			answers[i] = lua.GateClosed
+		}
 	}
+	return answers, nil
 }
 
 // Keep gives the outbox entry of an order that the broker has confirmed to consumer, so that no relay publishes it again,

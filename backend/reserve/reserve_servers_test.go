@@ -112,6 +112,14 @@ func TestErrors(t *testing.T) {
 			t.Errorf("%s: got %v, want %v", what, err, want)
 		}
 	}
+	adopt := func(what string, sale int64, answer string, want error) {
+		t.Helper()
+		answers, err := s.Adopt(ctx, []reserve.Entry{{ID: "o", Sale: sale, UID: "u", Quantity: 1}}, map[int64]int64{sale: 1})
+		is(what, err, want)
+		if err == nil && answers[0] != answer {
+			t.Errorf("%s: got %s, want %s", what, answers[0], answer)
+		}
+	}
 	other := request("ann", 1)
 	other.Sale = sale + 1
 	_, err := s.Reserve(ctx, other)
@@ -120,8 +128,7 @@ func TestErrors(t *testing.T) {
 	is("release, not loaded", err, reserve.ErrNotLoaded)
 	is("adjust, not loaded", s.Adjust(ctx, sale+1, 1, 1), reserve.ErrNotLoaded)
 	is("define, not loaded", s.Define(ctx, sale+1, reserve.Definition{Version: 2}), reserve.ErrNotLoaded)
-	_, err = s.Adopt(ctx, reserve.Entry{ID: "o", Sale: sale + 1, UID: "u", Quantity: 1}, 1)
-	is("adopt, not loaded", err, reserve.ErrGateClosed)
+	adopt("adopt, not loaded", sale + 1, lua.GateClosed, nil)
 	is("adjust, too few", s.Adjust(ctx, sale, 1, -11), reserve.ErrNotEnough)
 	is("unlock what is open", s.Unlock(ctx, sale, 1), reserve.ErrLost)
 	_, err = s.Shut(ctx, sale, 1)
@@ -134,14 +141,14 @@ func TestErrors(t *testing.T) {
 	_, err = s.Release(ctx, sale, "o")
 	is("release, closed", err, reserve.ErrGateClosed)
 	is("adjust, closed", s.Adjust(ctx, sale, 1, 1), reserve.ErrGateClosed)
-	_, err = s.Adopt(ctx, reserve.Entry{ID: "o", Sale: sale, UID: "u", Quantity: 1}, 1)
-	is("adopt, closed", err, reserve.ErrGateClosed)
+	adopt("adopt, closed", sale, lua.GateClosed, nil)
 	is("load by another token", s.Load(ctx, sale, 1, reserve.Loaded{}), reserve.ErrLost)
 	if err := s.Client().Do(ctx, s.Client().B().ScriptFlush().Build()).Error(); err != nil {
 		t.Fatal(err)
 	}
 	_, err = s.Reserve(ctx, request("ann", 1))
 	is("reserve, restarted", err, reserve.ErrRestarted)
+	adopt("adopt, restarted", sale, "", reserve.ErrRestarted)
 	if armed, err := s.Armed(ctx); armed || err != nil {
 		t.Errorf("armed: got %v, %v; want false", armed, err)
 	}

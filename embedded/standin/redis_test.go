@@ -210,23 +210,18 @@ func TestLoadAdoptRetire(t *testing.T) {
 	second.ID, second.UID = orderID(3), "c"
 	full := first
 	full.ID = orderID(4)
-	for _, c := range []struct {
-		e    reserve.Entry
-		want string
-	}{{first, lua.Adopted}, {first, lua.Present}, {second, lua.SoldOut}} {
-		if got, err := s.Adopt(ctx, c.e, 2); got != c.want || err != nil {
-			t.Errorf("adopt %s: got %s, %v; want %s", c.e.ID, got, err, c.want)
+	adopt := func(epoch int64, entries []reserve.Entry, want ...string) {
+		t.Helper()
+		if got, err := s.Adopt(ctx, entries, map[int64]int64{sale: epoch}); err != nil || !slices.Equal(got, want) {
+			t.Errorf("adopt: got %s, %v; want %s", got, err, want)
 		}
 	}
+	adopt(2, []reserve.Entry{first, first, second}, lua.Adopted, lua.Present, lua.SoldOut)
 	if err := s.Adjust(ctx, sale, 5, 1); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := s.Adopt(ctx, full, 2); got != lua.Limit || err != nil {
-		t.Errorf("adopt a second order of b: got %s, %v; want limit", got, err)
-	}
-	if _, err := s.Adopt(ctx, second, 1); !errors.Is(err, reserve.ErrGateClosed) {
-		t.Errorf("adopt into another epoch: got %v, want ErrGateClosed", err)
-	}
+	adopt(2, []reserve.Entry{full}, lua.Limit) // a second order of b
+	adopt(1, []reserve.Entry{second}, lua.GateClosed)
 
 	snap, err := s.Snapshot(ctx, sale)
 	if err != nil || len(snap.Bad) > 0 {

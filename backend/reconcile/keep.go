@@ -157,7 +157,7 @@ func (k *keeper) start(ctx context.Context, c *closed, a *attempt, before []<-ch
 			<-d
 		}
 		if err := k.r.finish(ctx, a); err != nil && ctx.Err() == nil && !errors.Is(err, ErrArchived) {
-			k.r.log.Error("a sale's gate stays closed; trying again", "error", err)
+			k.r.log.Warn("a sale's gate stays closed; trying again", "error", err)
 		}
 		return nil
 	})

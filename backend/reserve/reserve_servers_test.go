@@ -128,7 +128,7 @@ func TestErrors(t *testing.T) {
 	is("release, not loaded", err, reserve.ErrNotLoaded)
 	is("adjust, not loaded", s.Adjust(ctx, sale+1, 1, 1), reserve.ErrNotLoaded)
 	is("define, not loaded", s.Define(ctx, sale+1, reserve.Definition{Version: 2}), reserve.ErrNotLoaded)
-	adopt("adopt, not loaded", sale + 1, lua.GateClosed, nil)
+	adopt("adopt, not loaded", sale+1, lua.GateClosed, nil)
 	is("adjust, too few", s.Adjust(ctx, sale, 1, -11), reserve.ErrNotEnough)
 	is("unlock what is open", s.Unlock(ctx, sale, 1), reserve.ErrLost)
 	_, err = s.Shut(ctx, sale, 1)

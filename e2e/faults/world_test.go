@@ -106,9 +106,12 @@ type world struct {
 	uids          atomic.Int64 // that were handed out
 }
 
+// smallBatch is for many batches, each of which can be hit.
+const smallBatch = 20
+
 // newWorld makes a world on a ground of its own, which is built with these flags. Its batches are small, so that there are many.
 func newWorld(t *testing.T, flags ...string) *world {
-	return newGround(t, flags...).world(t, options{batch: 20})
+	return newGround(t, flags...).world(t, options{batch: smallBatch})
 }
 
 // world starts a system.

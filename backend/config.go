@@ -227,8 +227,12 @@ func (p Payments) providers() []payment.Provider {
 	return list
 }
 
-// operate is what the operator's commands need.
+// operate is what the operator's commands need. They say what they did themselves: their log tells of trouble alone, or of all
+// with log.level debug.
 func (c Config) operate(stderr io.Writer) operate.Config {
+	if c.Log.Level == "info" {
+		c.Log.Level = "warn"
+	}
 	o := operate.Config{Admin: c.Listen.Admin, Token: c.AdminToken.Reveal(), MySQL: c.MySQL.DSN.Reveal(), Redis: c.Redis.config(),
 		QueuedBound: c.Orders.QueuedBound, Abandoned: c.Carts.AbandonedAfter, Log: c.logger(stderr)}
 	if c.Queue.Driver == RabbitMQ {

@@ -357,7 +357,7 @@ func TestALostAnswerIsNotALostOrder(t *testing.T) {
 	l.setDeaf(true)
 	wantProblem(t, w.press("alice", sale, "key", ""), problem.OutcomeUnknown, "Idempotency-Key")
 	l.setDeaf(false)
-	held, err := w.redis.OrdersOf(t.Context(), []int64{sale}, "alice")
+	held, _, err := w.redis.OrdersOf(t.Context(), []int64{sale}, "alice")
 	if err != nil || len(held[sale]) != 1 {
 		t.Fatalf("got %v, %v; want the order that was made", held, err)
 	}

@@ -109,7 +109,7 @@ func TestA202FollowsTheConfirm(t *testing.T) {
 	wantProblem(t, w.press("bob", sale, "key", ""), problem.OutcomeUnknown, "Idempotency-Key")
 	wantProblem(t, w.press("bob", sale, "key", ""), problem.OutcomeUnknown, "Idempotency-Key")
 	wantProblem(t, w.press("bob", sale, "", ""), problem.OutcomeUnknown, "") // nor is its order named as one that stands
-	held, err := w.redis.OrdersOf(t.Context(), []int64{sale}, "bob")
+	held, _, err := w.redis.OrdersOf(t.Context(), []int64{sale}, "bob")
 	if err != nil || len(held[sale]) != 1 {
 		t.Fatalf("got %v, %v; want the order that was made", held, err)
 	}

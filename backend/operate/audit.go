@@ -93,6 +93,9 @@ func (c *Audit) Run(ctx context.Context, env *Env) error {
 		}
 		select {
 		case <-ctx.Done():
+			if errors.Is(err, ctx.Err()) {
+				return nil // the round was over just before
+			}
 			return err
 		case <-time.After(c.Every):
 		}

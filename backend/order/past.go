@@ -1,12 +1,14 @@
 package order
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
 	"fmt"
 	"time"
 
+	"floodgate.internal/backend/reserve"
 	"floodgate.internal/shared/wire"
 )
 
@@ -60,7 +62,12 @@ func (b *Book) PastOf(ctx context.Context, uid string, sale int64, most int) (li
 
 // heldBy is what a user's slots in a sale hold in Redis: live orders, queued ones among them.
 func (b *Book) heldBy(ctx context.Context, uid string, sale int64) (list []Past, err error) {
-	ids, err := b.redis.OrdersOf(ctx, []int64{sale}, uid)
+	ids, unsure, err := b.redis.OrdersOf(ctx, []int64{sale}, uid)
+	if err == nil && len(unsure) > 0 {
+		var missing error
+		missing, err = uncertain(ctx, b.db, sale, reserve.ErrNotLoaded)
+		err = cmp.Or(err, missing)
+	}
 	if err != nil {
 		return nil, err
 	}

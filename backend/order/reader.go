@@ -253,7 +253,8 @@ func (r *Reader) price(ctx context.Context, sale int64) (int64, error) {
 }
 
 // List is a page of a buyer's own orders, newest first, queued ones included: of one sale, or with sale 0 of all of them.
-// live are the sales whose queued orders are looked for; cursor is "" or the Next of the page before. ErrCursor.
+// live are the sales whose queued orders are looked for; cursor is "" or the Next of the page before. Where queued orders of the
+// one sale may be missing it is an error, and where it is some of live, they are named. ErrCursor.
 func (r *Reader) List(ctx context.Context, uid string, sale int64, live []int64, cursor string, limit int) (wire.OrderList, error) {
 	if cursor != "" && !wire.ValidOrderID(cursor) {
 		return wire.OrderList{}, ErrCursor
@@ -266,7 +267,12 @@ func (r *Reader) List(ctx context.Context, uid string, sale int64, live []int64,
 		live = []int64{sale}
 	}
 	// Redis before MySQL: an order that is settled in between is found in MySQL.
-	queued, err := r.reserved(ctx, uid, live, cursor)
+	queued, unsure, err := r.reserved(ctx, uid, live, cursor)
+	if err == nil && sale != 0 && len(unsure) > 0 {
+		var missing error
+		missing, err = uncertain(ctx, r.db, sale, reserve.ErrNotLoaded)
+		err, unsure = cmp.Or(err, missing), nil
+	}
 	if err != nil {
 		return wire.OrderList{}, err
 	}
@@ -313,7 +319,7 @@ func (r *Reader) List(ctx context.Context, uid string, sale int64, live []int64,
 		}
 	}
 	slices.SortFunc(page, func(x, y row) int { return cmp.Compare(y.id, x.id) })
-	list := wire.OrderList{Orders: make([]wire.Order, 0, min(len(page), limit))}
+	list := wire.OrderList{Orders: make([]wire.Order, 0, min(len(page), limit)), Unsure: unsure}
 	for i, o := range page {
 		if i == limit {
 			list.Next = page[i-1].id
@@ -324,34 +330,40 @@ func (r *Reader) List(ctx context.Context, uid string, sale int64, live []int64,
 	return list, nil
 }
 
-// reserved reads what a buyer's slots hold in Redis: live orders, queued ones among them.
-func (r *Reader) reserved(ctx context.Context, uid string, sales []int64, cursor string) ([]row, error) {
+// reserved reads what a buyer's slots hold in Redis: live orders, queued ones among them. Of the sales in unsure some may be
+// missing.
+func (r *Reader) reserved(ctx context.Context, uid string, sales []int64, cursor string) (out []row, unsure []int64, err error) {
 	if len(sales) == 0 {
-		return nil, nil
+		return nil, nil, nil
 	}
-	held, err := r.redis.OrdersOf(ctx, sales, uid)
+	held, unsure, err := r.redis.OrdersOf(ctx, sales, uid)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	var out []row
 	for sale, ids := range held {
 		for _, id := range ids {
 			if cursor != "" && id >= cursor {
 				continue
 			}
 			h, ok, err := r.redis.Lookup(ctx, sale, id)
+			if errors.Is(err, reserve.ErrGateClosed) || errors.Is(err, reserve.ErrNotLoaded) {
+				if !slices.Contains(unsure, sale) {
+					unsure = append(unsure, sale)
+				}
+				continue
+			}
 			if err != nil {
-				return nil, err
+				return nil, nil, err
 			}
 			if !ok {
 				continue // released in between
 			}
 			p, err := r.price(ctx, sale)
 			if err != nil {
-				return nil, err
+				return nil, nil, err
 			}
 			out = append(out, queuedRow(h, sale, p))
 		}
 	}
-	return out, nil
+	return out, unsure, nil
 }

@@ -270,6 +270,46 @@ func TestListIsNewestFirstWithQueuedOrders(t *testing.T) {
 	}
 }
 
+// While a sale is written anew in Redis its queued orders may be missing, and nobody is told that there are none.
+func TestAListSaysWhereOrdersMayBeMissing(t *testing.T) {
+	s := newShop(t)
+	r := NewReader(s.db, s.redis, s.clk, backendtest.Log(t), prometheus.NewRegistry())
+	open, shut := s.sale(backendtest.SaleOptions{}), s.sale(backendtest.SaleOptions{})
+	kept := s.press(open, "u", 1, "")
+	s.press(shut, "u", 1, "")
+	sales := []int64{open, shut}
+	is := func(when string, unsure ...int64) {
+		t.Helper()
+		list, err := r.List(t.Context(), "u", 0, sales, "", 10)
+		if err != nil || len(list.Orders) == 0 || list.Orders[len(list.Orders)-1].OrderID != kept || !slices.Equal(list.Unsure, unsure) {
+			t.Errorf("%s: got %+v, %v; want %s among them, unsure of %v", when, list, err, kept, unsure)
+		}
+		_, err = r.List(t.Context(), "u", shut, nil, "", 10)
+		if (err != nil) != (len(unsure) > 0) {
+			t.Errorf("%s, the one sale: got %v", when, err)
+		}
+	}
+	is("open")
+	states, err := s.redis.States(t.Context(), sales)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.redis.Shut(t.Context(), shut, states[1].Token+1); err != nil {
+		t.Fatal(err)
+	}
+	is("its gate is shut", shut)
+	backendtest.Wipe(t, s.redis, shut)
+	is("it is not there", shut)
+	if _, err := s.db.ExecContext(t.Context(), `UPDATE sales SET archived_at = ? WHERE id = ?`, s.clk.Now(), shut); err != nil {
+		t.Fatal(err)
+	}
+	for _, sale := range []int64{shut, shut + 1000} {
+		if list, err := r.List(t.Context(), "u", sale, nil, "", 10); err != nil || len(list.Orders) > 0 {
+			t.Errorf("a sale that belongs in no Redis: got %+v, %v; want an empty list", list, err)
+		}
+	}
+}
+
 // An accepted order is in its owner's list whenever it is asked for, also while it goes from Redis to MySQL.
 func TestAnOrderIsListedWhileItIsSettled(t *testing.T) {
 	const rounds, askers = 25, 4

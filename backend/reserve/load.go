@@ -437,33 +437,39 @@ func (s *Store) Lookup(ctx context.Context, sale int64, orderID string) (Held, b
 	}
 }
 
-// OrdersOf returns the ids of the orders that hold a buyer's slots in each of the sales, in one round trip.
-func (s *Store) OrdersOf(ctx context.Context, sales []int64, uid string) (map[int64][]string, error) {
+// OrdersOf returns the ids of the orders that hold a buyer's slots in each of the sales, in one round trip. Of those in unsure
+// there may be more: the gate is not open, so the slots are being written anew, or are not there.
+func (s *Store) OrdersOf(ctx context.Context, sales []int64, uid string) (held map[int64][]string, unsure []int64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
-	cmds := make(rueidis.Commands, len(sales))
-	for i, id := range sales {
-		cmds[i] = s.client.B().Hget().Key(s.buyers(id)).Field(uid).Build()
+	b := s.client.B()
+	cmds := make(rueidis.Commands, 0, 3*len(sales))
+	for _, id := range sales {
+		gate := b.Hmget().Key(s.state(id)).Field("gate", "token").Build().Pin() // asked twice: it may move in between
+		cmds = append(cmds, gate, b.Hget().Key(s.buyers(id)).Field(uid).Build(), gate)
 	}
-	out := map[int64][]string{}
-	for i, r := range s.client.DoMulti(ctx, cmds...) {
-		value, err := r.ToString()
-		if rueidis.IsRedisNil(err) {
-			continue
+	r := s.client.DoMulti(ctx, cmds...)
+	held = map[int64][]string{}
+	for i, id := range sales {
+		before, err1 := r[3*i].AsStrSlice()
+		value, err2 := r[3*i+1].ToString()
+		after, err3 := r[3*i+2].AsStrSlice()
+		if rueidis.IsRedisNil(err2) {
+			err2 = nil
 		}
-		if err != nil {
-			return nil, fmt.Errorf("orders of uid %s in sale %d: %w", uid, sales[i], err)
+		if err := errors.Join(err1, err2, err3); err != nil {
+			return nil, nil, fmt.Errorf("orders of uid %s in sale %d: %w", uid, id, err)
 		}
-		seen := map[string]bool{}
-		for _, pair := range strings.Split(value, ",") {
-			_, id, _ := strings.Cut(pair, "=")
-			if !seen[id] {
-				seen[id] = true
-				out[sales[i]] = append(out[sales[i]], id)
+		if before[0] != lua.GateOpen || !slices.Equal(before, after) {
+			unsure = append(unsure, id)
+		}
+		for pair := range strings.SplitSeq(value, ",") {
+			if _, order, ok := strings.Cut(pair, "="); ok && !slices.Contains(held[id], order) {
+				held[id] = append(held[id], order)
 			}
 		}
 	}
-	return out, nil
+	return held, unsure, nil
 }
 
 // ErrQueued: a sale's outbox still holds orders.

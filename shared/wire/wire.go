@@ -128,10 +128,12 @@ type OrderItem struct {
 	Price    int64 `json:"price"`
 }
 
-// OrderList is the answer of GET /v1/orders, newest first. Next is the cursor of the following page, "" at the end.
+// OrderList is the answer of GET /v1/orders, newest first. Next is the cursor of the following page, "" at the end. Unsure are
+// sales of which orders that are queued may be missing: ask again in a moment.
 type OrderList struct {
 	Orders []Order `json:"orders"`
 	Next   string  `json:"next"`
+	Unsure []int64 `json:"unsure_sales,omitempty"`
 }
 
 // ClaimState is what became of a coupon that was issued: new -> used, or new -> expired.

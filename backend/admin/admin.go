@@ -1,11 +1,12 @@
-// Package admin is the operators' listener: the admin API, health, readiness, metrics and profiles.
+// Package admin is the operators' listener: the admin API, the console that uses it, health, readiness, metrics and profiles.
 //
 // A change is one MySQL transaction: the change itself, the sale's next version, the intents that carry it to Redis, a row
 // of the audit log, and the answer under its Idempotency-Key. After the COMMIT it is applied to Redis at once; what fails
 // there is left to the timer, and the answer is the same: it will happen.
 //
 // Who may what: everything under /admin/ and /debug/pprof/ takes the bearer admin token. /-/healthy, /-/ready and
-// /metrics take none, for probes and Prometheus: they name no shopper and change nothing. The listener is not public.
+// /metrics take none, for probes and Prometheus: they name no shopper and change nothing; nor do the console's files, which
+// tell nothing. The listener is not public.
 package admin
 
 import (
@@ -29,6 +30,7 @@ import (
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/broker"
 	"floodgate.internal/backend/concentration"
+	"floodgate.internal/backend/console"
 	"floodgate.internal/backend/deadletter"
 	"floodgate.internal/backend/eligibility"
 	"floodgate.internal/backend/order"
@@ -137,6 +139,9 @@ func (a *Admin) routes() {
 	}
 	for path, m := range table {
 		a.mux.Handle(path, a.route(path, m))
+	}
+	for _, path := range console.Paths {
+		a.mux.Handle(path, a.plain("console", http.HandlerFunc(console.ServeHTTP), "GET"))
 	}
 	a.mux.Handle("/", a.route("other", nil))
 	metrics := promhttp.HandlerFor(a.Gatherer, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})

@@ -364,7 +364,7 @@ func TestNotReadyNamesTheReasons(t *testing.T) {
 
 func TestPathsMethodsAndBodies(t *testing.T) {
 	a := offline(t)
-	for _, path := range []string{"/", "/admin", "/admin/v1", "/admin/v1/nothing", "/admin/v1/timelines", "/admin/v1/dead-letters/1/nothing"} {
+	for _, path := range []string{"/console", "/console/nothing.js", "/admin", "/admin/v1", "/admin/v1/nothing", "/admin/v1/timelines", "/admin/v1/dead-letters/1/nothing"} {
 		refused(t, send(a, "GET", path, ""), problem.NotFound, "")
 	}
 	for _, id := range []string{"0", "01", "-1", "x", "9223372036854775808"} {

@@ -86,7 +86,7 @@ func (r runCommand) run(ctx context.Context, stdout, stderr io.Writer) (err erro
 	fmt.Fprintf(stdout, `
 shoppers:     http://%[1]s/ (sample sales %[2]v: open, opens in a minute, coupon)
 gateway ops:  http://%[3]s/-/config
-admin:        http://%[4]s/admin/v1/sales   (Authorization: Bearer %[5]s)
+console:      http://%[4]s/ (the admin token is %[5]s), for the API Authorization: Bearer %[5]s
 a token:      build/gateway token -config %[6]s -uid 1
 an order:     curl -i -X POST -H "Authorization: Bearer $(build/gateway token -config %[6]s -uid 1)" http://%[1]s/v1/sales/%[7]d/orders
 Ctrl-C drains and ends it.

@@ -1,7 +1,7 @@
 # Floodgate. `make help` lists the targets; CONTRIBUTING.md says more.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo run up down test check lint build soak
+.PHONY: help demo run up down test check lint build soak rehearse
 
 MODULES := gateway backend shared lua embedded e2e tools
 
@@ -78,3 +78,14 @@ MINUTES ?= 30
 soak: build ## kill random parts of the real system under load for MINUTES=30, then every other fault; ends with the table build/faults.md
 	build/stack install servers
 	FLOODGATE_SOAK=$(MINUTES)m go test -tags servers -count=1 -timeout $$(($(MINUTES) + 60))m -v ./e2e/faults
+
+SHOPPERS ?= 20000
+STOCK ?= 500
+FAULTS ?= 5
+
+rehearse: MINUTES = 1
+rehearse: ## a sale on the real system: SHOPPERS=20000 press for STOCK=500 in MINUTES=1 while FAULTS=5 are killed; report: build/rehearsal.html
+	$(need_go)
+	@$(build_to) ./gateway/cmd/gateway ./backend/cmd/backend ./e2e/cmd/stack ./e2e/cmd/rehearse
+	@build/stack install servers
+	@build/rehearse --shoppers $(SHOPPERS) --stock $(STOCK) --minutes $(MINUTES) --faults $(FAULTS)

@@ -1,8 +1,11 @@
 package oracle
 
 import (
+	"bufio"
 	"context"
+	"encoding/json"
 	"fmt"
+	"io"
 	"maps"
 	"slices"
 	"strings"
@@ -94,6 +97,20 @@ func (j *Log) Summary() string {
 	}
 	slices.Sort(parts)
 	return strings.Join(parts, ", ")
+}
+
+// WriteLines writes the log as `backend audit --answers` reads it: a JSON object a line.
+func (j *Log) WriteLines(w io.Writer, sale int64) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	out := bufio.NewWriter(w)
+	lines := json.NewEncoder(out)
+	for _, a := range j.entries {
+		if err := lines.Encode(map[string]any{"uid": a.UID, "sale": sale, "key": a.Key, "status": a.Status, "code": a.Code, "order_id": a.OrderID}); err != nil {
+			return err
+		}
+	}
+	return out.Flush()
 }
 
 // kept compares the clients' log with the orders: every 202 is a row of that buyer, and who got none has no order.

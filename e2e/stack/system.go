@@ -43,6 +43,9 @@ func (p Ports) InternalURL() string { return "http://" + loopback(p.Internal) }
 // AdminURL is the backend's listener for operators.
 func (p Ports) AdminURL() string { return "http://" + loopback(p.Admin) }
 
+// RedisPrefix is put before every key of a System.
+const RedisPrefix = "fg:"
+
 // System is the whole system of one directory: the servers, one backend with every role, one gateway.
 type System struct {
 	Servers *Servers
@@ -150,7 +153,7 @@ func (s *System) WriteConfigs() error {
 	v, a := s.Servers, s.Ports.addrs()
 	stores := fmt.Sprintf(`redis:
   addrs: ["%s"]
-  prefix: "fg:"
+  prefix: "%s"
 
 mysql:
   dsn: "%s"
@@ -159,7 +162,7 @@ queue:
   driver: rabbitmq
   url: "%s"
   management_url: "%s"
-`, v.RedisAddr(), v.MySQLDSN(), v.AMQPURL(), v.ManagementURL())
+`, v.RedisAddr(), RedisPrefix, v.MySQLDSN(), v.AMQPURL(), v.ManagementURL())
 	if err := writeFile(s.BackendConfig(), development.Backend(a, stores, "info")); err != nil {
 		return err
 	}

@@ -99,7 +99,7 @@ Floodgate is up (%.1f s), with development secrets, on loopback only.
 
   shoppers      %[2]s/
   gateway ops   %[3]s/-/ready   /-/config   /metrics
-  admin API     %[4]s/admin/v1/   (admin token: %[5]s)
+  console       %[4]s/   (admin token: %[5]s; the API is under /admin/v1/)
   servers       . %[6]s/env   (REDIS_ADDR, MYSQL_DSN, AMQP_URL, AMQP_MANAGEMENT_URL)
   logs          %[6]s/log/
 

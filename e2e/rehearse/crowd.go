@@ -1,0 +1,402 @@
+package rehearse
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"floodgate.internal/e2e/oracle"
+	"floodgate.internal/shared/problem"
+	"floodgate.internal/shared/wire"
+)
+
+// How the crowd is made up: what is left pays at once.
+const (
+	early     = 0.10 // press before the start
+	steady    = 0.25 // come at any time of the sale; the rest within seconds of its start
+	twice     = 0.10 // press twice at the same time, as a script would
+	cancels   = 0.10 // of those who got one
+	neverPays = 0.20 // of those who got one
+	patient   = 0.30 // of those who are told that it is sold out stay, and look whether something comes back
+)
+
+// outcome is what a press was told, in words of the report.
+type outcome int
+
+const (
+	accepted outcome = iota
+	soldOut
+	tooEarly
+	over
+	already
+	limited
+	busy
+	silent
+	other
+	outcomes
+)
+
+var outcomeNames = [outcomes]string{"accepted (202)", "sold out", "not started", "ended", "has one already", "too fast (429)", "busy (503)", "no answer", "anything else"}
+
+func outcomeOf(status int, code string) outcome {
+	switch {
+	case status == http.StatusAccepted:
+		return accepted
+	case status == 0:
+		return silent
+	case code == string(problem.SoldOut):
+		return soldOut
+	case code == string(problem.SaleNotStarted):
+		return tooEarly
+	case code == string(problem.SaleEnded):
+		return over
+	case code == string(problem.AlreadyOrdered):
+		return already
+	case status == http.StatusTooManyRequests:
+		return limited
+	case status == http.StatusServiceUnavailable:
+		return busy
+	}
+	return other
+}
+
+// final reports whether who was told this asks no more for now.
+func (o outcome) final() bool { return o == accepted || o == soldOut || o == over || o == already }
+
+// second is what was answered to presses within one second.
+type second struct {
+	told  [outcomes]int
+	times histogram
+}
+
+// crowd is everybody who comes for a sale.
+type crowd struct {
+	url    string
+	sale   int64
+	began  time.Time
+	length time.Duration
+	seed   uint64
+	http   *http.Client
+	log    *oracle.Log
+
+	mu      sync.Mutex // guards the rest
+	seconds map[int]*second
+	finals  chan struct{} // closed, and made anew, at each final answer
+	newest  time.Time     // the latest press that was answered finally
+	paid    int
+	strange map[string]int // answers that no shopper should get
+}
+
+func newCrowd(url string, sale int64, began time.Time, length time.Duration, seed uint64) *crowd {
+	return &crowd{url: url, sale: sale, began: began, length: length, seed: seed, log: oracle.NewLog(), seconds: map[int]*second{}, finals: make(chan struct{}),
+		strange: map[string]int{},
+		http:    &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{MaxConnsPerHost: 1000, MaxIdleConnsPerHost: 1000, IdleConnTimeout: 20 * time.Second}}}
+}
+
+// come returns when every shopper has left, or ctx has ended.
+func (c *crowd) come(ctx context.Context, tokens []string) {
+	var all sync.WaitGroup
+	for i, token := range tokens {
+		s := newShopper(c, i, token)
+		all.Go(func() { s.shop(ctx) })
+	}
+	all.Wait()
+}
+
+// note counts an answer to a press.
+func (c *crowd) note(pressed time.Time, o outcome) {
+	now := time.Now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	i := int(math.Floor(now.Sub(c.began).Seconds()))
+	s := c.seconds[i]
+	if s == nil {
+		s = &second{}
+		c.seconds[i] = s
+	}
+	s.told[o]++
+	s.times.add(now.Sub(pressed))
+	if o.final() && pressed.After(c.newest) {
+		c.newest = pressed
+		close(c.finals)
+		c.finals = make(chan struct{})
+	}
+}
+
+// finalAfter waits for a final answer to a press after t, and returns when it came; false if none did while ctx lived.
+func (c *crowd) finalAfter(ctx context.Context, t time.Time) (time.Time, bool) {
+	for {
+		c.mu.Lock()
+		newest, next := c.newest, c.finals
+		c.mu.Unlock()
+		if newest.After(t) {
+			return time.Now(), true
+		}
+		select {
+		case <-next:
+		case <-ctx.Done():
+			return time.Time{}, false
+		}
+	}
+}
+
+func (c *crowd) oddly(what string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.strange) < 100 {
+		c.strange[what]++
+	}
+}
+
+// total is what all presses were told.
+func (c *crowd) total() (told [outcomes]int, times histogram) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, s := range c.seconds {
+		for o, n := range s.told {
+			told[o] += n
+		}
+		times.merge(&s.times)
+	}
+	return told, times
+}
+
+func (c *crowd) summary() string {
+	told, times := c.total()
+	c.mu.Lock()
+	paid := c.paid
+	c.mu.Unlock()
+	return fmt.Sprintf("%d accepted, %d paid, sold out %d, too fast %d, busy %d, no answer %d; half within %v", told[accepted], paid, told[soldOut], told[limited],
+		told[busy], told[silent], times.quantile(0.5).Round(time.Millisecond))
+}
+
+// shopper is one of them.
+type shopper struct {
+	*crowd
+	uid, token string
+	random     *rand.Rand
+}
+
+func newShopper(c *crowd, i int, token string) *shopper {
+	return &shopper{crowd: c, uid: strconv.Itoa(i + 1), token: token, random: rand.New(rand.NewPCG(c.seed, uint64(i)+1))}
+}
+
+func (s *shopper) chance(p float64) bool { return s.random.Float64() < p }
+
+// arrives is when, after the start: some before it, some at any time, most in a rush that fades.
+func (s *shopper) arrives() time.Duration {
+	switch p := s.random.Float64(); {
+	case p < early:
+		return -time.Duration(s.random.Int64N(int64(2 * time.Second)))
+	case p < early+steady:
+		return time.Duration(s.random.Int64N(int64(s.length * 9 / 10)))
+	}
+	return min(time.Duration(s.random.ExpFloat64()*float64(2*time.Second)), s.length/2)
+}
+
+func (s *shopper) rest(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
+
+// moment is a pause of about d.
+func (s *shopper) moment(d time.Duration) time.Duration {
+	return d/2 + time.Duration(s.random.Int64N(int64(d)+1))
+}
+
+// shop is the whole visit.
+func (s *shopper) shop(ctx context.Context) {
+	s.rest(ctx, time.Until(s.began.Add(s.arrives())))
+	s.call(ctx, http.MethodGet, fmt.Sprintf("/sales/%d", s.sale), "", "") // the page, and what it asks
+	s.call(ctx, http.MethodGet, fmt.Sprintf("/v1/sales/%d", s.sale), "", "")
+	key := fmt.Sprintf("visit-of-%s", s.uid)
+	if s.chance(twice) {
+		var other sync.WaitGroup
+		other.Go(func() { s.press(ctx, key+"-again") })
+		defer other.Wait()
+	}
+	for ctx.Err() == nil {
+		a := s.press(ctx, key)
+		switch o := outcomeOf(a.status, a.code); o {
+		case accepted:
+			s.decide(ctx, a.orderID)
+			return
+		case over, already:
+			return
+		case soldOut:
+			if !s.chance(patient) || !s.wait(ctx) {
+				return
+			}
+		case tooEarly:
+			s.rest(ctx, max(time.Until(s.began), 0)+s.moment(200*time.Millisecond))
+		case limited, busy, silent:
+			s.rest(ctx, max(a.wait, 500*time.Millisecond)+s.moment(500*time.Millisecond))
+		default:
+			s.oddly(fmt.Sprintf("%d %s to an order", a.status, a.code))
+			return
+		}
+	}
+}
+
+// wait looks at the sale until something has come back; false: it is over.
+func (s *shopper) wait(ctx context.Context) bool {
+	for ctx.Err() == nil && time.Since(s.began) < s.length {
+		s.rest(ctx, s.moment(3*time.Second))
+		a := s.call(ctx, http.MethodGet, fmt.Sprintf("/v1/sales/%d", s.sale), "", "")
+		var sale wire.Sale
+		if a.status == http.StatusOK && json.Unmarshal(a.body, &sale) == nil && sale.State == wire.Open {
+			return true
+		}
+	}
+	return false
+}
+
+// decide waits for the order, and pays for it, or does not.
+func (s *shopper) decide(ctx context.Context, orderID string) {
+	for ctx.Err() == nil {
+		a := s.call(ctx, http.MethodGet, "/v1/orders/"+orderID+"?wait_ms=10000", "", s.token)
+		var o wire.Order
+		switch {
+		case a.status == http.StatusOK && json.Unmarshal(a.body, &o) == nil:
+			if o.Status == wire.Queued {
+				continue
+			}
+			if o.Status == wire.PendingPayment {
+				s.end(ctx, orderID)
+			}
+			return
+		case a.status == http.StatusNotFound:
+			s.oddly("404 for an order that was promised")
+			return
+		}
+		s.rest(ctx, max(a.wait, time.Second)+s.moment(500*time.Millisecond))
+	}
+}
+
+func (s *shopper) end(ctx context.Context, orderID string) {
+	path, becomes := "/payment", wire.Paid
+	switch p := s.random.Float64(); {
+	case p < neverPays:
+		return
+	case p < neverPays+cancels:
+		path, becomes = "/cancellation", wire.Cancelled
+	}
+	s.rest(ctx, s.moment(time.Second))
+	for ctx.Err() == nil {
+		a := s.call(ctx, http.MethodPost, "/v1/orders/"+orderID+path, "end-of-"+orderID, s.token)
+		switch {
+		case a.status == http.StatusOK:
+			s.log.End(orderID, becomes)
+			if becomes == wire.Paid {
+				s.mu.Lock()
+				s.paid++
+				s.mu.Unlock()
+			}
+			return
+		case a.status == http.StatusConflict: // the deadline was sooner
+			return
+		case a.status != 0 && a.status != http.StatusTooManyRequests && a.status != http.StatusServiceUnavailable:
+			s.oddly(fmt.Sprintf("%d %s to %s", a.status, a.code, path))
+			return
+		}
+		s.rest(ctx, max(a.wait, 500*time.Millisecond)+s.moment(500*time.Millisecond))
+	}
+}
+
+// answer is what came back; status 0: nothing did.
+type answer struct {
+	status  int
+	code    string // of a problem
+	orderID string
+	wait    time.Duration // Retry-After
+	body    []byte
+}
+
+// press asks for a unit and notes what was answered, in the log too.
+func (s *shopper) press(ctx context.Context, key string) answer {
+	pressed := time.Now()
+	a := s.call(ctx, http.MethodPost, fmt.Sprintf("/v1/sales/%d/orders", s.sale), key, s.token)
+	s.log.Add(oracle.Answer{UID: s.uid, Key: key, Status: a.status, Code: a.code, OrderID: a.orderID})
+	s.note(pressed, outcomeOf(a.status, a.code))
+	return a
+}
+
+func (s *shopper) call(ctx context.Context, method, path, key, token string) answer {
+	req, err := http.NewRequestWithContext(ctx, method, s.url+path, nil)
+	if err != nil {
+		panic("BUG: " + err.Error())
+	}
+	if key != "" {
+		req.Header.Set("Idempotency-Key", key)
+	}
+	if token != "" {
+		req.Header.Set("Authorization", "Bearer "+token)
+	}
+	res, err := s.http.Do(req)
+	if err != nil {
+		return answer{}
+	}
+	defer res.Body.Close()
+	body, err := io.ReadAll(res.Body)
+	if err != nil {
+		return answer{}
+	}
+	a := answer{status: res.StatusCode, body: body}
+	if seconds, err := strconv.Atoi(res.Header.Get("Retry-After")); err == nil {
+		a.wait = time.Duration(seconds) * time.Second
+	}
+	if bytes.HasPrefix(bytes.TrimSpace(body), []byte("{")) {
+		var said struct {
+			Code    string `json:"code"`
+			OrderID string `json:"order_id"`
+		}
+		if json.Unmarshal(body, &said) == nil {
+			a.code, a.orderID = said.Code, said.OrderID
+		}
+	}
+	return a
+}
+
+// histogram counts times in classes of which each ends a quarter later than the one before, the first at half a millisecond.
+type histogram [64]int
+
+func (h *histogram) add(d time.Duration) {
+	i := math.Ceil(math.Log(float64(d)/float64(500*time.Microsecond)) / math.Log(1.25))
+	h[min(max(int(i), 0), len(h)-1)]++
+}
+
+func (h *histogram) merge(other *histogram) {
+	for i, n := range other {
+		h[i] += n
+	}
+}
+
+// quantile is the end of the class in which that part of all lies; 0 for none.
+func (h *histogram) quantile(part float64) time.Duration {
+	all := 0
+	for _, n := range h {
+		all += n
+	}
+	if all == 0 {
+		return 0
+	}
+	left := int(math.Ceil(part * float64(all)))
+	for i, n := range h {
+		if left -= n; left <= 0 {
+			return time.Duration(float64(500*time.Microsecond) * math.Pow(1.25, float64(i)))
+		}
+	}
+	panic("BUG: less than all")
+}

@@ -1,0 +1,109 @@
+package rehearse
+
+import (
+	"bytes"
+	"encoding/xml"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"floodgate.internal/e2e/oracle"
+)
+
+func TestQuantilesAreAClassWideAtMost(t *testing.T) {
+	var h histogram
+	if got := h.quantile(0.5); got != 0 {
+		t.Errorf("of nothing: got %v", got)
+	}
+	for i := range 1000 {
+		h.add(time.Duration(i+1) * time.Millisecond)
+	}
+	for part, exact := range map[float64]time.Duration{0.5: 500 * time.Millisecond, 0.99: 990 * time.Millisecond, 1: time.Second} {
+		if got := h.quantile(part); got < exact || float64(got) > 1.25*float64(exact) {
+			t.Errorf("%g: got %v, want %v to a quarter more", part, got, exact)
+		}
+	}
+	var long histogram
+	long.add(24 * time.Hour)
+	long.merge(&h)
+	if got := long.quantile(1); got < 10*time.Minute {
+		t.Errorf("a day: got %v", got)
+	}
+}
+
+// sample is a result with something of everything, the strange too.
+func sample() *Result {
+	c := newCrowd("http://127.0.0.1:1", 7, time.Now().Add(-10*time.Second), 20*time.Second, 1)
+	for o := range outcomes {
+		c.note(time.Now().Add(-time.Duration(o)*time.Millisecond), o)
+	}
+	c.oddly(`500 <INTERNAL> & "more"`)
+	return &Result{Options: Options{Shoppers: 9, Stock: 3, Length: 20 * time.Second, Seed: 1}, Sale: 7, Began: c.began, crowd: c, Audit: "balanced", Balanced: true,
+		Faults: []Fault{{Victim: "redis", At: time.Second, Down: time.Second, Answered: 2 * time.Second}, {Victim: "mysql", At: 2 * time.Second, Error: "<no>"}, {Victim: "gateway"}},
+		Units:  []units{{At: time.Second, Sold: 1, Locked: 1, Available: 1}, {At: 2 * time.Second, Sold: 3}}}
+}
+
+func TestTheReportTellsWhatHolds(t *testing.T) {
+	for _, c := range []struct {
+		change func(*Result)
+		good   bool
+	}{
+		{func(*Result) {}, true},
+		{func(r *Result) { r.Balanced = false }, false},
+		{func(r *Result) { r.Broken = []string{"redis: stock 1 + reserved 1 <> 3"} }, false},
+		{func(r *Result) { r.Tally = oracle.Tally{Promised: 3, Lost: 1} }, false},
+	} {
+		r := sample()
+		c.change(r)
+		var b bytes.Buffer
+		if err := r.WriteHTML(&b); err != nil {
+			t.Fatal(err)
+		}
+		text := b.String()
+		if r.Good() != c.good || strings.Contains(text, "Every promise was kept") != c.good {
+			t.Errorf("%+v: good is %v, want %v", r.Tally, r.Good(), c.good)
+		}
+		for _, bad := range []string{"<INTERNAL>", "<no>", "<> 3", "NaN", "Inf", "https://", "%!"} {
+			if strings.Contains(text, bad) {
+				t.Errorf("the report holds %q", bad)
+			}
+		}
+		for rest, i := text, 0; i < 3; i++ { // each picture is well formed
+			_, after, found := strings.Cut(rest, "<svg")
+			picture, after, closed := strings.Cut(after, "</svg>")
+			if !found || !closed {
+				t.Fatalf("there are %d pictures, want 3", i)
+			}
+			d := xml.NewDecoder(strings.NewReader("<svg" + picture + "</svg>"))
+			for {
+				if _, err := d.Token(); errors.Is(err, io.EOF) {
+					break
+				} else if err != nil {
+					t.Fatalf("picture %d: %v", i, err)
+				}
+			}
+			rest = after
+		}
+	}
+}
+
+func TestMostComeAtTheStart(t *testing.T) {
+	c := newCrowd("", 1, time.Now(), time.Minute, 1)
+	before, first, all := 0, 0, 10000
+	for i := range all {
+		s := newShopper(c, i, "")
+		switch at := s.arrives(); {
+		case at < 0:
+			before++
+		case at < 5*time.Second:
+			first++
+		case at > time.Minute:
+			t.Fatalf("a shopper comes %v after the start of a sale of a minute", at)
+		}
+	}
+	if before < all/20 || before > all/5 || first < all/2 {
+		t.Errorf("of %d, %d come before the start and %d within 5 s", all, before, first)
+	}
+}

@@ -429,7 +429,7 @@ func (s *settling) decide(ctx context.Context, e reserve.Entry, f facts, cause e
 }
 
 // adopt takes entries of older epochs over into the present ones. MySQL is asked first: an order that it has is not to
-// be brought back.
+// be brought back. The epochs were read before that, so a call that slept meanwhile, through a reconciliation, is refused.
 func (s *settling) adopt(ctx context.Context, entries []reserve.Entry, sales map[int64]facts) error {
 	if len(entries) == 0 {
 		return nil

@@ -13,6 +13,7 @@ import (
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/standby"
 	"floodgate.internal/backend/store"
+	"floodgate.internal/lua"
 	"floodgate.internal/shared/failpoint"
 	"floodgate.internal/shared/wire"
 )
@@ -23,6 +24,7 @@ type attempt struct {
 	sale  int64
 	token int64
 	first bool      // the sale never was in any Redis: nothing of it can be queued
+	left  bool      // another reconciler had closed the gate and not opened it: what is queued may itself wait for that
 	began time.Time // when the gate was closed; zero: it is not
 	load  reserve.Loaded
 	held  int // reservations that were written
@@ -104,6 +106,11 @@ func (a *attempt) begin(ctx context.Context) error {
 
 // shut is step 1: from here on nothing is reserved or released, and only a newer reconciler gets further.
 func (a *attempt) shut(ctx context.Context) error {
+	states, err := a.r.redis.States(ctx, []int64{a.sale})
+	if err != nil {
+		return err
+	}
+	a.left = states[0].Present && states[0].Gate != lua.GateOpen
 	present, err := a.r.redis.Shut(ctx, a.sale, a.token)
 	if err != nil {
 		return err
@@ -112,13 +119,17 @@ func (a *attempt) shut(ctx context.Context) error {
 	return nil
 }
 
-// drain is step 2: what the queue holds of the present epoch gets into MySQL. It is bounded: what is not settled in time is
-// adopted later.
+// drain is step 2: what the queue holds of the present epoch gets into MySQL. It is bounded, and no more than worth its while:
+// what is not settled in time is adopted later.
 func (a *attempt) drain(ctx context.Context) error {
 	if a.r.fence == nil || a.first {
 		return nil
 	}
-	short, cancel := context.WithTimeout(ctx, a.r.drain)
+	within := a.r.drain
+	if a.left {
+		within /= 8
+	}
+	short, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	if err := a.r.fence.Fence(short, a.sale); err != nil {
 		if ctx.Err() != nil {

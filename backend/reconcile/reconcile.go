@@ -36,7 +36,7 @@ var (
 
 const (
 	// drainTime bounds the first wait for the queue. Where it does not do, what is queued is adopted afterwards; it does not
-	// do where the queue itself waits for a gate that a reconciler closed and left.
+	// do where the queue itself waits for a gate that a reconciler closed and left, so that it is shorter then.
 	drainTime = 4 * time.Second
 	// adoptTime bounds the second: the gate stays closed to reserve meanwhile, and another attempt follows.
 	adoptTime = time.Minute

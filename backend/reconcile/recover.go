@@ -34,7 +34,9 @@ func (k *keeper) recover(ctx context.Context, life *reserve.Life, before string)
 	if err != nil {
 		return err
 	}
-	r.log.Warn("redis was started anew: every live sale is closed before it reserves again, and reconciled", "sales", len(on)+len(over))
+	if before != "" { // else it never was in use
+		r.log.Warn("redis was started anew: every live sale is closed before it reserves again, and reconciled", "sales", len(on)+len(over))
+	}
 	r.restarts.Inc()
 	shut := make(map[int64]*attempt, len(on)+len(over))
 	defer func() { k.reopen(ctx, on, over, shut) }() // also where another process was sooner: it has lost them

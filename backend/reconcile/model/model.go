@@ -50,11 +50,12 @@ const (
 	PromiseUnheld      Bug = "promise at the broker's confirm without looking whether Redis still holds the order"
 	ReserveBeforeShut  Bug = "let a restarted Redis reserve before the gate is closed"
 	AdoptBeforeShut    Bug = "let a restarted Redis adopt before the gate is closed"
+	AdoptIntoAnyEpoch  Bug = "adopt into a newer epoch than the one that was read before MySQL was asked for the order"
 )
 
 // Bugs lists the planted mistakes.
 var Bugs = []Bug{RetireEarly, ReleaseUnkeyed, ReleaseIgnoresGate, UnionWithEnded, NoEpochCheck, AdoptWithoutOutbox,
-	AckBeforeCommit, NoRedisToken, NoMySQLToken, NoAdoptPhase, RepublishNothing, NoReleaseAgain, PromiseUnheld, ReserveBeforeShut, AdoptBeforeShut}
+	AckBeforeCommit, NoRedisToken, NoMySQLToken, NoAdoptPhase, RepublishNothing, NoReleaseAgain, PromiseUnheld, ReserveBeforeShut, AdoptBeforeShut, AdoptIntoAnyEpoch}
 
 const (
 	units     = 1

@@ -300,14 +300,8 @@ func (x explorer) reconcile(s state, i int, r reconciler) {
 			giveUp()
 			return
 		}
-		drained := true
-		s.broker.each(func(o int, epoch uint8, _ entries) {
-			drained = drained && (s.rows[o] != absent || epoch != s.dbEpoch)
-		})
-		if drained {
-			next.phase = readingOutbox
-			to(s, next, "the queue is drained")
-		}
+		next.phase = readingOutbox // whether it is drained or not: what is left is adopted
+		to(s, next, "the queue is drained, or waited for no longer")
 	case readingOutbox:
 		if !mine {
 			giveUp()
@@ -324,6 +318,9 @@ func (x explorer) reconcile(s state, i int, r reconciler) {
 		t.dbEpoch++
 		if t.dbEpoch >= maxEpochs {
 			panic("BUG: more epochs than a set of entries can name")
+		}
+		if x.bug != AdoptIntoAnyEpoch {
+			t.asleep = 0 // they read the epoch before they looked for the order: their calls are refused, and they look anew
 		}
 		next.phase, next.rows, next.epoch = writing, s.rows, t.dbEpoch
 		to(t, next, "the epoch is raised and M read")

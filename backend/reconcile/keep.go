@@ -4,9 +4,8 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"sync"
 	"time"
-
-	"golang.org/x/sync/errgroup"
 
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/lua"
@@ -31,7 +30,7 @@ func (r *Reconciler) Wake() {
 // not open and has not moved for some seconds has lost its reconciler, so that its sale is reconciled.
 func (r *Reconciler) Keep(ctx context.Context) error {
 	k := &keeper{r: r, shut: map[int64]*closed{}, end: func() {}}
-	defer k.running.Wait() // they return nil
+	defer k.running.Wait()
 	r.every(ctx, "sales cannot be reconciled now; trying again", k.look)
 	return nil
 }
@@ -81,7 +80,7 @@ func (r *Reconciler) believe(ctx context.Context) (name string, err error) {
 type keeper struct {
 	r       *Reconciler
 	shut    map[int64]*closed  // gates that are not open
-	running errgroup.Group     // reconciliations that this process has begun
+	running sync.WaitGroup     // reconciliations that this process has begun
 	end     context.CancelFunc // ends those of the last recovery
 }
 
@@ -151,7 +150,7 @@ func (r *Reconciler) closed(s reserve.State) *closed {
 func (k *keeper) start(ctx context.Context, c *closed, a *attempt, before []<-chan struct{}) {
 	done := make(chan struct{})
 	c.done = done
-	k.running.Go(func() error {
+	k.running.Go(func() {
 		defer close(done)
 		for _, d := range before {
 			<-d
@@ -159,7 +158,6 @@ func (k *keeper) start(ctx context.Context, c *closed, a *attempt, before []<-ch
 		if err := k.r.finish(ctx, a); err != nil && ctx.Err() == nil && !errors.Is(err, ErrArchived) {
 			k.r.log.Warn("a sale's gate stays closed; trying again", "error", err)
 		}
-		return nil
 	})
 }
 

@@ -6,8 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-
-	"golang.org/x/sync/errgroup"
+	"sync"
 
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/store"
@@ -76,13 +75,13 @@ func (k *keeper) recover(ctx context.Context, life *reserve.Life, before string)
 // close takes the first steps of reconciling each of sales, and adds to shut those with which this process goes on. It returns
 // the sales whose gates may still be open, and why the last of them may.
 func (r *Reconciler) close(ctx context.Context, sales []int64, shut map[int64]*attempt) (open []int64, err error) {
-	var g errgroup.Group
+	var all sync.WaitGroup
 	attempts, errs := make([]*attempt, len(sales)), make([]error, len(sales))
 	for i, sale := range sales {
 		attempts[i] = &attempt{r: r, sale: sale}
-		g.Go(func() error { errs[i] = attempts[i].close(ctx); return nil })
+		all.Go(func() { errs[i] = attempts[i].close(ctx) })
 	}
-	_ = g.Wait() // the errors are in errs
+	all.Wait()
 	for i, sale := range sales {
 		switch e := errs[i]; {
 		case e == nil:

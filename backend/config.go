@@ -182,7 +182,7 @@ func DefaultConfig() Config {
 		Queue:  Queue{Driver: RabbitMQ, Partitions: 4},
 		Accept: Accept{After: AfterFsync, ConfirmWithin: 2 * time.Second},
 		Orders: Orders{Batch: 200, BatchWait: 2 * time.Millisecond, QueuedBound: 30 * time.Second, MaxQueued: 100_000,
-			MaxLag: 20 * time.Second, MaxOutage: 10 * time.Second},
+			MaxLag: 10 * time.Second, MaxOutage: 10 * time.Second},
 		Outbox:   Outbox{ClaimIdle: 10 * time.Second},
 		Carts:    Carts{PayWithin: 15 * time.Minute, AbandonedAfter: 30 * time.Second, MaxInFlight: 64},
 		Standby:  Standby{MaxLine: 1000, AcceptWithin: 2 * time.Minute},

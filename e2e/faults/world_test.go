@@ -291,7 +291,7 @@ outbox: {claim_idle: %s}
 carts: {abandoned_after: 1s}
 log: {level: info}
 `, internal, admin, development.AdminToken, development.SigningKeyID, development.SigningSecret, redis, w.books.Prefix, w.dsn, w.url,
-			cmp.Or(w.after, "fsync"), cmp.Or(w.batch, 200), cmp.Or(w.maxLag, "20s"), map[string]string{"": "1s", "confirm": "4s"}[w.after]), 0o600))
+			cmp.Or(w.after, "fsync"), cmp.Or(w.batch, 200), cmp.Or(w.maxLag, "10s"), map[string]string{"": "1s", "confirm": "4s"}[w.after]), 0o600))
 	}
 	backend("backend.yaml", w.ports.Internal, w.ports.Admin)
 	if w.ownConsumer {

@@ -109,6 +109,7 @@ func TestHistoriesOfSales(t *testing.T) {
 		!strings.Contains(tl.Missing[0], "nobody watched just before 1 of those") || !strings.Contains(tl.Events[5].Detail, "may have begun earlier") {
 		t.Errorf("as it is told: got %+v", tl)
 	}
+	backendtest.Load(t, d.db, d.redis, open) // else queued orders might be missing
 	if tl := d.of("ann", open); !tl.Complete {
 		t.Errorf("an open sale that was watched: got %+v", tl)
 	}

@@ -177,6 +177,16 @@ func (w *world) try(t *testing.T, f fault) {
 	if f.first != nil {
 		f.first(s)
 	}
+	until(t, "nothing is left to do of the scenes before", func(ctx context.Context) error { // else it is done at the point, at once
+		var open int
+		if err := w.books.DB.QueryRowContext(ctx, "SELECT COUNT(*) FROM intents WHERE done_at IS NULL").Scan(&open); err != nil {
+			return err
+		}
+		if open > 0 {
+			return fmt.Errorf("%d changes are not done", open)
+		}
+		return nil
+	})
 	must(t, clean.Stop(ctx))
 	logged := size(t, clean)
 	s.process = w.process(clean.Name(), f.point)

@@ -66,12 +66,14 @@ lint:
 # What e2e tests are other processes, which are built as they are shipped: without the race detector.
 test: lint build ## everything CI runs, on private real servers; installs them, gcc and chromium where missing, with apt
 	build/stack install servers race browser
-	@echo 'build/stack exec: first what empties the shared Redis of its scripts, then the rest three packages at a time, then e2e by itself, then the faults beside the planted bugs'
+	@echo 'build/stack exec: first what empties the shared Redis of its scripts, beside the model, then the rest three packages at a time, then e2e by itself, then the faults beside the planted bugs'
 	@CGO_ENABLED=1 build/stack exec -dir build/test-servers -- sh -ec ' \
+		go test -timeout 15m -count=1 ./$(MODEL) & model=$$!; \
 		go test -race -tags servers -timeout 15m -count=1 -p 1 $(FLUSHING:%=./%); \
+		wait $$model; \
 		go test -race -tags servers -timeout 15m -count=1 -p 3 $$(go list $(TEST_MODULES:%=./%/...) | grep -vxF $(FLUSHING:%=-e floodgate.internal/%) -e floodgate.internal/$(MODEL)); \
 		go test -tags servers -timeout 15m -count=1 ./e2e; \
-		go test -tags servers -timeout 25m -count=1 -p 2 ./$(MODEL) $$(go list ./e2e/... | grep -vx floodgate.internal/e2e)'
+		go test -tags servers -timeout 25m -count=1 -p 2 $$(go list ./e2e/... | grep -vx floodgate.internal/e2e)'
 
 MINUTES ?= 30
 

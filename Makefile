@@ -1,7 +1,7 @@
 # Floodgate. `make help` lists the targets; CONTRIBUTING.md says more.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo run up down test check lint build soak rehearse
+.PHONY: help demo run up down test check lint build soak bench rehearse
 
 MODULES := gateway backend shared lua embedded e2e tools
 
@@ -80,6 +80,10 @@ MINUTES ?= 30
 soak: build ## kill random parts of the real system under load for MINUTES=30, then every other fault; ends with the table build/faults.md
 	build/stack install servers
 	FLOODGATE_SOAK=$(MINUTES)m go test -tags servers -count=1 -timeout $$(($(MINUTES) + 60))m -v ./e2e/faults
+
+bench: build ## the speed table, side by side with the plainest programs that do the same and nginx, which it installs; build/bench.html and build/bench.json
+	$(build_to) ./e2e/cmd/bench
+	@build/stack exec -dir build/bench-servers -- build/bench
 
 SHOPPERS ?= 20000
 STOCK ?= 500

@@ -86,6 +86,12 @@ var sweep string
 // Sweep forgets consumers of an outbox that are gone and hold nothing.
 var Sweep = script(sweep)
 
+//go:embed stray.lua
+var stray string
+
+// Stray finds entries of an outbox that nobody holds.
+var Stray = script(stray)
+
 //go:embed adjust.lua
 var adjust string
 

@@ -14,7 +14,7 @@ import (
 
 var scripts = map[string]lua.Script{
 	"reserve.lua": lua.Reserve, "release.lua": lua.Release, "close.lua": lua.Close, "load.lua": lua.Load, "open.lua": lua.Open,
-	"adopt.lua": lua.Adopt, "retire.lua": lua.Retire, "adjust.lua": lua.Adjust, "define.lua": lua.Define, "sweep.lua": lua.Sweep,
+	"adopt.lua": lua.Adopt, "retire.lua": lua.Retire, "adjust.lua": lua.Adjust, "define.lua": lua.Define, "sweep.lua": lua.Sweep, "stray.lua": lua.Stray,
 	"group.lua": lua.Group, "forget.lua": lua.Forget, "standby.lua": lua.Standby,
 	"reduce.lua": lua.Reduce, "sku_unlock.lua": lua.UnlockSKU, "sku_adjust.lua": lua.AdjustSKU, "sku_load.lua": lua.LoadSKU,
 	"lock.lua": lua.Lock, "renew.lua": lua.Renew, "unlock.lua": lua.Unlock,

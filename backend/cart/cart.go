@@ -185,7 +185,10 @@ func (c *Carts) before(ctx context.Context, uid, key, hash string) (order string
 	if request != hash {
 		return "", nil, ErrKeyReused
 	}
-	return order, answer, nil
+	if answer != nil {
+		err = store.Durable(ctx, c.db)
+	}
+	return order, answer, err
 }
 
 // digest is what a request is told apart by.
@@ -362,14 +365,15 @@ func (c *Carts) commit(ctx context.Context, r *request) error {
 	if err != nil {
 		return err
 	}
-	if r.mine {
-		for _, l := range r.results {
-			code := string(l.Code)
-			if l.OK {
-				code = "ordered"
-			}
-			c.metrics.lines.WithLabelValues(code).Inc()
+	if !r.mine { // somebody else's answer
+		return store.Durable(ctx, c.db)
+	}
+	for _, l := range r.results {
+		code := string(l.Code)
+		if l.OK {
+			code = "ordered"
 		}
+		c.metrics.lines.WithLabelValues(code).Inc()
 	}
 	return nil
 }

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"floodgate.internal/backend/stock"
+	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/failpoint"
 	"floodgate.internal/shared/wire"
@@ -71,6 +73,10 @@ func (c *Carts) compare(ctx context.Context, holds []stock.Hold) (n int, err err
 		failpoint.Hit("cart.after-retire")
 	}
 	stands, err := c.stands(ctx, orders)
+	acts := func(h stock.Hold) bool { return !undecided[h.Order] && stands[h] != wire.PendingPayment }
+	if err == nil && slices.ContainsFunc(holds, acts) {
+		err = store.Durable(ctx, c.db) // an order that ended just now must not come back when its units are somebody else's
+	}
 	if err != nil {
 		return 0, err
 	}

@@ -127,6 +127,9 @@ func (b *Book) change(ctx context.Context, uid, orderID string, now time.Time, c
 	case lookup != nil:
 		return wire.Order{}, errors.Join(err, lookup)
 	case stands.status == c.to: // before, or by the COMMIT whose answer was lost
+		if err := store.Durable(ctx, b.db); err != nil {
+			return wire.Order{}, fmt.Errorf("order %s to %s: %w", orderID, c.to, err)
+		}
 		return stands.wire(), nil
 	case err != nil:
 		return wire.Order{}, fmt.Errorf("order %s to %s: %w", orderID, c.to, err)

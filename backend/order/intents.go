@@ -122,6 +122,9 @@ func (b *Book) RunIntents(ctx context.Context) (n int, err error) {
 			args = append(args, anys(blocked)...)
 		}
 		page, err := readIntents(ctx, b.db, where+fmt.Sprintf(` ORDER BY id LIMIT %d`, intentPage), args...)
+		if err == nil && len(page) > 0 { // whoever wrote them may be about to commit them
+			err = store.Durable(ctx, b.db)
+		}
 		if err != nil {
 			return n, err
 		}
@@ -253,6 +256,9 @@ func (b *Book) forget(ctx context.Context, sale int64) error {
 			ids[i] = e.ID
 		}
 		known, err := find(ctx, b.db, ids)
+		if err == nil && len(known) > 0 {
+			err = store.Durable(ctx, b.db)
+		}
 		if err != nil {
 			return err
 		}

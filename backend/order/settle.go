@@ -292,7 +292,7 @@ func (s *settling) insert(ctx context.Context, entries []reserve.Entry, sales ma
 	return s.insert(ctx, left[half:], fresh)
 }
 
-// missing drops the entries that MySQL has and returns the others.
+// missing drops the entries that MySQL has, once they are durable there, and returns the others.
 func (s *settling) missing(ctx context.Context, entries []reserve.Entry) ([]reserve.Entry, error) {
 	ids := make([]string, len(entries))
 	for i, e := range entries {
@@ -301,6 +301,11 @@ func (s *settling) missing(ctx context.Context, entries []reserve.Entry) ([]rese
 	known, err := find(ctx, s.book.db, ids)
 	if err != nil {
 		return nil, err
+	}
+	if len(known) > 0 { // committed by somebody else, perhaps just now; or by a COMMIT whose answer was lost
+		if err := store.Durable(ctx, s.book.db); err != nil {
+			return nil, err
+		}
 	}
 	var left []reserve.Entry
 	for _, e := range entries {

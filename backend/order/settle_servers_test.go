@@ -3,6 +3,7 @@
 package order
 
 import (
+	"database/sql"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -21,6 +22,49 @@ import (
 	"floodgate.internal/shared/netfault"
 	"floodgate.internal/shared/wire"
 )
+
+// InnoDB shows a commit before it is on disk: an order that somebody else has put into MySQL just now is synced before it is
+// acknowledged and retired, and an order that ended just now before its units are given to others.
+//
+// Rows B3, D9: nothing accepted is lost.
+func TestWhatOthersCommittedIsDurableBeforeItCounts(t *testing.T) {
+	s := newShop(t)
+	sale := s.sale(backendtest.SaleOptions{Stock: 10})
+	id := s.press(sale, "alice", 1, "")
+	batch := s.outbox(sale)
+	changes := func() int64 { return s.number(`SELECT n FROM durable`) }
+	steps := []struct {
+		name           string
+		others, itself func() error
+	}{
+		{"a delivery of an order that is there", func() error { return s.book.Settle(t.Context(), batch) }, func() error { return s.book.Settle(t.Context(), batch) }},
+		{"an intent", func() error {
+			return store.InTx(t.Context(), s.db, func(tx *sql.Tx) error {
+				_, _, err := s.book.transition(t.Context(), tx, id, s.book.now(), change{to: wire.Cancelled, kind: ledgerCancel})
+				return err
+			})
+		}, func() error { _, err := s.book.RunIntents(t.Context()); return err }},
+		{"a cancellation of an order that is cancelled", func() error { return nil }, func() error { _, err := s.book.Cancel(t.Context(), "alice", id); return err }},
+	}
+	for _, step := range steps {
+		before := changes()
+		synced := backendtest.Unsynced(t, s.db, func() {
+			if err := step.others(); err != nil {
+				t.Fatalf("%s: %v", step.name, err)
+			}
+		})
+		if n := changes(); n != before {
+			t.Errorf("before %s: a commit of its own is synced once more", step.name)
+		}
+		if err := step.itself(); err != nil {
+			t.Fatalf("%s: %v", step.name, err)
+		}
+		if !synced() || changes() != before+1 {
+			t.Errorf("%s: what it rests on is synced: %t, by %d commits, want one", step.name, synced(), changes()-before)
+		}
+	}
+	s.balanced(sale)
+}
 
 func TestABatchOfManySalesIsOneTransaction(t *testing.T) {
 	s := newShop(t)

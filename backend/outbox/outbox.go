@@ -6,6 +6,7 @@
 package outbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -58,6 +59,7 @@ type Reader struct {
 	read      prometheus.Counter
 	claimed   prometheus.Counter
 	failed    prometheus.Counter
+	stray     prometheus.Counter
 }
 
 // NewReader makes a Reader. live says which sales there are, and may change its mind; name is unique among all processes,
@@ -73,6 +75,7 @@ func NewReader(redis *reserve.Store, live func() []int64, name string, claimIdle
 		read:    c("backend_outbox_read_total", "Entries read from the outboxes, repeats included."),
 		claimed: c("backend_outbox_claimed_total", "Entries that were pending for too long and taken over."),
 		failed:  c("backend_outbox_handle_errors_total", "Batches of entries whose handling failed; they are handled again."),
+		stray:   c("backend_outbox_stray_total", "Entries that were pending with nobody though they had been read: Redis lost who held them."),
 	}
 }
 
@@ -146,6 +149,7 @@ type lane struct {
 // progress is how far a lane is with a sale.
 type progress struct {
 	absent bool      // nothing of the sale is in Redis: look again at next
+	looked string    // the entry up to which none is stray; "": none was looked at
 	behind bool      // what this consumer holds must be handled first
 	next   time.Time // not before
 	pause  time.Duration
@@ -302,7 +306,25 @@ func (l *lane) takeOver(ctx context.Context, sale int64) error {
 			}
 		}
 	}
+	if err := l.adoptStray(ctx, sale); err != nil {
+		return err
+	}
 	return l.r.redis.SweepOutbox(ctx, sale, max(10*l.r.claimIdle, time.Minute), l.r.name, Published)
+}
+
+// adoptStray makes entries that nobody holds this consumer's: they are handled when they have been pending for too long.
+func (l *lane) adoptStray(ctx context.Context, sale int64) error {
+	p := l.known[sale]
+	next, found, err := l.r.redis.StrayEntries(ctx, sale, l.r.name, cmp.Or(p.looked, "-"), l.r.claimIdle)
+	if err != nil {
+		return err
+	}
+	p.looked = next
+	if len(found) > 0 {
+		l.r.stray.Add(float64(len(found)))
+		l.r.log.Error("outbox: entries were pending with nobody; they are handled now", "sale", sale, "entries", len(found), "first", found[0])
+	}
+	return nil
 }
 
 // together parts what can be claimed and handled at once: a suspicious entry is alone.

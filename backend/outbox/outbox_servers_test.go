@@ -341,6 +341,50 @@ func TestARestartedConsumerFirstHandlesWhatItHeld(t *testing.T) {
 	}
 }
 
+// An entry that was read and is pending with nobody would never be seen again: it is found, and handled once. One that somebody
+// holds is left to them, and one that nobody has read is nobody's to hold.
+//
+// Row B4: no entry is lost, whoever had it.
+func TestAnEntryThatNobodyHoldsIsFound(t *testing.T) {
+	s := backendtest.Redis(t)
+	load(t, s, 1)
+	ids := press(t, s, 1, 300) // more than one look takes
+	key, b := s.OutboxKey(1), s.Client().B()
+	hold := func(n int) (entries []string) {
+		holder := newCrowd(s)
+		holder.keep = true
+		stop := read(t, s, "holder", time.Hour, sales(1), holder.handle)
+		holder.until(t, "the entries", func() bool { return len(holder.seen) == n })
+		stop()
+		all, err := s.Client().Do(t.Context(), b.Xrange().Key(key).Start("-").End("+").Build()).AsXRange()
+		if err != nil || len(all) != n {
+			t.Fatalf("got %d entries, %v; want %d", len(all), err, n)
+		}
+		for _, x := range all {
+			entries = append(entries, x.ID)
+		}
+		return entries
+	}
+	all := hold(300)
+	if n, err := s.Client().Do(t.Context(), b.Xack().Key(key).Group(reserve.Group).Id(all[0], all[120], all[299]).Build()).AsInt64(); err != nil || n != 3 {
+		t.Fatalf("got %d, %v", n, err)
+	}
+	finder := newCrowd(s)
+	stop := read(t, s, "finder", 100*time.Millisecond, sales(1), finder.handle)
+	finder.until(t, "all 300 entries", func() bool { return finder.has(ids) })
+	stop()
+
+	press(t, s, 1, 150)
+	all = hold(150)
+	if next, found, err := s.StrayEntries(t.Context(), 1, "finder", "-", 0); err != nil || len(found) > 0 || next != all[99] {
+		t.Errorf("the first of what is held: got %q, %v, %v; want to go on after the 100th, and none", next, found, err)
+	}
+	press(t, s, 1, 1)
+	if next, found, err := s.StrayEntries(t.Context(), 1, "finder", all[99], 0); err != nil || len(found) > 0 || next != "-" {
+		t.Errorf("the last, of which one was not read yet: got %q, %v, %v; want to begin anew, and none", next, found, err)
+	}
+}
+
 func TestSilentConsumersAreForgottenOnceTheyHoldNothing(t *testing.T) {
 	s := backendtest.Redis(t)
 	load(t, s, 1)

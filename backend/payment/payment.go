@@ -300,7 +300,7 @@ func (d *Desk) again(ctx context.Context, j *judgement) error {
 	if digest != j.event.digest() {
 		return ErrReused
 	}
-	return nil
+	return store.Durable(ctx, d.db) // a provider that is answered does not come again
 }
 
 // tell counts and logs what is new, and does what is left of it to do in Redis.

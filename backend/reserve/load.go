@@ -549,6 +549,21 @@ func (s *Store) outboxPage(ctx context.Context, sale int64, from string) ([]ruei
 	return s.client.Do(ctx, s.client.B().Xrange().Key(s.OutboxKey(sale)).Start(from).End("+").Count(outboxPage).Build()).AsXRange()
 }
 
+// StrayEntries gives entries of a sale's outbox that were given to somebody before and are pending with nobody to consumer. It looks at
+// most at a hundred that are at least that old, after an entry, "-" for the first ones, and says after which to go on.
+func (s *Store) StrayEntries(ctx context.Context, sale int64, consumer, after string, old time.Duration) (next string, found []string, err error) {
+	const most = "100"
+	r, err := s.run(ctx, lua.Stray, []string{s.OutboxKey(sale)}, []string{Group, consumer, after, strconv.FormatInt(old.Milliseconds(), 10), most})
+	var words []string
+	if err == nil {
+		words, err = r.AsStrSlice()
+	}
+	if err != nil || len(words) == 0 {
+		return "", nil, fmt.Errorf("look for stray entries of sale %d: %w", sale, err)
+	}
+	return words[0], words[1:], nil
+}
+
 // SweepOutbox forgets consumers of a sale's outbox that hold nothing and have been silent for idle, but for those named.
 func (s *Store) SweepOutbox(ctx context.Context, sale int64, idle time.Duration, keep ...string) error {
 	_, err := s.run(ctx, lua.Sweep, []string{s.OutboxKey(sale)}, append([]string{Group, strconv.FormatInt(idle.Milliseconds(), 10)}, keep...))

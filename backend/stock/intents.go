@@ -63,6 +63,9 @@ func (i Intents) OfOrders(ctx context.Context, orders []string) error {
 // OfSKU carries out the open intents of a SKU.
 func (i Intents) OfSKU(ctx context.Context, sku int64) error {
 	list, err := i.read(ctx, ` AND sku_id = ?`, sku)
+	if err == nil && len(list) > 0 {
+		err = store.Durable(ctx, i.DB)
+	}
 	if err != nil {
 		return err
 	}
@@ -82,6 +85,9 @@ func (i Intents) Run(ctx context.Context) (n int, err error) {
 			args = append(args, anys(blocked)...)
 		}
 		page, err := i.read(ctx, where+fmt.Sprintf(` ORDER BY id LIMIT %d`, intentPage), args...)
+		if err == nil && len(page) > 0 { // whoever wrote them may be about to commit them
+			err = store.Durable(ctx, i.DB)
+		}
 		if err != nil {
 			return n, err
 		}

@@ -302,6 +302,28 @@ func TestALostCommitIsUnknown(t *testing.T) {
 	}
 }
 
+// What a session reads may be the work of a COMMIT that is not on the server's disk yet.
+func TestDurableSyncsWhatWasRead(t *testing.T) {
+	db := backendtest.MySQL(t)
+	synced := backendtest.Unsynced(t, db, func() {
+		if _, err := db.ExecContext(t.Context(), `INSERT INTO redis_life (only_row, name) VALUES (1, 'a')`); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if err := store.Durable(t.Context(), db); err != nil {
+		t.Fatal(err)
+	}
+	if !synced() {
+		t.Error("what was committed before is not synced")
+	}
+	if _, err := db.ExecContext(t.Context(), `DELETE FROM durable`); err != nil {
+		t.Fatal(err)
+	}
+	if err := store.Durable(t.Context(), db); err == nil {
+		t.Error("a change of nothing syncs nothing: got no error")
+	}
+}
+
 // Row C1: coupons that were issued before there were claims get them, once, one for each unit.
 func TestWhatWasIssuedBeforeGetsItsClaims(t *testing.T) {
 	db := backendtest.MySQL(t)

@@ -259,6 +259,11 @@ func (w *world) blame(t *testing.T, p *stack.Process) {
 			t.Errorf("%s's log holds %q: %s", p.Name(), bad, b[max(0, i-200):min(len(b), i+2000)])
 		}
 	}
+	for line := range bytes.Lines(b) {
+		if bytes.Contains(line, []byte("pending with nobody")) { // it was put right; but it is Redis's mistake, or ours
+			t.Logf("%s", line)
+		}
+	}
 	if t.Failed() {
 		t.Logf("the end of %s's log:\n%s", p.Name(), b[max(0, len(b)-8000):])
 	}
@@ -518,8 +523,43 @@ func (w *world) rest(t *testing.T, sale, stock int64, log *oracle.Log) oracle.Ta
 	})
 	if err != nil {
 		t.Errorf("sale %d: the equations do not hold within %v:\n  %v\nanswers: %s", sale, patience, err, log.Summary())
+		w.testify(t, sale, v)
 	}
 	return v.Count(stock, log)
+}
+
+// testify logs what tells why a sale's books do not agree: its outbox, with who holds what, the orders in doubt and their buyers' other
+// ones, and what the backend is doing.
+func (w *world) testify(t *testing.T, sale int64, v oracle.View) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	c := w.books.Redis
+	outbox, err := c.Do(ctx, c.B().Arbitrary("XINFO", "STREAM").Keys(fmt.Sprintf("%s{sale:%d}:outbox", w.books.Prefix, sale)).Args("FULL", "COUNT", "20").Build()).ToMessage()
+	t.Logf("the outbox: %v, %v", outbox.String(), err)
+	said := 0
+	for id, uid := range v.Reservations {
+		if o, ok := v.Orders[id]; (ok && wire.OrderStatus(o.Status).Live()) || said == 20 {
+			continue
+		}
+		said++
+		for _, o := range v.Orders {
+			if o.UID == uid {
+				t.Logf("redis holds %s for %s, who has %+v", id, uid, o)
+			}
+		}
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, w.ports.AdminURL()+"/debug/pprof/goroutine?debug=2", nil)
+	must(t, err)
+	req.Header.Set("Authorization", "Bearer "+development.AdminToken)
+	res, err := w.http.Do(req)
+	if err != nil {
+		t.Logf("the backend's goroutines: %v", err)
+		return
+	}
+	defer res.Body.Close()
+	b, err := io.ReadAll(io.LimitReader(res.Body, 100_000))
+	t.Logf("the backend's goroutines: %v\n%s", err, b)
 }
 
 // drained ends the system and then asks the broker itself: with every consumer gone, what was not settled is ready again.

@@ -13,12 +13,19 @@ import (
 	"time"
 )
 
-// What can be installed by Install: the servers, and what `go test -race` and the browser tests need besides Go.
+// What can be installed by Install: the servers, and what `go test -race`, the browser tests and the benchmark need besides Go.
 const (
 	ForServers = "servers"
 	ForRace    = "race"
 	ForBrowser = "browser"
+	ForBench   = "bench"
 )
+
+// NginxModules is where Debian's packages put nginx's modules.
+const NginxModules = "/usr/lib/nginx/modules"
+
+// Nginx is the path of the nginx that ForBench installs.
+func Nginx() string { return find("nginx") }
 
 // needs says which file a package brings, for each purpose.
 var needs = map[string][]struct{ file, pkg string }{
@@ -34,6 +41,10 @@ var needs = map[string][]struct{ file, pkg string }{
 		{"/usr/include/stdlib.h", "libc6-dev"},
 	},
 	ForBrowser: {{"chromium", "chromium"}},
+	ForBench: {
+		{"nginx", "nginx-light"},
+		{NginxModules + "/ngx_http_lua_module.so", "libnginx-mod-http-lua"},
+	},
 }
 
 // systemDirs is where Debian puts programs; /usr/sbin is not in everybody's PATH.
@@ -72,7 +83,7 @@ func missing(purposes ...string) []string {
 func Install(ctx context.Context, report func(format string, args ...any), log io.Writer, purposes ...string) (err error) {
 	for _, p := range purposes {
 		if _, ok := needs[p]; !ok {
-			return fmt.Errorf("install %q: not one of %s, %s, %s", p, ForServers, ForRace, ForBrowser)
+			return fmt.Errorf("install %q: not one of %s, %s, %s, %s", p, ForServers, ForRace, ForBrowser, ForBench)
 		}
 	}
 	pkgs := missing(purposes...)

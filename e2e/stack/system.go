@@ -131,16 +131,24 @@ func (s *System) stopBinaries(ctx context.Context) error {
 // Migrate brings the schema up to date with `backend migrate`.
 func (s *System) Migrate(ctx context.Context) error {
 	began := time.Now()
+	if err := Migrate(ctx, filepath.Join(s.bin, "backend"), s.BackendConfig()); err != nil {
+		return err
+	}
+	s.report("the schema is up to date (%.1f s)", time.Since(began).Seconds())
+	return nil
+}
+
+// Migrate runs `backend migrate` of a binary, with a configuration.
+func Migrate(ctx context.Context, backend, config string) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, filepath.Join(s.bin, "backend"), "migrate", "-config", s.BackendConfig())
-	cmd.Dir = s.dir
+	cmd := exec.CommandContext(ctx, backend, "migrate", "-config", config)
+	cmd.Dir = filepath.Dir(config)
 	cmd.WaitDelay = 5 * time.Second
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("%s: %w%s", strings.Join(cmd.Args, " "), err, lastLines(out))
 	}
-	s.report("the schema is up to date (%.1f s)", time.Since(began).Seconds())
 	return nil
 }
 

@@ -171,7 +171,7 @@ func (c *execCommand) Run(ctx context.Context, o *output) error {
 }
 
 type installCommand struct {
-	For []string `arg:"" enum:"servers,race,browser" help:"servers (redis-server, rabbitmq-server, mariadb-server), race (gcc, libc6-dev) or browser (chromium)."`
+	For []string `arg:"" enum:"servers,race,browser,bench" help:"servers (redis-server, rabbitmq-server, mariadb-server), race (gcc, libc6-dev), browser (chromium) or bench (nginx-light with Lua)."`
 }
 
 func (c *installCommand) Run(ctx context.Context, o *output) error {

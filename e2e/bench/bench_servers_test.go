@@ -1,0 +1,69 @@
+//go:build servers
+
+package bench
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"floodgate.internal/e2e/stack"
+)
+
+// The test's binary is the peers, too.
+func TestMain(m *testing.M) {
+	if len(os.Args) == 3 && os.Args[1] == "peer" {
+		text, err := os.ReadFile(os.Args[2])
+		var p Peer
+		if err == nil {
+			err = json.Unmarshal(text, &p)
+		}
+		if err == nil {
+			err = p.Serve()
+		}
+		panic(err)
+	}
+	os.Exit(m.Run())
+}
+
+// What is compared is there, and answers as it is to: in rounds that are too short to tell how fast.
+func TestBothSidesAreMeasured(t *testing.T) {
+	root, err := stack.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	bin := t.TempDir()
+	build := exec.Command("go", "build", "-buildvcs=false", "-o", bin, "./gateway/cmd/gateway", "./backend/cmd/backend")
+	build.Dir = root
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	servers, err := stack.StartServers(t.Context(), filepath.Join(t.TempDir(), "servers"), t.Logf, t.Output())
+	t.Cleanup(func() {
+		if servers == nil {
+			return
+		}
+		if err := servers.Kill(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := Run(t.Context(), Options{Dir: filepath.Join(t.TempDir(), "data"), Bin: bin, Self: self, Only: []string{"gateway", "backend"}, Rounds: 3, Size: 256,
+		Redis: servers.RedisAddr(), MySQL: servers.MySQLDSN(), AMQP: servers.AMQPURL(), Management: servers.ManagementURL(), Progress: t.Logf, Log: t.Output()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(r.Rows) != 12 || slices.ContainsFunc(r.Rows, func(row Row) bool { return row.Ratio <= 0 || row.Ours <= 0 || row.Theirs <= 0 || row.Unit == "" }) {
+		t.Errorf("got %d rows: %+v", len(r.Rows), r.Rows)
+	}
+}

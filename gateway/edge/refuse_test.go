@@ -314,8 +314,8 @@ func refusalAllocates(t *testing.T, s *Server, c refusal) {
 
 // BenchmarkRefusals compares what a refusal costs with a bare fasthttp server that answers the same bytes to the same requests,
 // over loopback, a short round of one and a short round of the other in turn: "x-bare" is the median of the rounds' ratios of
-// this process's CPU time, "-ns" each side's median for a request. The client is another process. Beside them, where it is
-// installed, nginx refuses what it can: "x-nginx" is the gateway's CPU time as a multiple of nginx's.
+// this process's CPU time, "-ns" each side's median for a request. The client is another process. `make bench` compares whole
+// processes, with nginx, too.
 //
 // Refusals that are not here allocate: of a cart, whose items are parsed before it draws on a limit, so that a wrong one costs the
 // user no token; of a payment, a place in the standby line or a session that comes with a JSON body, which is decoded before, for the
@@ -361,36 +361,17 @@ func BenchmarkRefusals(b *testing.B) {
 			const n = 4000
 			round(0, n)
 			round(1, n)
-			nginx := func() float64 { return 0 }
-			if c.name == "sold out" || c.name == "user limited" {
-				body := answered(b, s, c).Body()
-				if addr, cpu, ok := startNginx(b, body, body); ok {
-					nginx = func() float64 {
-						before := cpu()
-						client(addr, n)
-						return float64(cpu()-before) / n
-					}
-					nginx()
-				}
-			}
-			var ratios, ours, theirs, peers, peer []float64
+			var ratios, ours, theirs []float64
 			for b.Loop() {
 				asked()
 				g, f := round(0, n), round(1, n)
 				ratios, ours, theirs = append(ratios, g/f), append(ours, g), append(theirs, f)
-				if x := nginx(); x > 0 {
-					peers, peer = append(peers, g/x), append(peer, x)
-				}
 			}
 			median := func(v []float64) float64 { slices.Sort(v); return v[len(v)/2] }
 			b.ReportMetric(0, "ns/op")
 			b.ReportMetric(median(ratios), "x-bare")
 			b.ReportMetric(median(ours), "gateway-ns")
 			b.ReportMetric(median(theirs), "bare-ns")
-			if len(peers) > 0 {
-				b.ReportMetric(median(peers), "x-nginx")
-				b.ReportMetric(median(peer), "nginx-ns")
-			}
 		})
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -67,14 +68,19 @@ func (w *world) newShop(t *testing.T, skus int, units int64, shoppers int) *shop
 	return s
 }
 
-// run has every shopper order carts carts; it returns when all are answered.
-func (s *shop) run(ctx context.Context, carts int) error {
+// run has every shopper order carts carts, or until enough is closed; it returns when all are answered.
+func (s *shop) run(ctx context.Context, carts int, enough <-chan struct{}) error {
 	var wg sync.WaitGroup
 	errs := make(chan error, len(s.tokens))
 	for i, token := range s.tokens {
 		wg.Go(func() {
 			r := rand.New(rand.NewPCG(uint64(s.skus[0]), uint64(i)))
 			for n := range carts {
+				select {
+				case <-enough:
+					return
+				default:
+				}
 				if err := s.cart(ctx, r, strconv.Itoa(s.first+i), token, fmt.Sprint("cart-", n)); err != nil {
 					errs <- err
 					return
@@ -244,7 +250,7 @@ func carting(s *scene) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
 	s.t.Cleanup(cancel)
 	ran := make(chan error, 1)
-	go func() { ran <- shop.run(ctx, 4) }()
+	go func() { ran <- shop.run(ctx, 4, nil) }()
 	s.after = func() {
 		s.t.Helper()
 		must(s.t, <-ran)
@@ -258,7 +264,7 @@ func sweeping(s *scene) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	shop := s.w.newShop(s.t, 1, 10, 1)
-	must(s.t, shop.run(ctx, 1)) // brings the SKU into Redis
+	must(s.t, shop.run(ctx, 1, nil)) // brings the SKU into Redis
 	root, err := stack.Root()
 	must(s.t, err)
 	text, err := os.ReadFile(filepath.Join(root, "lua", "reduce.lua"))
@@ -283,15 +289,15 @@ func TestCartKills(t *testing.T) {
 	w := newWorld(t)
 	ctx, cancel := context.WithTimeout(context.Background(), 8*time.Minute)
 	defer cancel()
-	const shoppers, carts = 16, 30
-	shop := w.newShop(t, 5, 200, shoppers)
-	ran := make(chan error, 1)
-	go func() { ran <- shop.run(ctx, carts) }()
+	const between = 40 // carts that are answered before the next kill
+	shop := w.newShop(t, 5, 200, 16)
+	ran, enough := make(chan error, 1), make(chan struct{})
+	go func() { ran <- shop.run(ctx, math.MaxInt, enough) }()
 	victims := []*stack.Process{w.backend, w.servers.Redis, w.servers.MySQL, w.gateway, w.backend, w.servers.MySQL, w.servers.Redis, w.backend}
 	var last time.Time
 	var opened []time.Duration
-	for i, p := range victims {
-		due := int64((i + 1) * shoppers * carts / (len(victims) + 2))
+	for _, p := range victims {
+		due := shop.answered.Load() + between
 		until(t, fmt.Sprintf("%d carts are answered", due), func(context.Context) error {
 			if n := shop.answered.Load(); n < due {
 				return fmt.Errorf("%d are", n)
@@ -310,6 +316,7 @@ func TestCartKills(t *testing.T) {
 		})
 		opened = append(opened, time.Since(last))
 	}
+	close(enough)
 	must(t, <-ran)
 	tally := shop.rest(t)
 	slices.Sort(opened)

@@ -15,8 +15,12 @@ func Durable(ctx context.Context, db *sql.DB) error {
 	if err != nil {
 		return fmt.Errorf("sync what was read: %w", err)
 	}
-	if n, err := done.RowsAffected(); err != nil || n != 1 {
-		return fmt.Errorf("sync what was read: %d rows of the table durable changed: %w", n, err)
+	n, err := done.RowsAffected()
+	if err == nil && n != 1 {
+		err = fmt.Errorf("the table durable has %d rows, not the one that backend migrate makes", n)
+	}
+	if err != nil {
+		return fmt.Errorf("sync what was read: %w", err)
 	}
 	return nil
 }

@@ -354,7 +354,7 @@ func (s *shop) publishAlone(ctx context.Context, n int) (float64, error) {
 	g.Go(func() error {
 		for c := range sent {
 			if ok, err := c.WaitContext(ctx); err != nil || !ok {
-				return fmt.Errorf("confirmed: %t, %w", ok, err)
+				return fmt.Errorf("confirmed: %t, %v", ok, err)
 			}
 		}
 		return nil

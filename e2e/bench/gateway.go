@@ -93,7 +93,7 @@ func (b *bench) gateway(ctx context.Context) error {
 	at := &crowd{addr: public}
 	for _, token := range tokens { // each user's only one
 		if a, err := at.ask(order(openSale, token, "the-first-press")); err != nil || a.StatusCode() != 202 {
-			return fmt.Errorf("a first press: %w, %s", err, a)
+			return fmt.Errorf("a first press: %v, %s", err, a)
 		}
 	}
 	compared := []struct {
@@ -115,7 +115,7 @@ func (b *bench) gateway(ctx context.Context) error {
 	for _, c := range compared {
 		a, err := at.ask(c.one)
 		if err != nil || a.StatusCode() != c.status {
-			return fmt.Errorf("%s: %w, %s", c.row.What, err, a)
+			return fmt.Errorf("%s: %v, %s", c.row.What, err, a)
 		}
 		answers.Answers[c.path] = answerOf(a)
 	}

@@ -231,7 +231,7 @@ func (s *script) reserve(ctx context.Context, uid, key string) (string, error) {
 		return "", err
 	}
 	if word, err := answer[0].ToString(); err != nil || word != lua.Reserved {
-		return "", fmt.Errorf("reserve.lua: %s, %w", word, err)
+		return "", fmt.Errorf("reserve.lua: %s, %v", word, err)
 	}
 	return order, nil
 }

@@ -5,6 +5,7 @@ package faults
 import (
 	"context"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"strconv"
@@ -168,14 +169,17 @@ func (w *world) round(t *testing.T, r *rand.Rand, all []*victim, round int) (ora
 		})
 	}
 	var last time.Time
+	var fallen []fall
 	for range rests {
 		v := pick(r, all)
 		p := v.process(w)
+		said := w.saidSoFar()
 		if err := p.Kill(ctx); err != nil {
 			t.Errorf("kill %s: %v", v.name, err)
 			break
 		}
 		last = stays.fell()
+		fallen = append(fallen, fall{v.name, last, said})
 		expires.fell()
 		if err := p.Start(ctx); err != nil {
 			t.Errorf("start %s: %v", v.name, err)
@@ -186,6 +190,9 @@ func (w *world) round(t *testing.T, r *rand.Rand, all []*victim, round int) (ora
 			select {
 			case at := <-l.decided:
 				v.opened[i] = append(v.opened[i], at.Sub(last))
+				if took := at.Sub(last); took > slowGate {
+					w.explain(t, fmt.Sprintf("the gate of sale %d opened after %v", l.sale, took.Round(time.Millisecond)), fallen)
+				}
 			case <-reach.Done():
 				t.Errorf("%s was killed: no order of sale %d is promised for %v; answers: %s", v.name, l.sale, patience, l.log.Summary())
 			}
@@ -206,12 +213,50 @@ func (w *world) round(t *testing.T, r *rand.Rand, all []*victim, round int) (ora
 	tally = tally.Plus(w.rest(t, expires.sale, units, expires.log))
 	rest := time.Since(last)
 	t.Logf("round %d: %+v; settled %v after the last kill; answers: %s", round, tally, rest.Round(time.Millisecond), stays.log.Summary())
+	if rest > slowRest {
+		w.explain(t, fmt.Sprintf("all was settled after %v", rest.Round(time.Millisecond)), fallen)
+	}
 	for _, l := range []*load{stays, expires} {
 		if a := w.admin(ctx, "POST", fmt.Sprintf("/sales/%d/close", l.sale), "", ""); a.status != 200 {
 			t.Errorf("close sale %d: %s", l.sale, a)
 		}
 	}
 	return tally, rest
+}
+
+// What takes longer than this is explained in the test's log.
+const (
+	slowGate = 10 * time.Second
+	slowRest = 20 * time.Second
+)
+
+// fall is one kill.
+type fall struct {
+	victim string
+	at     time.Time
+	said   int64 // the length of the backend's log then
+}
+
+func (w *world) saidSoFar() int64 {
+	info, err := os.Stat(w.backend.LogFile())
+	if err != nil {
+		return 0 // not yet there
+	}
+	return info.Size()
+}
+
+// explain logs what was killed lately, and what the backend said since the first of that.
+func (w *world) explain(t *testing.T, what string, fallen []fall) {
+	const kills, most = 4, 20_000
+	fallen = fallen[max(0, len(fallen)-kills):]
+	for _, f := range fallen {
+		what += fmt.Sprintf("; %s was killed at %s", f.victim, f.at.UTC().Format("15:04:05.000"))
+	}
+	f, err := os.Open(w.backend.LogFile())
+	must(t, err)
+	defer f.Close()
+	b, err := io.ReadAll(io.NewSectionReader(f, fallen[0].said, most))
+	t.Logf("%s; the backend's log since then, %v:\n%s", what, err, b)
 }
 
 // everySo paces a buyer's place: so many buyers a second come, however fast the system is.

@@ -25,6 +25,7 @@ type victim struct {
 	weight  int // of 100
 	process func(*world) *stack.Process
 	opened  [2][]time.Duration // until each of the two sales decided again: the one to keep, and the one to expire
+	gates   [2][]time.Duration // of redis alone: until the gate of each was open, as redis has it
 }
 
 func victims() []*victim {
@@ -133,6 +134,9 @@ func TestKills(t *testing.T) {
 			if n := len(v.opened[i]); n > 0 {
 				report(partKills, line{fault: "kill loop: " + v.name + sale, injected: "SIGKILL at random", times: n, opened: v.opened[i]})
 			}
+			if n := len(v.gates[i]); n > 0 {
+				report(partKills, line{fault: "kill loop: " + v.name + sale + ": the gate alone", injected: "SIGKILL at random", times: n, opened: v.gates[i]})
+			}
 		}
 	}
 	var worst time.Duration
@@ -174,6 +178,12 @@ func (w *world) round(t *testing.T, r *rand.Rand, all []*victim, round int) (ora
 		v := pick(r, all)
 		p := v.process(w)
 		said := w.saidSoFar()
+		var gates [2]func() time.Time
+		for i, l := range []*load{stays, expires} {
+			if v.name == "redis" {
+				gates[i] = w.watchGate(ctx, t, l.sale)
+			}
+		}
 		if err := p.Kill(ctx); err != nil {
 			t.Errorf("kill %s: %v", v.name, err)
 			break
@@ -190,8 +200,11 @@ func (w *world) round(t *testing.T, r *rand.Rand, all []*victim, round int) (ora
 			select {
 			case at := <-l.decided:
 				v.opened[i] = append(v.opened[i], at.Sub(last))
-				if took := at.Sub(last); took > slowGate {
-					w.explain(t, fmt.Sprintf("the gate of sale %d opened after %v", l.sale, took.Round(time.Millisecond)), fallen)
+				if took := at.Sub(last); took > slowOrder {
+					w.explain(t, fmt.Sprintf("orders of sale %d were taken again after %v", l.sale, took.Round(time.Millisecond)), fallen)
+				}
+				if gates[i] != nil { // it opened before an order was taken
+					v.gates[i] = append(v.gates[i], gates[i]().Sub(last))
 				}
 			case <-reach.Done():
 				t.Errorf("%s was killed: no order of sale %d is promised for %v; answers: %s", v.name, l.sale, patience, l.log.Summary())
@@ -226,9 +239,29 @@ func (w *world) round(t *testing.T, r *rand.Rand, all []*victim, round int) (ora
 
 // What takes longer than this is explained in the test's log.
 const (
-	slowGate = 10 * time.Second
-	slowRest = 20 * time.Second
+	slowOrder = 10 * time.Second
+	slowRest  = 20 * time.Second
 )
+
+// watchGate looks at a sale's gate in Redis from now on; the function that it returns waits until a reconciler has opened it anew, and
+// says when that was seen.
+func (w *world) watchGate(ctx context.Context, t *testing.T, sale int64) func() time.Time {
+	t.Helper()
+	before, err := w.books.Gate(ctx, sale)
+	must(t, err)
+	opened := make(chan time.Time, 1)
+	go func() {
+		for ctx.Err() == nil {
+			if g, err := w.books.Gate(ctx, sale); err == nil && g.Open && g.Token > before.Token {
+				opened <- time.Now()
+				return
+			}
+			wait(ctx, 20*time.Millisecond)
+		}
+		close(opened)
+	}()
+	return func() time.Time { return <-opened }
+}
 
 // fall is one kill.
 type fall struct {

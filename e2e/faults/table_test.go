@@ -89,10 +89,11 @@ func table() string {
 Written by `+"`go test -tags servers ./e2e/faults`"+` (`+"`make soak MINUTES=30`"+` runs the kill loop for longer, and lets other faults last for longer): the
 real binaries and the real servers under load, on loopback, %d processors. Promised are different orders that were answered 202. Lost: of them, those that MySQL does not have, or rejected.
 Duplicated: orders beyond the first of one buyer and Idempotency-Key. Oversold: live units beyond the stock. Stranded: orders on which Redis
-and MySQL do not agree in the end, and changes that are not done. The gate: from the kill, or the end of a fault that lasted, to the first order that was
-asked for after it and decided; of a soak's second sale, into which comes as much as the machine takes, so that much is queued when it is killed. Settled: from the (last) kill, or that end, until every equation held and the auditor agreed, with the load still running in between.
+and MySQL do not agree in the end, and changes that are not done. Orders again: from the kill, or the end of a fault that lasted, to the first order that was
+asked for after it and decided; of a soak's second sale, into which comes as much as the machine takes, so that much is queued when something is killed, and orders are
+refused for as long as the oldest of them has waited for more than orders.max_lag. The gate alone: until Redis itself had the gate open anew. Settled: from the (last) kill, or that end, until every equation held and the auditor agreed, with the load still running in between.
 
-| fault | injected | times | promised | lost | duplicated | oversold | stranded | until the gate opened | until settled |
+| fault | injected | times | promised | lost | duplicated | oversold | stranded | orders again | until settled |
 |---|---|---:|---:|---:|---:|---:|---:|---:|---:|
 `, runtime.NumCPU())
 	var lines []line

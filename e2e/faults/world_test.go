@@ -548,6 +548,9 @@ func (w *world) testify(t *testing.T, sale int64, v oracle.View) {
 				t.Logf("redis holds %s for %s, who has %+v", id, uid, o)
 			}
 		}
+		if said <= 3 {
+			w.history(t, sale, id)
+		}
 	}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, w.ports.AdminURL()+"/debug/pprof/goroutine?debug=2", nil)
 	must(t, err)
@@ -560,6 +563,41 @@ func (w *world) testify(t *testing.T, sale int64, v oracle.View) {
 	defer res.Body.Close()
 	b, err := io.ReadAll(io.LimitReader(res.Body, 100_000))
 	t.Logf("the backend's goroutines: %v\n%s", err, b)
+}
+
+// history logs what Redis's append-only files say of an order and of its outbox entry: each command around a mention.
+func (w *world) history(t *testing.T, sale int64, order string) {
+	t.Helper()
+	const most, around = 20, 500
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	c := w.books.Redis
+	held, err := c.Do(ctx, c.B().Hget().Key(fmt.Sprintf("%s{sale:%d}:orders", w.books.Prefix, sale)).Field(order).Build()).ToString()
+	t.Logf("redis holds %s: %q, %v", order, held, err)
+	words := [][]byte{[]byte(order)}
+	if parts := strings.Fields(held); len(parts) > 3 && parts[3] != "-" {
+		words = append(words, []byte(parts[3]))
+	}
+	files, err := filepath.Glob(filepath.Join(w.redis.Redis.DataDir(), "appendonlydir", "*"))
+	must(t, err)
+	for _, file := range files {
+		b, err := os.ReadFile(file)
+		must(t, err)
+		said := 0
+		for at := 0; at < len(b) && said < most; said++ {
+			next := -1
+			for _, word := range words {
+				if i := bytes.Index(b[at:], word); i >= 0 && (next < 0 || at+i < next) {
+					next = at + i
+				}
+			}
+			if next < 0 {
+				break
+			}
+			t.Logf("%s at %d of %d: %q", filepath.Base(file), next, len(b), b[max(0, next-around):min(len(b), next+around)])
+			at = next + around
+		}
+	}
 }
 
 // drained ends the system and then asks the broker itself: with every consumer gone, what was not settled is ready again.

@@ -63,6 +63,23 @@ func (b Books) Look(ctx context.Context, sale int64) (o View, err error) {
 	return o, tx.Commit()
 }
 
+// Gate is a sale's gate in Redis.
+type Gate struct {
+	Open  bool
+	Token int64 // of the reconciler that was there last
+}
+
+// Gate reads a sale's gate.
+func (b Books) Gate(ctx context.Context, sale int64) (g Gate, err error) {
+	m, err := b.Redis.Do(ctx, b.Redis.B().Hgetall().Key(b.key(sale, "state")).Build()).AsStrMap()
+	if err != nil {
+		return g, fmt.Errorf("the gate of sale %d: %w", sale, err)
+	}
+	g.Open = m["gate"] == "open"
+	g.Token, err = strconv.ParseInt(m["token"], 10, 64)
+	return g, err
+}
+
 func (b Books) lookRedis(ctx context.Context, sale int64, o *View) error {
 	cmd := b.Redis.B()
 	var state, held, entries rueidis.RedisMessage

@@ -9,6 +9,7 @@
 --   present, entry    it stood there already
 --   sold_out          no unit is left for it: reject it, loudly
 --   limit             the buyer's slots are taken by other orders: reject it, loudly
+--   key_reused, order the buyer's Idempotency-Key is that of another order: reject it, loudly
 --   gate_closed       the sale is closed or not loaded: hold the order, ask again
 --   stale_epoch       Redis has another epoch than the caller: hold the order, ask again
 -- Idempotent by order id.
@@ -30,6 +31,8 @@ if held then
     end
   end
 else
+  local owner = key ~= '' and redis.call('HGET', KEYS[4], uid .. ':' .. key)
+  if owner and not string.find(owner, order .. ' ', 1, true) then return {'key_reused', string.match(owner, '^%S+')} end
   if stock < quantity then return {'sold_out'} end
   local taken, mine = {}, redis.call('HGET', KEYS[3], uid) or ''
   for slot in string.gmatch(mine, '(%d+)=') do taken[tonumber(slot)] = true end

@@ -2,18 +2,19 @@
 --
 -- KEYS  1 state   2 orders   3 buyers   4 idem   (as in reserve)   5 applied  set: ids of admin intents that stock includes
 -- ARGV  1 token that closed the gate   2 step, then what the step takes:
---   begin                                     forgets what the four hold
+--   begin                                     forgets what the four hold, and says that they are not whole
 --   orders   order uid quantity slots entry at key, ...   adds reservations, each once after a begin
 --   keys     uid:key "order quantity", ...    adds accepted Idempotency-Keys
 --   applied  id, ...                          adds intents
 --   finish   epoch stock total starts ends limit paused closed later version standby
---            writes the state and opens the gate to adopt; a definition newer than version stays as it is, and so does a
---            newer place in the standby line (0: nobody waits there, as far as the caller knows)
+--            writes the state, says that the four are whole and opens the gate to adopt; a definition newer than version stays
+--            as it is, and so does a newer place in the standby line (0: nobody waits there, as far as the caller knows)
 -- Returns ok, or lost: the gate is not closed by this token (another reconciler took over): give up.
 local state = redis.call('HMGET', KEYS[1], 'token', 'gate', 'version', 'standby')
 if state[1] ~= ARGV[1] or state[2] ~= 'closed' then return {'lost'} end
 local step = ARGV[2]
 if step == 'begin' then
+  redis.call('HSET', KEYS[1], 'whole', '0') -- first: what Redis takes up of a torn script is its beginning
   redis.call('UNLINK', KEYS[2], KEYS[3], KEYS[4], KEYS[5]) -- DEL of a large hash would hold Redis up
 elseif step == 'orders' then
   for i = 3, #ARGV, 7 do
@@ -30,7 +31,7 @@ elseif step == 'keys' then
 elseif step == 'applied' then
   for i = 3, #ARGV do redis.call('SADD', KEYS[5], ARGV[i]) end
 elseif step == 'finish' then
-  redis.call('HSET', KEYS[1], 'gate', 'adopt', 'epoch', ARGV[3], 'stock', ARGV[4], 'total', ARGV[5])
+  redis.call('HSET', KEYS[1], 'gate', 'adopt', 'whole', '1', 'epoch', ARGV[3], 'stock', ARGV[4], 'total', ARGV[5])
   if not state[3] or tonumber(state[3]) <= tonumber(ARGV[12]) then
     redis.call('HSET', KEYS[1], 'starts', ARGV[6], 'ends', ARGV[7], 'limit', ARGV[8], 'paused', ARGV[9],
       'closed', ARGV[10], 'later', ARGV[11], 'version', ARGV[12])

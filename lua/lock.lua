@@ -7,10 +7,15 @@
 --   granted, fence, holds   the owner has the lock, for at least a lease from now on
 --   held, left              another owner has it; its lease ends in this many ms unless it is renewed
 -- The fence is higher than that of every grant to another hold before, also where this Redis was emptied in between (it is
--- never lower than the clock, in ms); the holds of one owner that overlap share it. A lease is never made shorter.
+-- never lower than the clock, in ms); the holds of one owner that overlap share it. A lease is never made shorter. A holder without
+-- a lease is nobody's.
 -- Not idempotent: each call is a hold more. One whose answer was lost ends with the lease.
 local owner, lease = ARGV[1], tonumber(ARGV[2])
 local mine, left = redis.call('HEXISTS', KEYS[1], owner) == 1, redis.call('PTTL', KEYS[1])
+if left == -1 then -- it has no lease: Redis died while it wrote a lock down, and took up the first half of it
+  redis.call('DEL', KEYS[1])
+  mine, left = false, -2
+end
 if not mine and left ~= -2 then return {'held', left} end
 local fence = tonumber(redis.call('GET', KEYS[2]) or 0)
 if not mine or fence == 0 then

@@ -208,3 +208,21 @@ func TestTheLastUnlockTellsWhoWaits(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// A Redis that died while it wrote a lock down may come back with the first half of it: a holder whose lease never ends.
+func TestALockWithoutALeaseIsNobodys(t *testing.T) {
+	m := newMutex(t)
+	before := m.granted("dead", time.Hour, 1)
+	if err := m.c.Do(t.Context(), m.c.B().Persist().Key(m.holder).Build()).Error(); err != nil {
+		t.Fatal(err)
+	}
+	if fence := m.granted("next", time.Hour, 1); fence <= before {
+		t.Errorf("got fence %d after %d", fence, before)
+	}
+	if word, _ := m.lock("dead", time.Hour); word != lua.Held {
+		t.Errorf("whoever had it got %s, want held", word)
+	}
+	if left, err := m.c.Do(t.Context(), m.c.B().Pttl().Key(m.holder).Build()).AsInt64(); err != nil || left < 1 {
+		t.Errorf("its lease ends in %d ms, %v", left, err)
+	}
+}

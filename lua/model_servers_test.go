@@ -18,6 +18,7 @@ import (
 // reservations say it.
 type model struct {
 	gate                string // "": the sale is not in Redis
+	whole               string // "": nobody has said yet
 	token               int64
 	epoch, stock, total int64
 	place               int64             // the newest in the standby line; 0: nobody waits
@@ -272,7 +273,10 @@ func (m *model) adopt(epoch, order, uid string, quantity int64, key, at, trace s
 	} else {
 		mine := m.slots(uid)
 		r.slots = free(mine, quantity)
+		owner, _, taken := strings.Cut(m.keys[uid+":"+key], " ")
 		switch {
+		case key != "" && taken && owner != order:
+			return words(lua.KeyReused, owner)
 		case m.stock < quantity:
 			return words(lua.SoldOut)
 		case r.slots[quantity-1] > number(m.definition["limit"]):
@@ -310,6 +314,7 @@ func (m *model) load(token, step string, a []string) []string {
 	}
 	switch step {
 	case lua.StepBegin:
+		m.whole = "0"
 		clear(m.orders)
 		clear(m.keys)
 		clear(m.applied)
@@ -330,7 +335,8 @@ func (m *model) load(token, step string, a []string) []string {
 			m.applied[id] = true
 		}
 	case lua.StepFinish:
-		m.gate, m.epoch, m.stock, m.total = lua.GateAdopt, number(a[0]), number(a[1]), number(a[2])
+		m.gate, m.whole = lua.GateAdopt, "1"
+		m.epoch, m.stock, m.total = number(a[0]), number(a[1]), number(a[2])
 		if m.definition == nil || number(m.definition["version"]) <= number(a[9]) {
 			m.definition = defined(a[3:10])
 		}
@@ -410,6 +416,9 @@ func (m *model) content() content {
 		Applied: slices.Sorted(maps.Keys(m.applied)), Consumers: slices.Sorted(maps.Keys(m.consumers)), Pending: m.pending}
 	if m.gate != "" {
 		c.State["gate"], c.State["token"] = m.gate, text(m.token)
+	}
+	if m.whole != "" {
+		c.State["whole"] = m.whole
 	}
 	if m.place > 0 {
 		c.State["standby"] = text(m.place)

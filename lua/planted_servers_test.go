@@ -50,6 +50,8 @@ var planted = map[string]bug{
 	"an adoption passes the limit":                              {"adopt", "slot <= limit", "slot <= 99"},
 	"an adoption takes units that are not there":                {"adopt", "if stock < quantity then return", "if stock < 0 then return"},
 	"an adopted order's key is forgotten":                       {"adopt", "if key ~= '' then", "if false then"},
+	"an adoption takes another order's key":                     {"adopt", "not string.find(owner, order .. ' ', 1, true)", "false"},
+	"a load that is under way is whole":                         {"load", "'whole', '0'", "'whole', '1'"},
 	"tokens are compared as text":                               {"close", "tonumber(before) >= token", "before >= ARGV[1]"},
 	"the same token closes twice":                               {"close", "tonumber(before) >= token", "tonumber(before) > token"},
 	"whoever loads is heard":                                    {"load", "state[1] ~= ARGV[1] or ", ""},

@@ -77,7 +77,7 @@ func TestLoadWritesWhatItIsGiven(t *testing.T) {
 		"orders": {s.hash(s.orders), map[string]string{"o1": "ann 2 1,3 17-0 1000 key 1", "o2": "bob 1 1 - 1001 ", "o3": "ann 1 2 - 1002 "}},
 		"buyers": {s.hash(s.buyers), map[string]string{"ann": "1=o1,3=o1,2=o3", "bob": "1=o2"}},
 		"idem":   {s.hash(s.idem), map[string]string{"ann:key 1": "o1 2", "cid:k": "o0 1"}},
-		"state": {s.hash(s.state), map[string]string{"gate": "adopt", "token": "2", "epoch": "7", "stock": "6", "total": "10", "starts": "1",
+		"state": {s.hash(s.state), map[string]string{"gate": "adopt", "token": "2", "whole": "1", "epoch": "7", "stock": "6", "total": "10", "starts": "1",
 			"ends": "9999999999999", "limit": "3", "paused": "0", "closed": "0", "later": "", "version": "4"}},
 	} {
 		if !maps.Equal(c.got, c.want) {
@@ -179,6 +179,7 @@ func TestAdoptTakesAUnitOrRefuses(t *testing.T) {
 	want(t, s.adopt(2, press{uid: "cid", order: "o4"}, "1"), lua.SoldOut)
 	s.set("stock", "9")
 	want(t, s.adopt(2, press{uid: "ann", quantity: 2, order: "o5"}, "1,2"), lua.Limit)
+	want(t, s.adopt(2, press{uid: "ann", quantity: 2, order: "o5", key: old.key}, "1,2"), lua.KeyReused, old.order)
 	s.set("stock", "0")
 	if after := s.content(); after != before {
 		t.Errorf("a refusal changed\n%s\ninto\n%s", before, after)

@@ -1,6 +1,7 @@
 -- stray: finds entries of an outbox that were given to some consumer and are pending with none, and makes them pending with one,
--- as if they had been given to it now. No command of ours leaves one behind; should it happen all the same, nobody else
--- would ever see it again.
+-- as if they had been given to it now. A Redis that died while it wrote a script's effects down leaves them behind: it brings back
+-- the beginning of those when it is started for the second time, an entry which nobody read though later ones were read since, or
+-- an acknowledgement without the removal that followed. Nobody else would ever see such an entry again.
 --
 -- KEYS  1 outbox
 -- ARGV  1 consumer group   2 consumer   3 after this entry id, or "-"   4 how old an entry must be, in milliseconds

@@ -158,9 +158,12 @@ func (c *comparison) orders() {
 			continue
 		}
 		c.r.Redis.Queued++
-		c.r.Queued += int64(e.Quantity)
-		if _, ok := first[id]; !ok && readable {
-			c.find(eqOrders, id, c.key("outbox"), c.rebuild(), "uid %s's order is in the outbox, but its %d units are not reserved", e.UID, e.Quantity)
+		_, held := first[id]
+		if held || e.Epoch >= c.before.State.Epoch { // else a ghost, which nobody was promised: it gets what is left when it is adopted
+			c.r.Queued += int64(e.Quantity)
+			if !held && readable {
+				c.find(eqOrders, id, c.key("outbox"), c.rebuild(), "uid %s's order is in the outbox, but its %d units are not reserved", e.UID, e.Quantity)
+			}
 		}
 		if age := c.now.UnixMilli() - e.At; age > c.bound.Milliseconds() {
 			if _, ok := stillInOutbox[id]; ok {

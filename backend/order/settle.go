@@ -464,6 +464,8 @@ func (s *settling) adopt(ctx context.Context, entries []reserve.Entry, sales map
 			err = s.reject(ctx, e, sales[e.Sale], verdict{reason: OutOfStock})
 		case lua.Limit:
 			err = s.reject(ctx, e, sales[e.Sale], verdict{reason: OverLimit})
+		case lua.KeyReused:
+			err = s.reject(ctx, e, sales[e.Sale], verdict{reason: DuplicateKey})
 		case lua.Adopted, lua.Present:
 			s.book.metrics.settled.WithLabelValues("adopted").Inc()
 			adopted[e.Sale]++

@@ -75,7 +75,7 @@ func NewReader(redis *reserve.Store, live func() []int64, name string, claimIdle
 		read:    c("backend_outbox_read_total", "Entries read from the outboxes, repeats included."),
 		claimed: c("backend_outbox_claimed_total", "Entries that were pending for too long and taken over."),
 		failed:  c("backend_outbox_handle_errors_total", "Batches of entries whose handling failed; they are handled again."),
-		stray:   c("backend_outbox_stray_total", "Entries that were pending with nobody though they had been read: Redis lost who held them."),
+		stray:   c("backend_outbox_stray_total", "Entries that were pending with nobody though later ones had been read: Redis brought them back."),
 	}
 }
 
@@ -322,7 +322,7 @@ func (l *lane) adoptStray(ctx context.Context, sale int64) error {
 	p.looked = next
 	if len(found) > 0 {
 		l.r.stray.Add(float64(len(found)))
-		l.r.log.Error("outbox: entries were pending with nobody; they are handled now", "sale", sale, "entries", len(found), "first", found[0])
+		l.r.log.Warn("outbox: entries were pending with nobody; they are handled now", "sale", sale, "entries", len(found), "first", found[0])
 	}
 	return nil
 }

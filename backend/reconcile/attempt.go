@@ -143,6 +143,11 @@ func (a *attempt) drain(ctx context.Context) error {
 // read is step 3: O from Redis, whose outbox only shrinks while the gate is closed, and then, in one transaction, a new
 // epoch, which keeps every older message out, and all that MySQL has. The stock row stays locked meanwhile, and nothing that
 // changes which orders are live commits without it.
+//
+// An entry whose order Redis itself does not hold, and MySQL does not have, is a ghost. A Redis that dies while it writes a script's
+// effects down leaves their beginning in its append-only file; started, it forgets them, and goes on writing behind them; started once
+// more, it takes them for a part of the transaction that follows, and they are back (valkey-io/valkey#4342). Nobody was promised such an
+// order, and what it took may be promised to others since. So it is no part of O: it gets what is left when it is adopted.
 func (a *attempt) read(ctx context.Context) error {
 	queued, bad, err := a.r.redis.Outbox(ctx, a.sale)
 	if err != nil {
@@ -150,6 +155,10 @@ func (a *attempt) read(ctx context.Context) error {
 	}
 	for _, err := range bad {
 		a.r.log.Error("an outbox entry is no order: it is left out", "sale", a.sale, "error", err)
+	}
+	unheld, err := a.r.redis.Unheld(ctx, a.sale, queued)
+	if err != nil {
+		return err
 	}
 	return store.InTx(ctx, a.r.db, func(tx *sql.Tx) error {
 		a.load = reserve.Loaded{}
@@ -177,7 +186,7 @@ func (a *attempt) read(ctx context.Context) error {
 		if err := a.readIntents(ctx, tx); err != nil {
 			return err
 		}
-		return a.readOrders(ctx, tx, queued)
+		return a.readOrders(ctx, tx, queued, unheld)
 	})
 }
 
@@ -202,7 +211,7 @@ func (a *attempt) readIntents(ctx context.Context, tx *sql.Tx) error {
 }
 
 // readOrders computes the reservations and the stock.
-func (a *attempt) readOrders(ctx context.Context, tx *sql.Tx, queued []reserve.Entry) error {
+func (a *attempt) readOrders(ctx context.Context, tx *sql.Tx, queued []reserve.Entry, unheld map[string]bool) error {
 	slots, err := a.readSlots(ctx, tx)
 	if err != nil {
 		return err
@@ -240,12 +249,21 @@ func (a *attempt) readOrders(ctx context.Context, tx *sql.Tx, queued []reserve.E
 	if err != nil {
 		return fmt.Errorf("read the orders: %w", err)
 	}
+	ghosts := 0
 	for _, e := range queued { // O \ M
 		if entries[e.ID] != e.Entry {
 			continue
 		}
+		if unheld[e.ID] {
+			ghosts++
+			continue
+		}
 		units += int64(e.Quantity)
 		a.load.Orders = append(a.load.Orders, reserve.Held{ID: e.ID, UID: e.UID, Quantity: e.Quantity, Slots: e.Slots, Entry: e.Entry, At: e.At, Key: e.Key})
+	}
+	if ghosts > 0 {
+		a.r.log.Warn("redis has brought back orders that it had lost in the middle of writing them down, and that nobody was promised: they get what is left",
+			"sale", a.sale, "orders", ghosts)
 	}
 	a.load.Stock = a.load.Total - units
 	if a.load.Stock < 0 {

@@ -7,6 +7,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -533,4 +534,98 @@ func TestOneConnectionIsEnough(t *testing.T) { // as the embedded profile has it
 	wg.Wait()
 	s.settleOutbox(sale)
 	s.balanced(sale)
+}
+
+// ghost puts an order into the outbox that Redis does not hold, as one that was started again after it had died in the middle of
+// writing it down does.
+func (s *system) ghost(sale, epoch int64, uid, key string) reserve.Entry {
+	s.t.Helper()
+	id := wire.NewOrderID(uuid.Must(uuid.NewV7()).String(), sale)
+	c := s.redis.Client()
+	cmd := c.B().Xadd().Key(s.redis.OutboxKey(sale)).Id("*").FieldValue()
+	for _, f := range [][2]string{{"id", id}, {"uid", uid}, {"quantity", "1"}, {"slots", "1"}, {"key", key}, {"epoch", fmt.Sprint(epoch)}, {"at", "1700000000000"}, {"trace", ""}} {
+		cmd = cmd.FieldValue(f[0], f[1])
+	}
+	if err := c.Do(s.t.Context(), cmd.Build()).Error(); err != nil {
+		s.t.Fatal(err)
+	}
+	return s.entry(sale, id)
+}
+
+// What Redis brings back of an order that it had lost in the middle of writing it down takes no unit, no slot and no key that was promised
+// since, though it comes first; what nobody else has it gets.
+func TestAGhostGetsWhatIsLeft(t *testing.T) {
+	for _, c := range []struct {
+		what, uid, key string
+		stock          int64
+		want           wire.OrderStatus
+	}{
+		{"no unit is left", "ann", "", 1, wire.Rejected},
+		{"its buyer has another order", "bob", "", 2, wire.Rejected},
+		{"its buyer has another order under its key", "bob", "k", 2, wire.Rejected},
+		{"a unit is left", "ann", "k", 2, wire.PendingPayment},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			s := newSystem(t, false)
+			sale := s.sale(backendtest.SaleOptions{Stock: c.stock, Limit: 1})
+			promised := s.press(sale, "bob", 1, "k")
+			ghost := s.ghost(sale, s.state(sale).Epoch-1, c.uid, c.key)
+			s.reconcile(sale)
+			if st := s.state(sale); st.Stock != c.stock-1 {
+				t.Errorf("the stock is %d, want %d", st.Stock, c.stock-1)
+			}
+			s.settle(ghost)
+			s.settle(promised)
+			s.settleOutbox(sale)
+			if got := s.status(promised.ID); got != string(wire.PendingPayment) {
+				t.Errorf("the promised order is %s", got)
+			}
+			if got := s.status(ghost.ID); got != string(c.want) {
+				t.Errorf("the ghost is %s, want %s", got, c.want)
+			}
+			if _, err := s.book.RunIntents(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			s.balanced(sale)
+			v, err := s.redis.Reserve(t.Context(), request(sale, s.state(sale).Epoch, "bob", 1, "k"))
+			if err != nil || v.Answer != lua.Repeated || v.OrderID != promised.ID {
+				t.Errorf("the promised order's buyer asks again: got %+v, %v", v, err)
+			}
+		})
+	}
+}
+
+// Where a load was under way when Redis died its reservations are not whole: what they lack may be promised.
+func TestWhatAHalfLoadLacksIsNoGhost(t *testing.T) {
+	s := newSystem(t, false)
+	sale := s.sale(backendtest.SaleOptions{Stock: 1})
+	e := s.press(sale, "ann", 1, "k")
+	a := &attempt{r: s.rec, sale: sale}
+	if err := a.close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.loadStep(sale, a.token, lua.StepBegin)
+	s.reconcile(sale)
+	if st := s.state(sale); st.Stock != 0 {
+		t.Errorf("the stock is %d, want 0", st.Stock)
+	}
+	s.settle(e)
+	s.settleOutbox(sale)
+	if got := s.status(e.ID); got != string(wire.PendingPayment) {
+		t.Errorf("the order is %s", got)
+	}
+	s.balanced(sale)
+}
+
+// loadStep is one step of a load that goes no further.
+func (s *system) loadStep(sale, token int64, step string) {
+	s.t.Helper()
+	prefix := strings.TrimSuffix(s.redis.OutboxKey(sale), "outbox")
+	var keys []string
+	for _, name := range []string{"state", "orders", "buyers", "idem", "applied"} {
+		keys = append(keys, prefix+name)
+	}
+	if answer, err := s.redis.Call(s.t.Context(), lua.Load, keys, fmt.Sprint(token), step); err != nil || answer[0] != lua.OK {
+		s.t.Fatalf("got %v, %v", answer, err)
+	}
 }

@@ -543,6 +543,39 @@ func (s *Store) Outbox(ctx context.Context, sale int64) (entries []Entry, bad []
 	}
 }
 
+// Unheld are those of the entries whose orders this Redis itself does not hold. None where its reservations are not whole: a load of
+// them has begun and not ended, or nobody has said yet that they are. Both are certain only behind a closed gate.
+func (s *Store) Unheld(ctx context.Context, sale int64, entries []Entry) (map[string]bool, error) {
+	unheld := map[string]bool{}
+	b := s.client.B()
+	for page := range slices.Chunk(entries, outboxPage) {
+		ids := make([]string, len(page))
+		for i, e := range page {
+			ids[i] = e.ID
+		}
+		ctx, cancel := context.WithTimeout(ctx, Timeout)
+		r := s.client.DoMulti(ctx, b.Hmget().Key(s.orders(sale)).Field(ids...).Build(), b.Hget().Key(s.state(sale)).Field("whole").Build())
+		cancel()
+		held, err := r[0].ToArray()
+		if err != nil {
+			return nil, fmt.Errorf("reservations of sale %d: %w", sale, err)
+		}
+		whole, err := r[1].ToString() // after them: a load that began in between has said so
+		if err != nil && !rueidis.IsRedisNil(err) {
+			return nil, fmt.Errorf("reservations of sale %d: %w", sale, err)
+		}
+		if whole != "1" {
+			return nil, nil
+		}
+		for i, h := range held {
+			if h.IsNil() {
+				unheld[ids[i]] = true
+			}
+		}
+	}
+	return unheld, nil
+}
+
 func (s *Store) outboxPage(ctx context.Context, sale int64, from string) ([]rueidis.XRangeEntry, error) {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()

@@ -391,8 +391,8 @@ func ParseEntry(sale int64, id string, fields map[string]string) (Entry, error) 
 }
 
 // Adopt takes orders of older epochs over, each into the epoch of its sale in epochs, MySQL's present ones, in one pipeline. The
-// answers, in the order of entries, are lua.Adopted and Present (drop the old message: the outbox has a new one), SoldOut and
-// Limit (reject it), and GateClosed (hold it, ask again). Any error, ErrRestarted among them: hold them all, though some may be
+// answers, in the order of entries, are lua.Adopted and Present (drop the old message: the outbox has a new one), SoldOut,
+// Limit and KeyReused (reject it), and GateClosed (hold it, ask again). Any error, ErrRestarted among them: hold them all, though some may be
 // adopted.
 func (s *Store) Adopt(ctx context.Context, entries []Entry, epochs map[int64]int64) ([]string, error) {
 	calls := make([]Args, len(entries))

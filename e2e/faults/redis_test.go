@@ -9,13 +9,16 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 
+	"github.com/google/uuid"
 	"github.com/redis/rueidis"
 
 	"floodgate.internal/e2e/stack"
+	"floodgate.internal/shared/wire"
 )
 
 // redisFaults are a Redis that keeps all that it has acknowledged, and what accept.after: fsync makes of it.
@@ -43,6 +46,7 @@ func redisFaults(t *testing.T, g *ground) {
 			},
 			heal: func(s *trial) { must(s.T, own.Redis.Start(s.ctx)) },
 		},
+		tornWrite(own),
 		disorder{
 			what: "redis: restarted empty", injected: "SIGKILL and no data, with 300 orders in the broker and nowhere else", keep: true, twice: true,
 			strike: func(s *trial) {
@@ -137,6 +141,72 @@ func redisPaused(own *stack.Servers, name string) disorder {
 		strike: func(s *trial) { must(s.T, own.Redis.Signal(syscall.SIGSTOP)); s.lasts() },
 		heal:   func(s *trial) { must(s.T, own.Redis.Signal(syscall.SIGCONT)) },
 	}
+}
+
+// tornWrite is a Redis that dies while it writes an order down, so that the beginning of that is in its file and the end is not, is
+// started, takes orders, dies again and is started again. Redis 7.0 forgets the order at the first start, leaves its beginning in the
+// file all the same, and at the second start takes it for a part of the transaction behind it: the order is back, in the outbox
+// alone. Its buyer was told nothing, asked again under the same key, and was promised another one.
+func tornWrite(own *stack.Servers) disorder {
+	var ghost, file string
+	return disorder{
+		what: "redis: killed in the middle of writing an order down, and once more", injected: "SIGKILL, the append-only file ends in the middle of an order's transaction; orders; SIGKILL", keep: true,
+		strike: func(s *trial) {
+			file = aof(s.T, own)
+			must(s.T, own.Redis.Kill(s.ctx))
+			ghost = tear(s, file)
+			must(s.T, own.Redis.Start(s.ctx))
+			s.more(20)
+			must(s.T, own.Redis.Kill(s.ctx))
+		},
+		heal: func(s *trial) {
+			left, err := os.ReadFile(file)
+			must(s.T, err)
+			must(s.T, own.Redis.Start(s.ctx))
+			if !bytes.Contains(left, []byte(ghost)) {
+				s.Log("this Redis took the beginning out of its file")
+				return
+			}
+			s.until("the order that came back is rejected", func(ctx context.Context) error {
+				var status string
+				if err := s.w.books.DB.QueryRowContext(ctx, "SELECT status FROM orders WHERE id = ?", ghost).Scan(&status); err != nil {
+					return fmt.Errorf("order %s: %w", ghost, err)
+				}
+				if status != string(wire.Rejected) {
+					return fmt.Errorf("order %s is %s", ghost, status)
+				}
+				return nil
+			})
+		},
+	}
+}
+
+// tear puts the transaction of one more order of the sale's last buyer behind the end of an append-only file, without its end, and returns the
+// order's id.
+func tear(s *trial, file string) (order string) {
+	s.Helper()
+	text, err := os.ReadFile(file)
+	must(s.T, err)
+	begin, add, end := []byte("*1\r\n$5\r\nMULTI\r\n"), []byte("\r\nXADD\r\n"), []byte("*1\r\n$4\r\nEXEC\r\n")
+	key := fmt.Appendf(nil, "\r\n%s\r\n", s.key("outbox"))
+	at := bytes.LastIndex(text, append(bytes.Clone(add), fmt.Appendf(nil, "$%d%s", len(s.key("outbox")), key)...))
+	if at < 0 {
+		s.Fatalf("no order of sale %d is in %s", s.sale, file)
+	}
+	from, length := bytes.LastIndex(text[:at], begin), bytes.Index(text[at:], end)
+	if from < 0 || length < 0 {
+		s.Fatalf("the last order of %s is in no transaction", file)
+	}
+	last := text[from : at+length]
+	parts := bytes.Split(text[at:at+length], []byte("\r\n")) // "", XADD, $, key, $, entry, $, id, $, the order's, ...
+	entry, id := string(parts[5]), string(parts[9])
+	millis, n, _ := strings.Cut(entry, "-")
+	later, err := strconv.ParseInt(millis, 10, 64)
+	must(s.T, err)
+	order = wire.NewOrderID(uuid.Must(uuid.NewV7()).String(), s.sale)
+	torn := bytes.ReplaceAll(bytes.ReplaceAll(last, []byte(entry), fmt.Appendf(nil, "%d-%s", later+1, n)), []byte(id), []byte(order))
+	must(s.T, os.WriteFile(file, append(text, torn[:len(torn)-10]...), 0o644))
+	return order
 }
 
 // config sets a parameter of the world's Redis.

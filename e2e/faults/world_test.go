@@ -260,7 +260,7 @@ func (w *world) blame(t *testing.T, p *stack.Process) {
 		}
 	}
 	for line := range bytes.Lines(b) {
-		if bytes.Contains(line, []byte("pending with nobody")) { // it was put right; but it is Redis's mistake, or ours
+		if bytes.Contains(line, []byte("pending with nobody")) { // it was put right; how often it is needed is worth knowing
 			t.Logf("%s", line)
 		}
 	}

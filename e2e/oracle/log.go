@@ -133,6 +133,8 @@ func (o View) kept(j *Log) (bad []string) {
 				say("lost: %s was promised order %s, mysql does not have it", a.UID, a.OrderID)
 			} else if r.UID != a.UID {
 				say("%s was promised order %s, which mysql has for %s", a.UID, a.OrderID, r.UID)
+			} else if r.Status == string(wire.Rejected) {
+				say("%s was promised order %s, which was rejected: %s", a.UID, a.OrderID, r.Reason)
 			}
 			if id := first[a.UID+" "+a.Key]; a.Key != "" && id != "" && id != a.OrderID {
 				say("%s repeated key %s and got %s, before %s", a.UID, a.Key, a.OrderID, id)

@@ -85,9 +85,6 @@ func (o View) Settled(stock int64, j *Log) (bad []string) {
 				say("order %s of %s is %s, redis has it for %q", id, r.UID, r.Status, o.Reservations[id])
 			}
 		}
-		if r.Status == string(wire.Rejected) {
-			say("order %s was promised and rejected: %s", id, r.Reason)
-		}
 	}
 	for id, uid := range o.Reservations {
 		if r, ok := o.Orders[id]; !ok || !wire.OrderStatus(r.Status).Live() {

@@ -208,8 +208,8 @@ func TestLoadAdoptRetire(t *testing.T) {
 	first := reserve.Entry{ID: orderID(2), Sale: sale, UID: "b", Quantity: 1, Slots: "1", Epoch: 1, At: 5, Key: "kb", Entry: "1-1"}
 	second := first
 	second.ID, second.UID = orderID(3), "c"
-	full := first
-	full.ID = orderID(4)
+	again, full := first, first
+	again.ID, full.ID, full.Key = orderID(4), orderID(5), "kb2"
 	adopt := func(epoch int64, entries []reserve.Entry, want ...string) {
 		t.Helper()
 		if got, err := s.Adopt(ctx, entries, map[int64]int64{sale: epoch}); err != nil || !slices.Equal(got, want) {
@@ -220,7 +220,7 @@ func TestLoadAdoptRetire(t *testing.T) {
 	if err := s.Adjust(ctx, sale, 5, 1); err != nil {
 		t.Fatal(err)
 	}
-	adopt(2, []reserve.Entry{full}, lua.Limit) // a second order of b
+	adopt(2, []reserve.Entry{again, full}, lua.KeyReused, lua.Limit) // a second order of b, under the first one's key and under another
 	adopt(1, []reserve.Entry{second}, lua.GateClosed)
 
 	snap, err := s.Snapshot(ctx, sale)

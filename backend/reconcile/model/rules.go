@@ -14,7 +14,7 @@ func (x explorer) rules(s state) {
 
 // press: an api process calls reserve.lua; the call arrives, perhaps much later.
 func (x explorer) press(s state) {
-	known := s.rows.ids() | s.held | s.promised | (s.outbox | s.calls | s.relay | s.broker | s.asleep).ids()
+	known := s.rows.ids() | s.held | s.promised | (s.outbox | s.torn | s.calls | s.relay | s.broker | s.asleep).ids()
 	if x.mode == Offers && s.rows[watched] == absent && !s.calls.ids().has(watched) {
 		known = known.without(watched) // who is first in line is asked for again, until MySQL has his offer
 	}
@@ -173,6 +173,7 @@ func (x explorer) adopt(s state, o int, epoch uint8, e entries) {
 	if !s.held.has(o) {
 		t.stock--
 		t.held = t.held.with(o)
+		t.ghosts = t.ghosts.without(o)
 	}
 	if x.bug != AdoptWithoutOutbox {
 		t.outbox = t.outbox&^ofOrder(o) | bit(o, s.epoch)
@@ -308,6 +309,9 @@ func (x explorer) reconcile(s state, i int, r reconciler) {
 			return
 		}
 		next.phase, next.outbox = readingRows, s.outbox.ids()
+		if x.bug != UnionWithGhosts {
+			next.outbox &= s.held
+		}
 		to(s, next, "O is read")
 	case readingRows:
 		if s.dbToken != r.token && x.bug != NoMySQLToken {
@@ -363,12 +367,11 @@ func (x explorer) reconcile(s state, i int, r reconciler) {
 // faults: Redis is restarted, emptied, or comes back older than it was; the broker is wiped; a relay dies.
 func (x explorer) faults(s state) {
 	if s.redisLosses > 0 && s.present {
-		t := s
-		t.knows = false
+		t := s.restarted()
 		t.redisLosses--
 		x.emit(t, step{"REDIS IS RESTARTED", -1, -1}, true)
-		t = s
-		t.knows, t.present, t.gate, t.gateToken, t.epoch, t.stock, t.held, t.keyed, t.outbox = false, false, shut, 0, 0, 0, 0, 0, 0
+		t = s.restarted()
+		t.present, t.gate, t.gateToken, t.epoch, t.stock, t.held, t.keyed, t.outbox, t.torn = false, shut, 0, 0, 0, 0, 0, 0, 0
 		t.redisLosses--
 		t.excused |= s.promised &^ s.broker.ids() &^ s.rows.ids()
 		x.emit(t, step{"REDIS IS EMPTIED", -1, -1}, true)
@@ -376,6 +379,7 @@ func (x explorer) faults(s state) {
 			x.rollbacks(s)
 		}
 	}
+	x.tears(s)
 	if s.brokerLosses > 0 && s.broker != 0 {
 		t := s
 		t.broker = 0
@@ -387,6 +391,45 @@ func (x explorer) faults(s state) {
 		t := s
 		t.relay = 0
 		x.emit(t, step{"the relay dies", -1, -1}, true)
+	}
+}
+
+// restarted is Redis in another life. Whoever was about to load the scripts into the one before holds it by a connection, which is gone.
+func (s state) restarted() state {
+	s.knows = false
+	for i, r := range s.recs {
+		if r.revive {
+			s.recs[i].revive = false
+			if r.phase == reviving {
+				s.recs[i] = reconciler{}
+			}
+		}
+	}
+	return s
+}
+
+// tears: Redis dies while it writes down what reserve.lua did. It is started without that; started once more, it has the entry in the
+// outbox, but no reservation: what followed in the file has written the reservations anew since, or will. Out of reach is a disk that is
+// destroyed just when that has happened, and the broker has what came back already: then it is adopted like what was promised.
+func (x explorer) tears(s state) {
+	if x.mode == Torn && s.redisLosses > 0 && s.reserves() && s.stock > 0 {
+		s.calls.each(func(o int, epoch uint8, c entries) {
+			if epoch != s.epoch || s.held.has(o) {
+				return
+			}
+			t := s.restarted()
+			t.calls &^= c
+			t.torn |= bit(o, s.epoch)
+			t.redisLosses--
+			x.emit(t, step{"REDIS DIES IN THE MIDDLE OF WRITING", int8(o), int8(epoch)}, true)
+		})
+	}
+	if s.torn != 0 && s.present {
+		t := s.restarted()
+		t.outbox |= s.torn
+		t.ghosts |= s.torn.ids()
+		t.torn = 0
+		x.emit(t, step{"REDIS IS RESTARTED, and has back what was torn", -1, -1}, true)
 	}
 }
 
@@ -414,8 +457,7 @@ func (x explorer) rollbacks(s state) {
 			if held == s.held && outbox == s.outbox {
 				continue
 			}
-			t := s
-			t.knows = false
+			t := s.restarted()
 			t.held, t.outbox = held, outbox
 			t.stock = int8(units - held.len())
 			t.redisLosses--

@@ -7,7 +7,7 @@
 //	available + locked + sold = T               in MySQL, and the ledger's sum is the stock
 //	|L| <= T, and no buyer holds more than the limit
 //	each unit of an issued order is one claim, of its buyer's
-//	R = L ∪ (O \ M)                             but for releases under way
+//	R = L ∪ (O \ M)                             but for releases under way, and ghosts (ARCHITECTURE.md) on their way to an end
 //	O is empty, and the broker holds nothing     but for what is younger than the bound
 //
 // It asks Redis, MySQL and the broker and believes none. Answers holds a log of what shoppers were told against them. It is safe on a live sale: it changes nothing, and reads Redis, then MySQL

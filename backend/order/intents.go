@@ -68,25 +68,42 @@ func (b *Book) releaseNow(ctx context.Context, first int64, orders []row) {
 	}
 }
 
-// releaseAgain gives back what an order that ended in MySQL may have been given in Redis since: a consumer that slept
-// between reading MySQL and adopting an order does that. It costs nothing where there is nothing to give back.
-func (b *Book) releaseAgain(ctx context.Context, o row) error {
-	released, err := b.redis.Release(ctx, o.sale, o.id)
-	if err == nil {
-		if released {
-			b.log.Warn("order: an order that ended held units in redis again; they are back", "order", o.id, "status", o.status)
+// releaseAgain gives back what orders that ended in MySQL may have been given in Redis since: a consumer that slept
+// between reading MySQL and adopting an order does that. It costs nothing where there is nothing to give back; those of a sale
+// whose gate is closed are left to the timer, all of them by one statement: they may be thousands, and the reconciler waits for them.
+func (b *Book) releaseAgain(ctx context.Context, ended []row) error {
+	closed := map[int64]bool{}
+	later := map[string]row{}
+	for _, o := range ended {
+		if !closed[o.sale] {
+			released, err := b.redis.Release(ctx, o.sale, o.id)
+			if released {
+				b.log.Warn("order: an order that ended held units in redis again; they are back", "order", o.id, "status", o.status)
+			}
+			if err == nil {
+				continue
+			}
+			closed[o.sale] = true // whatever it was: the others would meet the same
 		}
+		later[o.id] = o
+	}
+	if len(later) == 0 {
 		return nil
 	}
-	open, err := readIntents(ctx, b.db, ` AND order_id = ?`, o.id)
-	if err != nil || len(open) > 0 {
+	open, err := readIntents(ctx, b.db, ` AND order_id IN (`+marks(len(later))+`)`, anys(slices.Sorted(maps.Keys(later)))...)
+	if err != nil {
 		return err
 	}
-	_, err = b.db.ExecContext(ctx, `INSERT INTO intents (sale_id, kind, order_id, created_at) VALUES (?, ?, ?, ?)`, o.sale, intentRelease, o.id, b.now())
-	if err != nil {
-		return fmt.Errorf("write the release intent of order %s: %w", o.id, err)
+	for _, i := range open {
+		delete(later, i.order)
 	}
-	return nil
+	if len(later) == 0 {
+		return nil
+	}
+	return store.InTx(ctx, b.db, func(tx *sql.Tx) error {
+		_, err := writeReleases(ctx, tx, b.now(), slices.Collect(maps.Values(later)))
+		return err
+	})
 }
 
 func readIntents(ctx context.Context, q querier, where string, args ...any) ([]intent, error) {

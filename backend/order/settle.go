@@ -6,6 +6,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -229,13 +230,16 @@ func (s *settling) spoiled(e reserve.Entry, cause error) {
 }
 
 // drop is done with orders that MySQL had before: delivered again, or decided by somebody else.
-func (s *settling) drop(ctx context.Context, known row) error {
-	s.book.metrics.settled.WithLabelValues("known").Inc()
-	s.notices = append(s.notices, notice{known.id, known.status})
-	if known.status.Terminal() && !known.status.Live() {
-		return s.book.releaseAgain(ctx, known)
+func (s *settling) drop(ctx context.Context, known []row) error {
+	var ended []row
+	for _, r := range known {
+		s.notices = append(s.notices, notice{r.id, r.status})
+		if r.status.Terminal() && !r.status.Live() {
+			ended = append(ended, r)
+		}
 	}
-	return nil
+	s.book.metrics.settled.WithLabelValues("known").Add(float64(len(known)))
+	return s.book.releaseAgain(ctx, ended)
 }
 
 // insert puts entries of their sales' present epochs into MySQL.
@@ -307,18 +311,8 @@ func (s *settling) missing(ctx context.Context, entries []reserve.Entry) ([]rese
 			return nil, err
 		}
 	}
-	var left []reserve.Entry
-	for _, e := range entries {
-		r, ok := known[e.ID]
-		if !ok {
-			left = append(left, e)
-			continue
-		}
-		if err := s.drop(ctx, r); err != nil {
-			return nil, err
-		}
-	}
-	return left, nil
+	left := slices.DeleteFunc(slices.Clone(entries), func(e reserve.Entry) bool { _, ok := known[e.ID]; return ok })
+	return left, s.drop(ctx, slices.Collect(maps.Values(known)))
 }
 
 func firstStatus(f facts) wire.OrderStatus {

@@ -313,6 +313,36 @@ func TestAnOrderThatEndedAndWasAdoptedAllTheSameGivesItsUnitBack(t *testing.T) {
 	backendtest.RedisBalanced(t, s.db, s.redis, sale)
 }
 
+// While a sale is reconciled thousands of entries of orders that ended may come again: what they hold is written down at once, once.
+func TestOrdersThatEndedAreReleasedLaterWhereTheGateIsClosed(t *testing.T) {
+	s := newShop(t)
+	sale := s.sale(backendtest.SaleOptions{Stock: 9})
+	var entries []reserve.Entry
+	for i := range 3 {
+		uid := fmt.Sprint("u", i)
+		id := s.press(sale, uid, 1, "")
+		entries = append(entries, s.outbox(sale)...)
+		s.settle(sale)
+		if _, err := s.book.Cancel(t.Context(), uid, id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if answers, err := s.redis.Adopt(t.Context(), entries, map[int64]int64{sale: 1}); err != nil || answers[2] != lua.Adopted {
+		t.Fatalf("got %s, %v", answers, err)
+	}
+	if _, err := s.redis.Shut(t.Context(), sale, 1000); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := s.book.Settle(t.Context(), entries); err != nil {
+			t.Fatal(err)
+		}
+		if n := s.number(`SELECT COUNT(*) FROM intents WHERE done_at IS NULL`); n != 3 {
+			t.Errorf("%d intents are open, want 3", n)
+		}
+	}
+}
+
 // Rows A4, E7: MySQL keeps the limit by itself, whatever comes from upstream.
 func TestLimitAndIdempotencyKeyAreDecidedByUniqueKeys(t *testing.T) {
 	s := newShop(t)

@@ -18,6 +18,10 @@ import (
 	"floodgate.internal/shared/wire"
 )
 
+// mostGhosts is how many ghosts (see read) there may be at once: a death tears one script, one order, and that is adopted or rejected within
+// seconds. More are orders whose reservations somebody has deleted.
+const mostGhosts = 16
+
 // attempt is one reconciler at one sale. Its methods are the steps of the procedure, in order.
 type attempt struct {
 	r     *Reconciler
@@ -249,21 +253,27 @@ func (a *attempt) readOrders(ctx context.Context, tx *sql.Tx, queued []reserve.E
 	if err != nil {
 		return fmt.Errorf("read the orders: %w", err)
 	}
-	ghosts := 0
+	var waiting, ghosts []reserve.Entry
 	for _, e := range queued { // O \ M
-		if entries[e.ID] != e.Entry {
-			continue
+		switch {
+		case entries[e.ID] != e.Entry:
+		case unheld[e.ID]:
+			ghosts = append(ghosts, e)
+		default:
+			waiting = append(waiting, e)
 		}
-		if unheld[e.ID] {
-			ghosts++
-			continue
-		}
+	}
+	switch {
+	case len(ghosts) > mostGhosts:
+		a.r.log.Error("redis has lost reservations of queued orders: they are made anew", "sale", a.sale, "orders", len(ghosts))
+		waiting = append(waiting, ghosts...)
+	case len(ghosts) > 0:
+		a.r.log.Warn("redis has brought back orders that it had lost in the middle of writing them down, and that nobody was promised: they get what is left",
+			"sale", a.sale, "orders", len(ghosts))
+	}
+	for _, e := range waiting {
 		units += int64(e.Quantity)
 		a.load.Orders = append(a.load.Orders, reserve.Held{ID: e.ID, UID: e.UID, Quantity: e.Quantity, Slots: e.Slots, Entry: e.Entry, At: e.At, Key: e.Key})
-	}
-	if ghosts > 0 {
-		a.r.log.Warn("redis has brought back orders that it had lost in the middle of writing them down, and that nobody was promised: they get what is left",
-			"sale", a.sale, "orders", ghosts)
 	}
 	a.load.Stock = a.load.Total - units
 	if a.load.Stock < 0 {

@@ -617,6 +617,24 @@ func TestWhatAHalfLoadLacksIsNoGhost(t *testing.T) {
 	s.balanced(sale)
 }
 
+// Somebody deletes what Redis holds, but for the outbox: many orders at once are no ghosts.
+func TestDeletedReservationsAreMadeAnew(t *testing.T) {
+	s := newSystem(t, false)
+	sale := s.sale(backendtest.SaleOptions{Stock: mostGhosts + 1})
+	for i := range mostGhosts + 1 {
+		s.press(sale, fmt.Sprint("u", i), 1, "k")
+	}
+	want := s.content(sale)
+	c := s.redis.Client()
+	if err := c.Do(t.Context(), c.B().Del().Key(strings.TrimSuffix(s.redis.OutboxKey(sale), "outbox")+"orders").Build()).Error(); err != nil {
+		t.Fatal(err)
+	}
+	s.reconcile(sale)
+	sameContent(t, s.content(sale), want)
+	s.settleOutbox(sale)
+	s.balanced(sale)
+}
+
 // loadStep is one step of a load that goes no further.
 func (s *system) loadStep(sale, token int64, step string) {
 	s.t.Helper()

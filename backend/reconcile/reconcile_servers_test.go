@@ -617,6 +617,32 @@ func TestWhatAHalfLoadLacksIsNoGhost(t *testing.T) {
 	s.balanced(sale)
 }
 
+// An order that ended is in the outbox until its entry is retired, and reserved until its intent is done: it is not reserved anew.
+func TestARebuildLeavesOutWhatHasEnded(t *testing.T) {
+	s := newSystem(t, false)
+	sale := s.sale(backendtest.SaleOptions{Stock: 1})
+	e := s.press(sale, "ann", 1, "k")
+	if err := s.book.Settle(t.Context(), []reserve.Entry{e}); err != nil {
+		t.Fatal(err)
+	}
+	a := &attempt{r: s.rec, sale: sale}
+	if err := a.close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.book.Cancel(t.Context(), "ann", e.ID); err != nil {
+		t.Fatal(err)
+	}
+	s.reconcile(sale)
+	if st := s.state(sale); st.Stock != 1 {
+		t.Errorf("the stock is %d, want 1", st.Stock)
+	}
+	s.settleOutbox(sale)
+	if _, err := s.book.RunIntents(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.balanced(sale)
+}
+
 // Somebody deletes what Redis holds, but for the outbox: many orders at once are no ghosts.
 func TestDeletedReservationsAreMadeAnew(t *testing.T) {
 	s := newSystem(t, false)

@@ -1,0 +1,112 @@
+package reserve
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	"floodgate.internal/lua"
+)
+
+// Join makes the consumer group of a sale's outbox, from its first entry on, where there is none; false: nothing of the
+// sale is in Redis.
+func (s *Store) Join(ctx context.Context, sale int64) (bool, error) {
+	list, err := s.call(ctx, lua.Group, []string{s.state(sale), s.OutboxKey(sale)}, Group)
+	if err != nil {
+		return false, fmt.Errorf("make the group of sale %d's outbox: %w", sale, err)
+	}
+	return word(list) != lua.NotLoaded, nil
+}
+
+// outboxPage is how many entries one call reads of an outbox: Redis answers nobody else meanwhile.
+const outboxPage = 500
+
+// Outbox reads a sale's outbox, page by page: what is added or retired meanwhile may be in it or not. Bad are entries that
+// are no orders.
+func (s *Store) Outbox(ctx context.Context, sale int64) (entries []Entry, bad []error, err error) {
+	for from := "-"; ; {
+		page, err := s.outboxPage(ctx, sale, from)
+		if err != nil {
+			return nil, nil, fmt.Errorf("outbox of sale %d: %w", sale, err)
+		}
+		for _, x := range page {
+			e, err := ParseEntry(sale, x.ID, x.FieldValues)
+			if err != nil {
+				bad = append(bad, err)
+				continue
+			}
+			entries = append(entries, e)
+		}
+		if len(page) < outboxPage {
+			return entries, bad, nil
+		}
+		from = "(" + page[len(page)-1].ID
+	}
+}
+
+// Unheld are those of the entries whose orders this Redis itself does not hold. None where its reservations are not whole: a load of
+// them has begun and not ended, or nobody has said yet that they are. Both are certain only behind a closed gate.
+func (s *Store) Unheld(ctx context.Context, sale int64, entries []Entry) (map[string]bool, error) {
+	unheld := map[string]bool{}
+	b := s.client.B()
+	for page := range slices.Chunk(entries, outboxPage) {
+		ids := make([]string, len(page))
+		for i, e := range page {
+			ids[i] = e.ID
+		}
+		ctx, cancel := context.WithTimeout(ctx, Timeout)
+		r := s.client.DoMulti(ctx, b.Hmget().Key(s.orders(sale)).Field(ids...).Build(), b.Hget().Key(s.state(sale)).Field("whole").Build())
+		cancel()
+		held, err := r[0].ToArray()
+		if err != nil {
+			return nil, fmt.Errorf("reservations of sale %d: %w", sale, err)
+		}
+		whole, err := r[1].ToString() // after them: a load that began in between has said so
+		if err != nil && !rueidis.IsRedisNil(err) {
+			return nil, fmt.Errorf("reservations of sale %d: %w", sale, err)
+		}
+		if whole != "1" {
+			return nil, nil
+		}
+		for i, h := range held {
+			if h.IsNil() {
+				unheld[ids[i]] = true
+			}
+		}
+	}
+	return unheld, nil
+}
+
+func (s *Store) outboxPage(ctx context.Context, sale int64, from string) ([]rueidis.XRangeEntry, error) {
+	ctx, cancel := context.WithTimeout(ctx, Timeout)
+	defer cancel()
+	return s.client.Do(ctx, s.client.B().Xrange().Key(s.OutboxKey(sale)).Start(from).End("+").Count(outboxPage).Build()).AsXRange()
+}
+
+// StrayEntries gives entries of a sale's outbox that were given to somebody before and are pending with nobody to consumer. It looks at
+// most at a hundred that are at least that old, after an entry, "-" for the first ones, and says after which to go on.
+func (s *Store) StrayEntries(ctx context.Context, sale int64, consumer, after string, old time.Duration) (next string, found []string, err error) {
+	const most = "100"
+	r, err := s.run(ctx, lua.Stray, []string{s.OutboxKey(sale)}, []string{Group, consumer, after, strconv.FormatInt(old.Milliseconds(), 10), most})
+	var words []string
+	if err == nil {
+		words, err = r.AsStrSlice()
+	}
+	if err != nil || len(words) == 0 {
+		return "", nil, fmt.Errorf("look for stray entries of sale %d: %w", sale, err)
+	}
+	return words[0], words[1:], nil
+}
+
+// SweepOutbox forgets consumers of a sale's outbox that hold nothing and have been silent for idle, but for those named.
+func (s *Store) SweepOutbox(ctx context.Context, sale int64, idle time.Duration, keep ...string) error {
+	_, err := s.run(ctx, lua.Sweep, []string{s.OutboxKey(sale)}, append([]string{Group, strconv.FormatInt(idle.Milliseconds(), 10)}, keep...))
+	if err != nil {
+		return fmt.Errorf("forget silent consumers of sale %d's outbox: %w", sale, err)
+	}
+	return nil
+}

@@ -141,6 +141,9 @@ func (a *Admin) routes() {
 		a.mux.Handle(path, a.route(path, m))
 	}
 	for _, path := range console.Paths {
+		if path == "/" {
+			path = "/{$}" // alone, not what is below it
+		}
 		a.mux.Handle(path, a.plain("console", http.HandlerFunc(console.ServeHTTP), "GET"))
 	}
 	a.mux.Handle("/", a.route("other", nil))

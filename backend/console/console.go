@@ -1,13 +1,17 @@
-// Package console holds the operator's console: one HTML document, a script and a style sheet, embedded. They are the same
-// bytes for everybody and tell nothing: the script asks for the admin token and then uses the admin API, like any client.
+// Package console holds the operator's console: one HTML document, its scripts and a style sheet, embedded. They are the same
+// bytes for everybody and tell nothing: the scripts ask for the admin token and then use the admin API, like any client.
 package console
 
 import (
 	"crypto/sha256"
 	"embed"
 	"encoding/hex"
+	"fmt"
 	"io/fs"
+	"maps"
 	"net/http"
+	"path"
+	"slices"
 )
 
 // policy is the Content-Security-Policy under which the console works. Nothing is inline, nothing comes from elsewhere.
@@ -21,23 +25,32 @@ type asset struct {
 	name, contentType, etag string
 }
 
-// Paths is what the console serves; each is a path of its own.
-var Paths = []string{"/{$}", "/console/app.js", "/console/app.css", "/console/favicon.svg"}
+var assets = load()
 
-var assets = map[string]asset{
-	"/":                    read("index.html", "text/html; charset=utf-8"),
-	"/console/app.js":      read("app.js", "text/javascript; charset=utf-8"),
-	"/console/app.css":     read("app.css", "text/css; charset=utf-8"),
-	"/console/favicon.svg": read("favicon.svg", "image/svg+xml"),
-}
+// Paths is what the console serves; each is a path of its own. The document is "/".
+var Paths = slices.Sorted(maps.Keys(assets))
 
-func read(name, contentType string) asset {
-	b, err := files.ReadFile("static/" + name)
+func load() map[string]asset {
+	types := map[string]string{".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
+	names, err := fs.Glob(files, "static/*")
 	if err != nil {
 		panic("BUG: " + err.Error())
 	}
-	sum := sha256.Sum256(b)
-	return asset{"static/" + name, contentType, `"` + hex.EncodeToString(sum[:12]) + `"`}
+	assets := map[string]asset{}
+	for _, name := range names {
+		b, err := files.ReadFile(name)
+		contentType, known := types[path.Ext(name)]
+		if err != nil || !known {
+			panic(fmt.Sprintf("BUG: %s: %v, or of no known type", name, err))
+		}
+		at := "/console/" + path.Base(name)
+		if path.Base(name) == "index.html" {
+			at = "/"
+		}
+		sum := sha256.Sum256(b)
+		assets[at] = asset{name, contentType, `"` + hex.EncodeToString(sum[:12]) + `"`}
+	}
+	return assets
 }
 
 // ServeHTTP answers GET and HEAD for Paths. A browser asks each time whether what it has is still right.

@@ -1,0 +1,68 @@
+// What is on its way, and what could not be processed.
+
+import { api, newKey, say, told } from './api.js';
+import { chart } from './chart.js';
+import { age, copy, count, el, make, moment, rows, setHidden, setState, setText } from './page.js';
+
+export function queue(alive) {
+  const { root, $ } = copy('queue-view');
+  el('main').replaceChildren(root);
+  const add = chart($('chart'), $('chart-words'), ['queued']);
+  return async () => {
+    const res = await api('GET', '/queue');
+    if (!alive() || !told(res)) return;
+    const q = res.data;
+    setText($('depth'), count(q.depth));
+    setText($('oldest'), q.depth ? age(q.oldest_age_ms) : '–');
+    setText($('pending'), count(q.pending));
+    setText($('ready'), count(q.ready));
+    setText($('unacked'), q.unacked < 0 ? 'not known' : count(q.unacked));
+    setText($('intents'), count(q.intents));
+    add({ queued: q.depth });
+    setHidden($('broker-error'), !q.broker_error);
+    setText($('broker-error'), 'The broker does not say how its queues are: ' + q.broker_error);
+    rows($('outboxes'), q.outboxes, (o) => o.sale_id, (o) => [[o.sale_id, 'n'], [count(o.depth), 'n'], [o.depth ? age(o.oldest_age_ms) : '–', 'n'], [count(o.pending), 'n'],
+      [o.consumers.map((c) => c.name + (c.pending ? ': ' + count(c.pending) + ' for ' + age(c.held_ms) : ': idle')).join('; ') || '–', 'text']]);
+    setHidden($('none'), q.outboxes.length > 0);
+    setHidden($('broker'), q.queues.length === 0);
+    rows($('queues'), q.queues, (b) => b.name, (b) => [make('code', b.name), [count(b.depth), 'n'], [count(b.ready), 'n'], [b.unacked < 0 ? '–' : count(b.unacked), 'n'], [count(b.consumers), 'n']]);
+  };
+}
+
+export function letters(alive) {
+  const { root, $ } = copy('letters-view');
+  el('main').replaceChildren(root);
+  const shown = new Map();
+  const put = (letter, old) => {
+    let view = shown.get(letter.id);
+    if (!view) {
+      view = copy('letter');
+      shown.set(letter.id, view);
+      view.$('replay').addEventListener('click', async () => {
+        view.$('replay').disabled = true;
+        const res = await api('POST', '/dead-letters/' + letter.id + '/replay', { key: newKey() });
+        view.$('replay').disabled = false;
+        setText(view.$('result'), res.ok ? res.data.result + (res.data.detail ? ': ' + res.data.detail : '') : say(res));
+        if (res.ok) put({ ...res.data, payload: letter.payload });
+      });
+      if (old) $('list').append(view.root); else $('list').prepend(view.root);
+    }
+    setText(view.$('reason'), letter.reason);
+    setState(view.$('state'), letter.replayed_at ? 'good' : 'warn', letter.replayed_at ? 'replayed' : 'open');
+    setText(view.$('facts'), 'Letter ' + letter.id + ' of ' + letter.queue + ', ' + moment(letter.last_at) + (letter.order_id ? '; order ' + letter.order_id + (letter.status ? ', ' + letter.status : '') : '') +
+      '; died ' + letter.times + (letter.times === 1 ? ' time' : ' times') + ', ' + letter.deliveries + ' deliveries, ' + count(letter.size) + ' bytes' + (letter.encoding === 'base64' ? ', shown in base64' : '') + '.');
+    setText(view.$('payload'), letter.payload);
+  };
+  let next = '';
+  const page = async (cursor) => {
+    const res = await api('GET', '/dead-letters?limit=20' + (cursor ? '&cursor=' + cursor : ''));
+    if (!alive() || !told(res)) return;
+    const list = res.data.dead_letters;
+    for (const letter of cursor ? list : [...list].reverse()) put(letter, Boolean(cursor));
+    if (cursor || !next) next = res.data.next;
+    setHidden($('more'), !next);
+    setHidden($('empty'), shown.size > 0);
+  };
+  $('more').addEventListener('click', () => page(next));
+  return () => page('');
+}

@@ -5,6 +5,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -92,14 +93,23 @@ func (b *browser) text() string {
 	return text
 }
 
-// until waits for a JavaScript condition.
+// until waits for a JavaScript condition, on this page or on the one that it leads to.
 func (b *browser) until(js string) {
 	b.t.Helper()
-	if _, err := chromedp.Run(b.ctx, chromedp.Poll[bool](`Boolean(`+js+`)`, chromedp.WithPollingTimeout(20*time.Second),
-		chromedp.WithPollingInterval(20*time.Millisecond))); err != nil {
-		b.t.Fatalf("waiting for %s: %v; the page says:\n%s", js, err, b.text())
+	for end := time.Now().Add(20 * time.Second); ; {
+		_, err := chromedp.Run(b.ctx, chromedp.Poll[bool](`Boolean(`+js+`)`, chromedp.WithPollingTimeout(time.Until(end)),
+			chromedp.WithPollingInterval(20*time.Millisecond)))
+		if err == nil {
+			return
+		}
+		if !left.MatchString(err.Error()) || time.Now().After(end) {
+			b.t.Fatalf("waiting for %s: %v; the page says:\n%s", js, err, b.text())
+		}
 	}
 }
+
+// left is what the browser says of a question whose page was left meanwhile.
+var left = regexp.MustCompile(`Cannot find context|context was destroyed`)
 
 func (b *browser) is(js string) bool {
 	b.t.Helper()
@@ -115,9 +125,11 @@ func eval(js string) chromedp.Action[chromedp.Void] {
 	return chromedp.Evaluate[chromedp.Void](`{ ` + js + ` } undefined`)
 }
 
-// signIn signs in by name, as a shopper of a development system does.
+// signIn signs in by name, as a shopper of a development system does, on a sale's page: once that shows the sale, nothing on it
+// moves away from under the pointer.
 func (b *browser) signIn(name string) {
 	b.t.Helper()
+	b.until(`!['', '…'].includes(document.querySelector('[data-el="title"]')?.textContent ?? '')`)
 	b.run(chromedp.WaitVisible(`[data-el="sign-in-now"]`), chromedp.Click(`[data-el="sign-in-now"]`), chromedp.WaitVisible("#sign-in-value"),
 		chromedp.SendKeys("#sign-in-value", name+"\n"), chromedp.WaitNotVisible("#sign-in-value"))
 	b.until(`document.getElementById('who').textContent === '` + name + `'`)
@@ -154,6 +166,7 @@ func TestShopperPage(t *testing.T) {
 	b.run(chromedp.Navigate(w.ports.PublicURL() + "/"))
 	b.until(`document.querySelector('[data-el="link"]') !== null`)
 	b.run(chromedp.Click(`[data-el="link"]`))
+	b.until(`location.pathname.startsWith('/sales/')`)
 	b.signIn("browser-1")
 	if !b.is(`document.querySelector('[data-el="title"]').textContent === 'A <b>keyboard</b> & more'`) {
 		t.Error("the title is not shown as it is")

@@ -83,8 +83,11 @@ func TestTranchesOpenTheGateByThemselves(t *testing.T) {
 	pages := map[string]int{} // what the sale's page said, by state and next release
 	w.until("all is sold", 2*patience, func() (bool, string) {
 		var s wire.Sale
-		a := w.want(w.do(w.ctx, call{method: "GET", url: fmt.Sprintf("%s/v1/sales/%d", w.ports.PublicURL(), sale.ID), quiet: true}), 200, "")
-		a.decode(w, &s)
+		a := w.do(w.ctx, call{method: "GET", url: fmt.Sprintf("%s/v1/sales/%d", w.ports.PublicURL(), sale.ID), quiet: true})
+		if a.status == 404 && len(pages) == 0 { // the gateway has not heard of it yet
+			return false, a.String()
+		}
+		w.want(a, 200, "").decode(w, &s)
 		next := ""
 		if s.NextReleaseAt != nil {
 			next = s.NextReleaseAt.Format(wire.TimeFormat)

@@ -168,11 +168,6 @@ func (v *Servers) each(end func(*Process) error) error {
 	return errors.Join(append(errs, end(v.epmd))...)
 }
 
-// Wipe removes the data of all three, which must not run.
-func (v *Servers) Wipe() error {
-	return errors.Join(v.Redis.Wipe(), v.RabbitMQ.Wipe(), v.MySQL.Wipe())
-}
-
 // plainEnv is what the servers see of the environment: nothing of the caller's that could steer them.
 func plainEnv(home string) []string {
 	return []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8", "HOME=" + home}

@@ -240,8 +240,8 @@ func TestAServerThatCannotStartShowsItsLog(t *testing.T) {
 
 func TestExecGivesTheServersAndCleansUp(t *testing.T) {
 	dir := t.TempDir()
-	script := `redis-cli -u "redis://$REDIS_ADDR" ping && test -n "$MYSQL_DSN" && test -n "$AMQP_URL" && test -n "$AMQP_MANAGEMENT_URL" && exit 5`
-	code, err := Exec(t.Context(), dir, []string{"sh", "-c", script}, t.Output(), t.Output(), t.Logf)
+	script := `redis-cli -u "redis://$REDIS_ADDR" ping && test -n "$MYSQL_DSN" && test -n "$AMQP_URL" && test -n "$AMQP_MANAGEMENT_URL" && readlink "$0/data" > "$0/link"; exit 5`
+	code, err := Exec(t.Context(), dir, true, []string{"sh", "-c", script, dir}, t.Output(), t.Output(), t.Logf)
 	if err != nil || code != 5 {
 		t.Fatalf("got %d, %v, want 5", code, err)
 	}
@@ -250,9 +250,17 @@ func TestExecGivesTheServersAndCleansUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantNothingLeft(t, v)
-	for _, p := range []*Process{v.Redis, v.RabbitMQ, v.MySQL} {
-		if _, err := os.Stat(p.data); err == nil {
-			t.Errorf("%s is still there", p.data)
+	link, err := os.ReadFile(filepath.Join(dir, "link"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var fs syscall.Statfs_t
+	if room := syscall.Statfs(memory, &fs) == nil && uint64(fs.Bavail)*uint64(fs.Bsize) > 2*memoryNeeded; room && !strings.HasPrefix(string(link), memory+"/") {
+		t.Errorf("there is room in memory, and the data were in %q", link)
+	}
+	for _, data := range []string{strings.TrimSpace(string(link)), filepath.Join(dir, "data")} {
+		if _, err := os.Lstat(data); err == nil {
+			t.Errorf("%s is still there", data)
 		}
 	}
 }

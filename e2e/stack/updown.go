@@ -115,7 +115,10 @@ func Down(ctx context.Context, o Options) error {
 
 // removeState removes what this package puts into dir, and dir itself if nothing else is left in it.
 func removeState(dir string, report func(format string, args ...any)) error {
-	names := []string{"data", "log", "identity", "env", "compose.yml", "gateway.yaml", "backend.yaml", "settings.json", "lock"}
+	if err := removeData(dir); err != nil {
+		return err
+	}
+	names := []string{"log", "identity", "env", "compose.yml", "gateway.yaml", "backend.yaml", "settings.json", "lock"}
 	for _, name := range names {
 		if err := os.RemoveAll(filepath.Join(dir, name)); err != nil {
 			return err
@@ -143,10 +146,10 @@ func StartServers(ctx context.Context, dir string, report func(format string, ar
 	return servers, servers.Start(ctx)
 }
 
-// Exec starts the three servers on fresh data, runs a command that finds them in its environment (see Servers.Env), ends
+// Exec starts the three servers on fresh data (with inMemory in memory, where there is room for it), runs a command that finds them in its environment (see Servers.Env), ends
 // command and servers, removes the data, and returns the command's exit code (128 and the number of the signal that
 // ended it). When ctx is done the command's process group gets SIGTERM, ten seconds later SIGKILL. The servers' logs stay.
-func Exec(ctx context.Context, dir string, argv []string, stdout, stderr io.Writer, report func(format string, args ...any)) (code int, err error) {
+func Exec(ctx context.Context, dir string, inMemory bool, argv []string, stdout, stderr io.Writer, report func(format string, args ...any)) (code int, err error) {
 	unlock, err := Lock(dir)
 	if err != nil {
 		return 1, err
@@ -161,6 +164,11 @@ func Exec(ctx context.Context, dir string, argv []string, stdout, stderr io.Writ
 	}
 	if err := discard(ctx, servers); err != nil { // left by a launcher that was killed
 		return 1, err
+	}
+	if inMemory {
+		if err := dataInMemory(servers.dir, report); err != nil {
+			return 1, err
+		}
 	}
 	defer func() {
 		if e := discard(ctx, servers); e != nil {
@@ -181,7 +189,7 @@ func discard(ctx context.Context, v *Servers) error {
 	if err := quiet.Kill(ctx); err != nil {
 		return err
 	}
-	return quiet.Wipe()
+	return removeData(v.dir)
 }
 
 // run runs a command in a process group of its own and returns its exit code.

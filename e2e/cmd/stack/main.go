@@ -154,6 +154,7 @@ func (c *serversCommand) Run(ctx context.Context, o *output) error {
 
 type execCommand struct {
 	Dir     string   `required:"" help:"Where data, logs and process ids are. The data is removed in the end."`
+	Memory  bool     `help:"Keep the data in memory, where there is room for it: for tests of what happens, not of how long a disk takes."`
 	Command []string `arg:"" passthrough:"" help:"After --, the command and its arguments."`
 }
 
@@ -166,7 +167,7 @@ func (c *execCommand) Run(ctx context.Context, o *output) error {
 		return cli.Usage("exec: no command after --")
 	}
 	var err error
-	o.code, err = stack.Exec(ctx, c.Dir, argv, o.stdout, o.stderr, o.report)
+	o.code, err = stack.Exec(ctx, c.Dir, c.Memory, argv, o.stdout, o.stderr, o.report)
 	return err
 }
 

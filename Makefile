@@ -10,8 +10,8 @@ TEST_MODULES := shared lua gateway backend embedded
 # Their tests empty Redis of its scripts, which others would take for a restart.
 FLUSHING := lua backend/reserve backend/reconcile backend/stock
 
-# Theirs wait more than they work, each for servers of its own.
-WAITING := e2e e2e/stack e2e/rehearse
+# They take all the processors there are; what else is in e2e mostly waits, for servers of its own.
+BUSY := e2e/planted e2e/faults
 
 # It explores millions of states, one after the other: there is no race to detect.
 MODEL := backend/reconcile/model
@@ -69,14 +69,14 @@ lint:
 # What e2e tests are other processes, which are built as they are shipped: without the race detector.
 test: lint build ## everything CI runs, on private real servers; installs them, gcc and chromium where missing, with apt
 	build/stack install servers race browser
-	@echo 'build/stack exec: first what empties the shared Redis of its scripts, beside the model, then the rest three packages at a time, then e2e beside the stack and the rehearsal, then the faults beside the planted bugs'
+	@echo 'build/stack exec: first what empties the shared Redis of its scripts, then the rest three packages at a time, beside the model, then e2e, then the faults beside the planted bugs'
 	@CGO_ENABLED=1 build/stack exec -memory -dir build/test-servers -- sh -ec ' \
 		go test -timeout 15m -count=1 ./$(MODEL) & model=$$!; \
 		go test -race -tags servers -timeout 15m -count=1 -p 1 $(FLUSHING:%=./%); \
-		wait $$model; \
 		go test -race -tags servers -timeout 15m -count=1 -p 3 $$(go list $(TEST_MODULES:%=./%/...) | grep -vxF $(FLUSHING:%=-e floodgate.internal/%) -e floodgate.internal/$(MODEL)); \
-		go test -tags servers -timeout 15m -count=1 -p 3 -parallel 3 $(WAITING:%=./%); \
-		go test -tags servers -timeout 25m -count=1 -p 2 ./e2e/planted ./e2e/faults $$(go list ./e2e/... | grep -vxF $(WAITING:%=-e floodgate.internal/%) -e floodgate.internal/e2e/planted -e floodgate.internal/e2e/faults)'
+		wait $$model; \
+		go test -tags servers -timeout 15m -count=1 -p 3 -parallel 3 $$(go list ./e2e/... | grep -vxF $(BUSY:%=-e floodgate.internal/%)); \
+		go test -tags servers -timeout 25m -count=1 -p 2 $(BUSY:%=./%)'
 
 MINUTES ?= 30
 

@@ -135,16 +135,6 @@ func TestConsole(t *testing.T) {
 	b.noErrors()
 }
 
-// noErrors fails the test where a script failed.
-func (b *browser) noErrors() {
-	b.t.Helper()
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if len(b.errors) > 0 {
-		b.t.Errorf("a script failed: %v", b.errors)
-	}
-}
-
 // TestConsoleOfStockAndShoppers is another day: a SKU, a sale of it in two parts, for invited shoppers only; one who asks why; a
 // ban; coupons that are not told of any more; a refund that is due.
 func TestConsoleOfStockAndShoppers(t *testing.T) {

@@ -64,8 +64,9 @@ export function shoppers(alive, query) {
     setText($('note'), t.note);
     setHidden($('missing'), t.complete);
     setText($('missing'), t.missing.join(' '));
-    rows($('events'), t.events, (e) => [e.at, e.what, e.rule, e.order_id].join(), (e) => [moment(e.at), [e.until === null ? 'now' : e.until === e.at ? '' : moment(e.until), 'muted'], [count(e.count), 'n'],
-      e.what.replace('_', ' '), [e.detail + (e.order_id ? ' Order ' + e.order_id + '.' : ''), 'text']]);
+    rows($('events'), t.events, (e) => [e.at, e.what, e.rule, e.order_id].join(), (e) => [
+      [moment(e.at) + (e.until === null ? ' – now' : e.until === e.at ? '' : ' – ' + moment(e.until)), 'when'], [count(e.count), 'n'], e.what.replace('_', ' '),
+      [e.detail + (e.order_id ? ' Order ' + e.order_id + '.' : ''), 'text']]);
   };
 
   $('form').addEventListener('submit', (event) => { event.preventDefault(); one(); });

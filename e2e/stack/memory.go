@@ -11,8 +11,8 @@ import (
 const (
 	// memory is a file system in memory, on Linux.
 	memory = "/dev/shm"
-	// memoryNeeded is what must be free there, in bytes: more than the data of a whole run of the tests.
-	memoryNeeded = 4 << 30
+	// memoryNeeded is what must be free there, in bytes: four times what a whole run of the tests has had at most.
+	memoryNeeded = 1 << 30
 )
 
 // dataInMemory lets the servers of a directory have their data in memory, where there is room enough: the directory's data is

@@ -2,7 +2,7 @@
 
 import { api, pages, say, told } from './api.js';
 import { ask, uids } from './ask.js';
-import { copy, count, el, make, moment, rows, setHidden, setState, setText } from './page.js';
+import { copy, count, el, make, moment, setHidden, setState, setText } from './page.js';
 
 export function shoppers(alive, query) {
   const { root, $ } = copy('shoppers-view');
@@ -64,9 +64,13 @@ export function shoppers(alive, query) {
     setText($('note'), t.note);
     setHidden($('missing'), t.complete);
     setText($('missing'), t.missing.join(' '));
-    rows($('events'), t.events, (e) => [e.at, e.what, e.rule, e.order_id].join(), (e) => [
-      [moment(e.at) + (e.until === null ? ' – now' : e.until === e.at ? '' : ' – ' + moment(e.until)), 'when'], [count(e.count), 'n'], e.what.replace('_', ' '),
-      [e.detail + (e.order_id ? ' Order ' + e.order_id + '.' : ''), 'text']]);
+    $('events').replaceChildren(...t.events.map((e) => {
+      const item = make('li'), what = make('strong', e.what.replace('_', ' ') + (e.count > 1 ? ', ' + count(e.count) + ' times' : ''));
+      const when = make('time', moment(e.at) + (e.until === null ? ' – now' : moment(e.until) === moment(e.at) ? '' : ' – ' + moment(e.until)));
+      when.dateTime = e.at;
+      item.append(what, when, make('p', e.detail + (e.order_id ? ' Order ' + e.order_id + '.' : '')));
+      return item;
+    }));
   };
 
   $('form').addEventListener('submit', (event) => { event.preventDefault(); one(); });

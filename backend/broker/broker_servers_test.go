@@ -468,6 +468,48 @@ func TestWhatCanNeverBeSettledIsADeadLetter(t *testing.T) {
 	}
 }
 
+// A deferred order is safe elsewhere: its message goes, but it is not settled. Poison in the same batch is buried all the same.
+func TestADeferredOrderIsAcknowledgedAndNotSettled(t *testing.T) {
+	url := backendtest.AMQP(t)
+	b := open(t, url, 1)
+	es := orders(1, 10)
+	publish(t, b, es)
+	bk := newBook()
+	stop := consume(t, b, 100, func(ctx context.Context, batch []reserve.Entry) error {
+		var good, later, bad []reserve.Entry
+		for _, e := range batch {
+			switch e.ID {
+			case es[0].ID, es[4].ID, es[9].ID: // the only one of a careful batch; the last
+				later = append(later, e)
+			case es[5].ID:
+				bad = append(bad, e)
+			default:
+				good = append(good, e)
+			}
+		}
+		if err := bk.settle(ctx, good); err != nil {
+			return err
+		}
+		var errs []error
+		if len(bad) > 0 {
+			errs = append(errs, &order.PoisonError{Entries: bad, Err: errors.New("no row fits")})
+		}
+		if len(later) > 0 {
+			errs = append(errs, &order.DeferredError{Entries: later})
+		}
+		return errors.Join(errs...)
+	}, bk.settled)
+	fence(t, b, 1)
+	stop()
+	if want := slices.Concat(ids(es[1:4]), ids(es[6:9])); !slices.Equal(ids(bk.retired), want) {
+		t.Errorf("retired: got %v, want %v", ids(bk.retired), want)
+	}
+	ch := channel(t, url)
+	eventually(t, "nothing is left but the dead letter", func() bool {
+		return ready(t, ch, broker.QueueName(0)) == 0 && ready(t, ch, broker.Dead) == 1
+	})
+}
+
 func TestAMessageWithoutAQueueIsNotPublished(t *testing.T) {
 	url := backendtest.AMQP(t)
 	b := open(t, url, 1)

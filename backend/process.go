@@ -213,6 +213,7 @@ func (p *process) begin(base, work *tier) error {
 	}
 	timelines := timeline.New(p.db, p.book, p.clk, timeline.Limits{Keep: c.Timeline.Keep, Rows: c.Timeline.MaxRowsPerSale}, p.log, p.reg)
 	p.reconciler = reconcile.New(p.db, p.redis, fence, p.log, p.reg)
+	p.reconciler.Lease(c.Locks.Lease)
 
 	p.shelf = stock.NewShelf(p.db, p.redis, p.log, p.reg)
 	carts := cart.New(cart.Config(c.Carts), p.db, p.shelf, p.clk, p.log, p.reg)

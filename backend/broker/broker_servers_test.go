@@ -342,6 +342,62 @@ func TestAFenceInABatchWaitsForTheBatch(t *testing.T) {
 	}
 }
 
+// Row A9: what a consumer has at hand is bounded, and the rest waits where it is; while there is nothing the consumer waits.
+func TestAConsumerTakesNoMoreThanItMayHoldAndWaitsForMore(t *testing.T) {
+	const batch = 10
+	url := backendtest.AMQP(t)
+	b := open(t, url, 1)
+	bk := newBook()
+	var mu sync.Mutex // guards what follows
+	var calls int
+	gate := make(chan struct{})
+	close(gate)
+	consume(t, b, batch, func(ctx context.Context, es []reserve.Entry) error {
+		mu.Lock()
+		calls++
+		open := gate
+		mu.Unlock()
+		if len(es) == 0 {
+			t.Error("a consumer with nothing at hand does not wait")
+		}
+		select {
+		case <-open:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		return bk.settle(ctx, es)
+	}, bk.settled)
+	publish(t, b, orders(1, 1)) // then it no longer takes one at a time
+	bk.until(t, "the first order", func() bool { return len(bk.retired) == 1 })
+	mu.Lock()
+	gate = make(chan struct{})
+	mu.Unlock()
+	publish(t, b, orders(1, 200))
+	ch := channel(t, url)
+	eventually(t, "it holds as much as it may", func() bool { return ready(t, ch, broker.QueueName(0)) <= 200-2*batch })
+	publish(t, b, orders(1, 50))
+	eventually(t, "the others are queued", func() bool { return ready(t, ch, broker.QueueName(0)) >= 250-2*batch })
+	if n := ready(t, ch, broker.QueueName(0)); n != 250-2*batch {
+		t.Errorf("%d wait in the queue, want %d: a consumer holds two batches at most", n, 250-2*batch)
+	}
+	close(gate)
+	bk.until(t, "all of them", func() bool { return len(bk.retired) == 251 })
+	fence(t, b, 1)
+	mu.Lock()
+	before := calls
+	mu.Unlock()
+	for range 3 { // it has nothing to do, and is woken by what comes
+		fence(t, b, 1)
+	}
+	mu.Lock()
+	if calls != before {
+		t.Errorf("settle was called %d times with nothing to settle", calls-before)
+	}
+	mu.Unlock()
+	publish(t, b, orders(1, 1))
+	bk.until(t, "one that came later", func() bool { return len(bk.retired) == 252 })
+}
+
 func TestStoppingEndsAHoldAndPutsTheOrdersBack(t *testing.T) {
 	url := backendtest.AMQP(t)
 	b := open(t, url, 1)

@@ -255,10 +255,10 @@ func (p *process) begin(base, work *tier) error {
 		work.start("consumer", p.consumer(name))
 		if p.broker != nil {
 			work.start("dead letters", func(ctx context.Context) error { return p.broker.ConsumeDead(ctx, p.letters.Take) })
-			work.start("deferred orders", p.repeat("deferred orders", deferredEvery, func(ctx context.Context) (int, error) {
-				return p.book.SettleDeferred(ctx, p.letters.Deferred)
-			}))
 		}
+		work.start("deferred orders", p.repeat("deferred orders", deferredEvery, func(ctx context.Context) (int, error) {
+			return p.book.SettleDeferred(ctx, p.letters.Deferred)
+		}))
 	}
 	operator := admin.New(admin.Config{
 		Token: c.AdminToken.Reveal(), DB: p.db, Redis: p.redis, Clock: p.clk, Audit: p.auditor(),

@@ -51,7 +51,7 @@ func (b *Book) SettleOrDefer(ctx context.Context, batch []reserve.Entry) error {
 		return errors.Join(err, closed.Err)
 	}
 	b.metrics.settled.WithLabelValues("deferred").Add(float64(len(closed.Entries)))
-	b.log.Warn("order: orders of older epochs are deferred until their sale takes them", "orders", len(closed.Entries), "sale", closed.Entries[0].Sale, "error", closed.Err)
+	b.log.Info("order: orders of older epochs are deferred until their sale takes them", "orders", len(closed.Entries), "sale", closed.Entries[0].Sale, "error", closed.Err)
 	left := error(&DeferredError{closed.Entries})
 	var poison *PoisonError
 	if errors.As(err, &poison) {
@@ -187,7 +187,7 @@ func (b *Book) settleDeferred(ctx context.Context, sale int64, bury Bury) (int, 
 	}
 	if d := batch[0]; d.tries >= maxTries {
 		if err := bury(ctx, d.entry, d.tries, fmt.Errorf("tried %d times and never settled: whoever tried it ended", d.tries)); err != nil {
-			return 0, errors.Join(err, b.keepDeferred(ctx, batch))
+			return 0, err // it keeps its count, and comes again when the claim is over
 		}
 		return 1, b.dropDeferred(ctx, batch)
 	}

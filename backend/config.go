@@ -1,6 +1,7 @@
 package backend
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -37,6 +38,7 @@ type Config struct {
 	Queue       Queue         `yaml:"queue"`
 	Accept      Accept        `yaml:"accept"`
 	Orders      Orders        `yaml:"orders"`
+	Sales       Sales         `yaml:"sales"`
 	Outbox      Outbox        `yaml:"outbox"`
 	Carts       Carts         `yaml:"carts"`
 	Standby     Standby       `yaml:"standby"`
@@ -107,7 +109,18 @@ type Orders struct {
 	MaxQueued   int64         `yaml:"max_queued"`
 	MaxLag      time.Duration `yaml:"max_lag"`
 	MaxOutage   time.Duration `yaml:"max_outage"`
+	MaxEnded    int           `yaml:"max_ended"`
 }
+
+// Sales says what becomes of sales that are over.
+type Sales struct {
+	ArchiveAfter time.Duration `yaml:"archive_after"` // 0: archiveAfter
+}
+
+// archiveAfter is when the timer archives a sale that is over, unless sales.archive_after says when.
+const archiveAfter = 24 * time.Hour
+
+func (s Sales) archiveAfter() time.Duration { return cmp.Or(s.ArchiveAfter, archiveAfter) }
 
 // Outbox says how the outbox is read.
 type Outbox struct {
@@ -182,7 +195,8 @@ func DefaultConfig() Config {
 		Queue:  Queue{Driver: RabbitMQ, Partitions: 4},
 		Accept: Accept{After: AfterFsync, ConfirmWithin: 2 * time.Second},
 		Orders: Orders{Batch: 200, BatchWait: 2 * time.Millisecond, QueuedBound: 30 * time.Second, MaxQueued: 100_000,
-			MaxLag: 10 * time.Second, MaxOutage: 10 * time.Second},
+			MaxLag: 10 * time.Second, MaxOutage: 10 * time.Second, MaxEnded: 20},
+		Sales:    Sales{ArchiveAfter: archiveAfter},
 		Outbox:   Outbox{ClaimIdle: 10 * time.Second},
 		Carts:    Carts{PayWithin: 15 * time.Minute, AbandonedAfter: 30 * time.Second, MaxInFlight: 64},
 		Standby:  Standby{MaxLine: 1000, AcceptWithin: 2 * time.Minute},
@@ -333,7 +347,11 @@ func (c Config) Validate() error {
 	span("orders.queued_bound", c.Orders.QueuedBound, time.Second, time.Hour)
 	between("orders.max_queued", c.Orders.MaxQueued, 1, 100_000_000)
 	span("orders.max_lag", c.Orders.MaxLag, time.Second, time.Hour)
-	span("orders.max_outage", c.Orders.MaxOutage, 5*time.Second, time.Hour)                    // a look at MySQL that fails may take 3.5 s
+	span("orders.max_outage", c.Orders.MaxOutage, 5*time.Second, time.Hour) // a look at MySQL that fails may take 3.5 s
+	between("orders.max_ended", int64(c.Orders.MaxEnded), 1, 1000)
+	if c.Sales.ArchiveAfter != 0 {
+		span("sales.archive_after", c.Sales.ArchiveAfter, time.Second, 10*365*24*time.Hour)
+	}
 	span("accept.confirm_within", c.Accept.ConfirmWithin, 100*time.Millisecond, 4*time.Second) // a request has 5 s in all
 	span("outbox.claim_idle", c.Outbox.ClaimIdle, time.Second, time.Hour)
 	if least := 2 * c.Accept.ConfirmWithin; c.Accept.After == AfterConfirm && c.Outbox.ClaimIdle < least {

@@ -69,6 +69,8 @@ func TestValidateNamesFieldValueAndBound(t *testing.T) {
 		"orders.queued_bound: 0s must be between 1s and 1h":                      func(c *Config) { c.Orders.QueuedBound = 0 },
 		"orders.max_queued: 0 must be":                                           func(c *Config) { c.Orders.MaxQueued = 0 },
 		"orders.max_lag: 500ms must be between 1s and 1h":                        func(c *Config) { c.Orders.MaxLag = 500 * time.Millisecond },
+		"orders.max_ended: 0 must be between 1 and 1000":                         func(c *Config) { c.Orders.MaxEnded = 0 },
+		"sales.archive_after: 1ms must be between 1s and 87600h0m0s":             func(c *Config) { c.Sales.ArchiveAfter = time.Millisecond },
 		"orders.max_outage: 1s must be between 5s and 1h":                        func(c *Config) { c.Orders.MaxOutage = time.Second },
 		`accept.after: "publish" must be fsync or confirm`:                       func(c *Config) { c.Accept.After = "publish" },
 		"accept.after: confirm takes a broker that confirms":                     func(c *Config) { c.Accept.After, c.Queue.Driver = AfterConfirm, RedisStream },

@@ -137,7 +137,9 @@ func addr(ln net.Listener) string {
 func (p *process) connect(ctx context.Context) (err error) {
 	c := p.config
 	err = p.insist(ctx, "redis", func(ctx context.Context) (err error) {
-		p.redis, err = reserve.Open(c.Redis.config())
+		options := c.Redis.config()
+		options.MaxEnded = c.Orders.MaxEnded
+		p.redis, err = reserve.Open(options)
 		return err
 	})
 	if err != nil {

@@ -270,6 +270,9 @@ func (p *process) begin(base, work *tier) error {
 		work.start("intents of SKUs", p.repeat("intents of SKUs", timerEvery, stock.Intents{DB: p.db, Redis: p.redis, Clock: p.clk}.Run))
 		work.start("carts", p.repeat("carts", timerEvery, carts.Sweep))
 		work.start("unsold units", p.repeat("unsold units", timerEvery, operator.ReturnUnsold))
+		work.start("sales that are over", p.repeatWithin("the archive of sales that are over", pruneEvery, archiveTime, func(ctx context.Context) (int, error) {
+			return operator.ArchiveOver(ctx, c.Sales.archiveAfter())
+		}))
 		work.start("histories of sales", timelines.Watch(p.catalog.Feed))
 		work.start("old timelines", p.repeat("old timelines", pruneEvery, timelines.Prune))
 		work.start("payments", p.repeat("payments", pruneEvery, p.payments.Tend))
@@ -313,14 +316,25 @@ const (
 	pruneEvery = 10 * time.Second
 )
 
+// How long one pass of the timer may take; one that archives a sale, whose audit reads all of its orders.
+const (
+	passTime    = 30 * time.Second
+	archiveTime = 2 * time.Minute
+)
+
 // repeat makes one pass after the other while there is something to do, and else rests. A failure is logged once, and tried
 // again with growing pauses.
 func (p *process) repeat(what string, every time.Duration, pass func(context.Context) (int, error)) func(context.Context) error {
+	return p.repeatWithin(what, every, passTime, pass)
+}
+
+// repeatWithin is repeat, with a time-out of its own for each pass.
+func (p *process) repeatWithin(what string, every, within time.Duration, pass func(context.Context) (int, error)) func(context.Context) error {
 	return func(ctx context.Context) error {
 		const most = 10 * time.Second
 		rest, failing := every, false
 		for {
-			try, cancel := context.WithTimeout(ctx, 30*time.Second)
+			try, cancel := context.WithTimeout(ctx, within)
 			n, err := pass(try)
 			cancel()
 			switch {

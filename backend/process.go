@@ -275,6 +275,8 @@ func (p *process) begin(base, work *tier) error {
 		}))
 		work.start("histories of sales", timelines.Watch(p.catalog.Feed))
 		work.start("old timelines", p.repeat("old timelines", pruneEvery, timelines.Prune))
+		work.start("old requests of carts", p.repeat("old requests of carts", pruneEvery, carts.Prune))
+		work.start("old places in standby lines", p.repeat("old places in standby lines", pruneEvery, p.line.Prune))
 		work.start("payments", p.repeat("payments", pruneEvery, p.payments.Tend))
 		work.start("done intents", p.repeat("done intents", pruneEvery, p.book.PruneIntents))
 		work.start("old Idempotency-Keys", p.repeat("old Idempotency-Keys", pruneEvery, operator.PruneKeys))

@@ -34,6 +34,7 @@ type Config struct {
 	AdminToken  conf.Secret   `yaml:"admin_token"`
 	SigningKeys []SigningKey  `yaml:"signing_keys"`
 	Redis       Redis         `yaml:"redis"`
+	Locks       Locks         `yaml:"locks"`
 	MySQL       MySQL         `yaml:"mysql"`
 	Queue       Queue         `yaml:"queue"`
 	Accept      Accept        `yaml:"accept"`
@@ -67,6 +68,11 @@ type Redis struct {
 	Username string      `yaml:"username"`
 	Password conf.Secret `yaml:"password"`
 	Prefix   string      `yaml:"prefix"`
+}
+
+// Locks says how the processes' locks in Redis are held.
+type Locks struct {
+	Lease time.Duration `yaml:"lease"`
 }
 
 // MySQL says where MySQL is.
@@ -191,6 +197,7 @@ func DefaultConfig() Config {
 	return Config{
 		Listen: Listen{Internal: "127.0.0.1:9080", Admin: "127.0.0.1:9081"},
 		Redis:  Redis{Addrs: []string{"127.0.0.1:6379"}, Prefix: "fg:"},
+		Locks:  Locks{Lease: 3 * time.Second},
 		MySQL:  MySQL{MaxOpen: 16},
 		Queue:  Queue{Driver: RabbitMQ, Partitions: 4},
 		Accept: Accept{After: AfterFsync, ConfirmWithin: 2 * time.Second},
@@ -340,6 +347,7 @@ func (c Config) Validate() error {
 	c.validateQueue(wrong)
 	c.validateAccept(wrong)
 	c.Payments.validate(wrong)
+	span("locks.lease", c.Locks.Lease, time.Second, time.Minute)
 	between("mysql.max_open", int64(c.MySQL.MaxOpen), 1, 1000)
 	between("queue.partitions", int64(c.Queue.Partitions), 1, 256)
 	between("orders.batch", int64(c.Orders.Batch), 1, 1000)

@@ -77,6 +77,8 @@ func TestValidateNamesFieldValueAndBound(t *testing.T) {
 		"accept.confirm_within: 5s must be between 100ms and 4s":                 func(c *Config) { c.Accept.ConfirmWithin = 5 * time.Second },
 		"outbox.claim_idle: 0s must be":                                          func(c *Config) { c.Outbox.ClaimIdle = 0 },
 		"outbox.claim_idle: 3s must be at least twice accept.confirm_within, 4s": func(c *Config) { c.Accept.After, c.Outbox.ClaimIdle = AfterConfirm, 3*time.Second },
+		"locks.lease: 999ms must be between 1s and 1m0s":                         func(c *Config) { c.Locks.Lease = 999 * time.Millisecond },
+		"locks.lease: 1m1s must be between 1s and 1m0s":                          func(c *Config) { c.Locks.Lease = 61 * time.Second },
 		"mysql.max_open: 0 must be":                                              func(c *Config) { c.MySQL.MaxOpen = 0 },
 		"timeline.keep: 1m0s must be between 1h":                                 func(c *Config) { c.Timeline.Keep = time.Minute },
 		"timeline.max_rows_per_sale: 0 must be":                                  func(c *Config) { c.Timeline.MaxRowsPerSale = 0 },

@@ -215,6 +215,7 @@ func (p *process) begin(base, work *tier) error {
 	}
 	timelines := timeline.New(p.db, p.book, p.clk, timeline.Limits{Keep: c.Timeline.Keep, Rows: c.Timeline.MaxRowsPerSale}, p.log, p.reg)
 	p.reconciler = reconcile.New(p.db, p.redis, fence, p.log, p.reg)
+	p.reconciler.Lease(c.Locks.Lease)
 
 	p.shelf = stock.NewShelf(p.db, p.redis, p.log, p.reg)
 	carts := cart.New(cart.Config(c.Carts), p.db, p.shelf, p.clk, p.log, p.reg)
@@ -249,6 +250,7 @@ func (p *process) begin(base, work *tier) error {
 			relay.Spare(c.Accept.ConfirmWithin)
 		}
 		relay.Bury = p.letters.Take
+		relay.Deferred = func(ctx context.Context, sale int64) (bool, error) { return order.HasDeferred(ctx, p.db, sale) }
 		work.start("relay", relay.Run)
 	}
 	if p.roles.Consumer {
@@ -256,6 +258,9 @@ func (p *process) begin(base, work *tier) error {
 		if p.broker != nil {
 			work.start("dead letters", func(ctx context.Context) error { return p.broker.ConsumeDead(ctx, p.letters.Take) })
 		}
+		work.start("deferred orders", p.repeat("deferred orders", deferredEvery, func(ctx context.Context) (int, error) {
+			return p.book.SettleDeferred(ctx, p.letters.Deferred)
+		}))
 	}
 	operator := admin.New(admin.Config{
 		Token: c.AdminToken.Reveal(), DB: p.db, Redis: p.redis, Clock: p.clk, Audit: p.auditor(),
@@ -296,12 +301,17 @@ func (p *process) auditor() *audit.Auditor {
 	return a.WithBroker(p.broker)
 }
 
-// fence is nil without a broker.
+// fence waits until what was published of a sale before is settled. It is nil without a broker.
 func (p *process) fence() func(context.Context, int64) error {
 	if p.broker == nil {
 		return nil
 	}
-	return p.broker.Fence
+	return func(ctx context.Context, sale int64) error {
+		if err := p.broker.Fence(ctx, sale); err != nil {
+			return err
+		}
+		return order.UntilNoneDeferred(ctx, p.db, sale)
+	}
 }
 
 // queues is nil without a broker.
@@ -312,10 +322,12 @@ func (p *process) queues() func(context.Context) ([]broker.QueueState, error) {
 	return p.broker.Queues
 }
 
-// How long the timer rests when there is nothing to do: for orders and units, and where it only tidies up.
+// How long the timer rests when there is nothing to do: for orders and units, for deferred orders, which keep a sale closed, and
+// where it only tidies up.
 const (
-	timerEvery = time.Second
-	pruneEvery = 10 * time.Second
+	timerEvery    = time.Second
+	deferredEvery = 200 * time.Millisecond
+	pruneEvery    = 10 * time.Second
 )
 
 // How long one pass of the timer may take; one that archives a sale, whose audit reads all of its orders.

@@ -272,6 +272,7 @@ func TestACrowdGetsExactlyTheStock(t *testing.T) {
 	s.adds(1)
 }
 
+// Row D12, for sales: of calls at the same time each decides by what the one before it left, also where they ask for several units.
 func TestACrowdWithQuantitiesGetsExactlyTheStock(t *testing.T) {
 	s := openSale(t, options{stock: 70, limit: 3})
 	got := all(t, 200, func(i int) ([]string, error) { // 40 buyers press five times each

@@ -70,9 +70,12 @@ func (s *Server) postOrder(r *request) string {
 		}
 		return r.refuse(p)
 	}
-	quantity, err := wire.ParseOrderRequest(body, sale.PerUserLimit)
+	quantity, category, err := wire.ParseOrderRequest(body, sale.PerUserLimit)
 	if err != nil {
 		return r.refuse(badBody(err))
+	}
+	if category != nil && (sale.Kind != wire.Coupon || *category != sale.Category) {
+		return s.refuseUnlessRepeated(ctx, r, id, key, quantity, problem.Invalid("category", otherCategory(sale)), s.Redis.Accepted)
 	}
 	if p := s.mayBuy(id, uid); p != nil {
 		return s.refuseUnlessRepeated(ctx, r, id, key, quantity, p, s.Redis.Accepted)
@@ -117,6 +120,14 @@ func (s *Server) postOrder(r *request) string {
 		}
 	}
 	return r.refuse(s.refusal(id, verdict))
+}
+
+// otherCategory says which category a sale is of, to who named another.
+func otherCategory(s catalog.Sale) string {
+	if s.Kind != wire.Coupon {
+		return "this sale is no coupon campaign and has none"
+	}
+	return fmt.Sprintf("this campaign is of category %q", s.Category)
 }
 
 // sale finds a sale in the catalog.

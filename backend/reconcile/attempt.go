@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"floodgate.internal/backend/catalog"
+	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/standby"
 	"floodgate.internal/backend/store"
@@ -343,7 +344,10 @@ func (a *attempt) adopted(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, adoptTime)
 	defer cancel()
-	return a.r.fence.Fence(ctx, a.sale)
+	if err := a.r.fence.Fence(ctx, a.sale); err != nil {
+		return err
+	}
+	return order.UntilNoneDeferred(ctx, a.r.db, a.sale)
 }
 
 // open ends it. Step 6, that every call of reserve names its epoch, is the script's.

@@ -217,6 +217,9 @@ func (x *exchange) finish() {
 	h := &x.ctx.Response.Header
 	h.SetCanonical(headerRequestID, x.id)
 	h.SetCanonical(headerSniff, noSniff)
+	if x.addr.screen.last.close { // the parser knows one spelling of it alone
+		x.ctx.SetConnectionClose()
+	}
 	x.s.metrics.requests[x.route][x.result].Inc()
 	x.note()
 }
@@ -273,7 +276,7 @@ func (s *Server) protocolError(ctx *fasthttp.RequestCtx, err error) {
 	case errors.As(err, &small):
 		p = status(fasthttp.StatusRequestHeaderFieldsTooLarge, "the header is too large")
 	case errors.Is(err, fasthttp.ErrBodyTooLarge):
-		p = problem.New(problem.PayloadTooLarge, "the body is too large")
+		p = tooLarge()
 	case errors.As(err, &op) && op.Timeout():
 		p = status(fasthttp.StatusRequestTimeout, "the request did not come in time")
 	default:

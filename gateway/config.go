@@ -50,8 +50,16 @@ type SigningKeyConfig struct {
 
 // IdentityConfig is whose tokens are taken.
 type IdentityConfig struct {
-	Leeway time.Duration  `yaml:"leeway"`
-	Keys   []identity.Key `yaml:"keys"`
+	Issuer      []string       `yaml:"issuer"`
+	Audience    []string       `yaml:"audience"`
+	Types       []string       `yaml:"types"`
+	MaxLifetime time.Duration  `yaml:"max_lifetime"`
+	Leeway      time.Duration  `yaml:"leeway"`
+	Keys        []identity.Key `yaml:"keys"`
+}
+
+func (c IdentityConfig) rules() identity.Rules {
+	return identity.Rules{Issuers: c.Issuer, Audiences: c.Audience, Types: c.Types, MaxLifetime: c.MaxLifetime, Leeway: c.Leeway}
 }
 
 // LimitsConfig is the token buckets, and who has none or is turned away.
@@ -149,7 +157,7 @@ func DefaultConfig() Config {
 	return Config{
 		Listen:   ListenConfig{Public: "127.0.0.1:8080", Ops: "127.0.0.1:8081"},
 		Backends: []string{"http://127.0.0.1:9080"},
-		Identity: IdentityConfig{Leeway: 30 * time.Second},
+		Identity: IdentityConfig{MaxLifetime: 24 * time.Hour, Leeway: 30 * time.Second},
 		Limits: LimitsConfig{
 			Order: rule(0.2, 1, 1_000_000), Payment: rule(10, 20, 1_000_000), Read: rule(10, 20, 1_000_000), IP: rule(50, 100, 1_000_000),
 			Webhook: rule(200, 1000, 10_000),
@@ -231,6 +239,23 @@ func (c *Config) Validate() error {
 	}
 	secret("signing_key.secret", c.SigningKey.Secret)
 
+	for _, l := range []struct {
+		field string
+		texts []string
+	}{{"identity.issuer", c.Identity.Issuer}, {"identity.audience", c.Identity.Audience}, {"identity.types", c.Identity.Types}} {
+		if n := len(l.texts); n > 64 {
+			bad(l.field, "%d of them, at most 64 are taken", n)
+		}
+		for i, text := range l.texts {
+			if text == "" || len(text) > 256 {
+				bad(fmt.Sprintf("%s[%d]", l.field, i), "%q must have 1 to 256 bytes", text)
+			}
+		}
+	}
+	if len(c.Identity.Audience) == 0 && !c.Development {
+		bad("identity.audience", "it is empty; without development: true it must name whom tokens are for, so that none for another purpose is taken")
+	}
+	duration("identity.max_lifetime", c.Identity.MaxLifetime, time.Minute, 10*365*24*time.Hour)
 	duration("identity.leeway", c.Identity.Leeway, 0, 5*time.Minute)
 	if len(c.Identity.Keys) < 1 || len(c.Identity.Keys) > 64 {
 		bad("identity.keys", "%d of them, there must be 1 to 64", len(c.Identity.Keys))

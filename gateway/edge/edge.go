@@ -51,9 +51,9 @@ type Settings struct {
 	BannedUsers      map[string]struct{} // who order nothing
 	EligibleUsers    map[string]struct{} // the only ones who order; empty for everybody
 	Pages            pagecache.Rule
-	Sign             *identity.Key // may mint test tokens; nil outside development
-	InsecureCookies  bool          // without Secure, for plain HTTP in development
-	LogEvery         int           // one request in so many is logged; 0 for none
+	Sign             *identity.Signer // mints test tokens; nil outside development
+	InsecureCookies  bool             // without Secure, for plain HTTP in development
+	LogEvery         int              // one request in so many is logged; 0 for none
 	pagesMaxAge      string
 	cookieAttributes string
 }

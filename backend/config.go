@@ -22,6 +22,7 @@ import (
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/shared/cli"
 	"floodgate.internal/shared/conf"
+	"floodgate.internal/shared/hosts"
 	"floodgate.internal/shared/signing"
 	"floodgate.internal/shared/wire"
 )
@@ -31,6 +32,7 @@ type Config struct {
 	Development bool          `yaml:"development"`
 	Listen      Listen        `yaml:"listen"`
 	AdminToken  conf.Secret   `yaml:"admin_token"`
+	AdminHosts  []string      `yaml:"admin_hosts"`
 	SigningKeys []SigningKey  `yaml:"signing_keys"`
 	Redis       Redis         `yaml:"redis"`
 	MySQL       MySQL         `yaml:"mysql"`
@@ -295,6 +297,14 @@ func (c Config) Validate() error {
 	} else if n < 16 && !c.AdminToken.Development() {
 		wrong("admin_token: %d bytes must be at least 16", n)
 	}
+	if n := len(c.AdminHosts); n > maxHosts {
+		wrong("admin_hosts: %d of them, there must be at most %d", n, maxHosts)
+	}
+	for i, h := range c.AdminHosts {
+		if !hosts.Valid(h) {
+			wrong("admin_hosts[%d]: %q must be a name or an address, with a port or without", i, h)
+		}
+	}
 	if len(c.SigningKeys) == 0 {
 		wrong("signing_keys: there is none; gateways sign with one of them")
 	}
@@ -404,6 +414,9 @@ func (c Config) validateAccept(wrong func(string, ...any)) {
 		wrong("accept.after: %q must be %s or %s", c.Accept.After, AfterFsync, AfterConfirm)
 	}
 }
+
+// maxHosts bounds the names of the admin listener.
+const maxHosts = 64
 
 // maxProviders bounds the payment providers.
 const maxProviders = 32

@@ -13,6 +13,7 @@ import (
 	"floodgate.internal/gateway/limit"
 	"floodgate.internal/gateway/network"
 	"floodgate.internal/shared/conf"
+	"floodgate.internal/shared/hosts"
 	"floodgate.internal/shared/signing"
 	"floodgate.internal/shared/wire"
 )
@@ -23,6 +24,7 @@ type Config struct {
 	Development bool             `yaml:"development" reload:"restart"`
 	Listen      ListenConfig     `yaml:"listen"`
 	OpsToken    conf.Secret      `yaml:"ops_token"`
+	OpsHosts    []string         `yaml:"ops_hosts"`
 	Trusted     []string         `yaml:"trusted_proxies"`
 	Backends    []string         `yaml:"backends"`
 	SigningKey  SigningKeyConfig `yaml:"signing_key"`
@@ -102,6 +104,12 @@ type GlobalConfig struct {
 const (
 	maxNetworks = 10_000
 	maxUIDs     = 100_000
+)
+
+// What the ops listener takes: the least length of its token where it is not on loopback, and how many names.
+const (
+	minOpsToken = 16
+	maxHosts    = 64
 )
 
 // ServerConfig bounds the public listener.
@@ -217,6 +225,17 @@ func (c *Config) Validate() error {
 		}
 	}
 	secret("ops_token", c.OpsToken)
+	if n := len(c.OpsToken); n < minOpsToken && !c.Development && !conf.Loopback(c.Listen.Ops) {
+		bad("ops_token", "%d bytes, at least %d are needed where listen.ops is not on loopback", n, minOpsToken)
+	}
+	if len(c.OpsHosts) > maxHosts {
+		bad("ops_hosts", "%d of them, at most %d are taken", len(c.OpsHosts), maxHosts)
+	}
+	for i, h := range c.OpsHosts {
+		if !hosts.Valid(h) {
+			bad(fmt.Sprintf("ops_hosts[%d]", i), "%q must be a name or an address, with a port or without", h)
+		}
+	}
 	if len(c.Backends) < 1 || len(c.Backends) > 64 {
 		bad("backends", "%d of them, there must be 1 to 64", len(c.Backends))
 	}

@@ -216,6 +216,8 @@ func (r *running) forOperators() ops.Running {
 		Noisiest: r.edge.Noisiest,
 		Reloads:  r.reloads,
 		Token:    func() string { return r.current.Load().OpsToken.Reveal() },
+		Listen:   r.current.Load().Listen.Ops,
+		Hosts:    func() []string { return r.current.Load().OpsHosts },
 	}
 }
 

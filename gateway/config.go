@@ -36,6 +36,9 @@ type Config struct {
 	Cache       CacheConfig      `yaml:"cache"`
 	Timeline    TimelineConfig   `yaml:"timeline"`
 	Log         LogConfig        `yaml:"log"`
+
+	// File is where the configuration was read.
+	File *conf.File `yaml:"-"`
 }
 
 // ListenConfig is where the gateway listens.
@@ -186,20 +189,20 @@ func DefaultConfig() Config {
 // Load reads, expands and validates a configuration file.
 func Load(path string) (c Config, hash string, err error) {
 	c = DefaultConfig()
-	if hash, err = conf.Load(path, &c); err != nil {
+	if c.File, err = conf.Load(path, &c); err != nil {
 		return c, "", err
 	}
-	if err := c.Validate(); err != nil {
-		return c, "", fmt.Errorf("%s: %w", path, err)
+	if err := c.File.Explain(c.Validate()); err != nil {
+		return c, "", err
 	}
-	return c, hash, nil
+	return c, c.File.Hash, nil
 }
 
 // Validate names every field that is out of its bounds.
 func (c *Config) Validate() error {
 	var errs []error
 	bad := func(field, format string, args ...any) {
-		errs = append(errs, fmt.Errorf("%s: "+format, append([]any{field}, args...)...))
+		errs = append(errs, conf.Wrong("%s: "+format, append([]any{field}, args...)...))
 	}
 	duration := func(field string, d, least, most time.Duration) {
 		if d < least || d > most {
@@ -283,7 +286,7 @@ func (c *Config) Validate() error {
 	for i, k := range c.Identity.Keys {
 		field := fmt.Sprintf("identity.keys[%d]", i)
 		if err := k.Check(); err != nil {
-			errs = append(errs, fmt.Errorf("%s.%w", field, err))
+			errs = append(errs, conf.Under(field+".", err))
 		}
 		if kids[k.KID] {
 			bad(field+".kid", "%q is there twice", k.KID)
@@ -303,7 +306,7 @@ func (c *Config) Validate() error {
 		}
 		number(field+".burst", int64(l.Burst), 1, 1_000_000)
 		if l.Rate > 0 && float64(l.Burst)/l.Rate > limit.MaxFill.Seconds() {
-			bad(field+".burst", "%d tokens at %v a second fill in more than %v", l.Burst, l.Rate, limit.MaxFill)
+			bad(field+".burst", "%d tokens at %v a second fill in more than %v", l.Burst, conf.Of(field+".rate", l.Rate), limit.MaxFill)
 		}
 	}
 	for _, r := range []struct {
@@ -329,7 +332,7 @@ func (c *Config) Validate() error {
 		if len(l.networks) > maxNetworks {
 			bad(l.field, "%d networks, at most %d are taken", len(l.networks), maxNetworks)
 		} else if _, err := network.Parse(l.networks); err != nil {
-			errs = append(errs, fmt.Errorf("%s%w", l.field, err))
+			errs = append(errs, conf.Under(l.field, err))
 		}
 	}
 	for _, l := range []struct {

@@ -28,6 +28,7 @@ func TestSampleLoadsAndHoldsTheDefaults(t *testing.T) {
 	want := DefaultConfig()
 	want.OpsToken, want.SigningKey = "an-ops-token", SigningKeyConfig{"gw-1", "0123456789abcdef0123456789abcdef"}
 	want.Identity.Keys = []identity.Key{{KID: "login-1", Alg: "EdDSA", PublicKey: base64.StdEncoding.EncodeToString(pub)}}
+	want.File = c.File
 	want.OpsHosts, want.Identity.Issuer, want.Identity.Audience, want.Identity.Types = []string{}, []string{}, []string{"shop"}, []string{}
 	want.Trusted, want.Limits.IPExempt, want.Limits.BannedNetworks = []string{}, []string{}, []string{}
 	want.Limits.UIDExempt, want.Limits.BannedUIDs, want.Limits.EligibleUIDs = []string{}, []string{}, []string{}
@@ -93,7 +94,7 @@ func TestValidateNamesFieldValueAndBound(t *testing.T) {
 		{"ip_exempt:", "banned_uids: [" + strings.Repeat("u, ", maxUIDs) + "u]\n  ip_exempt:", "limits.banned_uids: 100001 uids, at most 100000"},
 		{"ip_exempt:", "uid_exempt: [monitor, \"\"]\n  ip_exempt:", "limits.uid_exempt[1]: \"\" must be 1 to 64 of"},
 		{"ip_exempt:", "uid_exempt: [" + strings.Repeat("u, ", maxUIDs) + "u]\n  ip_exempt:", "limits.uid_exempt: 100001 uids, at most 100000"},
-		{"ip_exempt:", "uid_exempt: monitor\n  ip_exempt:", "monitor"},
+		{"ip_exempt:", "uid_exempt: monitor\n  ip_exempt:", "limits.uid_exempt: it must be a list"},
 		{"ip_exempt:", "eligible_uids: [a/b]\n  ip_exempt:", "limits.eligible_uids[0]: \"a/b\" must be 1 to 64 of"},
 		{"ip_exempt:", "eligible_uids: [" + strings.Repeat("u, ", maxUIDs) + "u]\n  ip_exempt:", "limits.eligible_uids: 100001 uids, at most 100000"},
 		{"limits:", "trusted_proxies: [proxy.example]\nlimits:", "trusted_proxies[0]: \"proxy.example\" must be a network"},

@@ -200,7 +200,7 @@ func (c checkCommand) run(ctx context.Context, stdout io.Writer) error {
 		fmt.Fprintf(stdout, "ok (no gateway answers on %s to compare with)\n", config.Listen.Ops)
 		return nil
 	}
-	diff := diffTrees(now, config.Tree())
+	diff := maskEnvironment(diffTrees(now, config.Tree()), config.File)
 	fmt.Fprintln(stdout, "ok")
 	fmt.Fprintf(stdout, "%s (secrets are not compared)\n", words(diff))
 	for _, field := range restartFields(diff) {

@@ -38,28 +38,28 @@ type Key struct {
 // Check says what is wrong with the key, naming the field.
 func (k Key) Check() error {
 	if k.KID == "" || len(k.KID) > 128 {
-		return fmt.Errorf("kid: %q must have 1 to 128 characters", k.KID)
+		return conf.Wrong("kid: %q must have 1 to 128 characters", k.KID)
 	}
 	switch k.Alg {
 	case "EdDSA":
 		if k.Secret != "" {
-			return errors.New("secret: an EdDSA key has a public_key, no secret")
+			return conf.Wrong("secret: an EdDSA key has a public_key, no secret")
 		}
 		if k.Sign {
-			return errors.New("sign: only an HS256 key can sign test tokens")
+			return conf.Wrong("sign: only an HS256 key can sign test tokens")
 		}
 		_, err := publicKey(k.PublicKey)
 		return err
 	case "HS256":
 		if k.PublicKey != "" {
-			return errors.New("public_key: an HS256 key has a secret, no public_key")
+			return conf.Wrong("public_key: an HS256 key has a secret, no public_key")
 		}
 		if len(k.Secret) < MinSecret {
-			return fmt.Errorf("secret: %d bytes, at least %d are needed", len(k.Secret), MinSecret)
+			return conf.Wrong("secret: %d bytes, at least %d are needed", len(k.Secret), MinSecret)
 		}
 		return nil
 	default:
-		return fmt.Errorf("alg: %q must be EdDSA or HS256", k.Alg)
+		return conf.Wrong("alg: %q must be EdDSA or HS256", k.Alg)
 	}
 }
 
@@ -70,7 +70,7 @@ func publicKey(s string) (ed25519.PublicKey, error) {
 	} else {
 		raw, err := base64.StdEncoding.DecodeString(s)
 		if err != nil {
-			return nil, errors.New("public_key: must be base64 of the 32 bytes, or a PEM block")
+			return nil, conf.Wrong("public_key: must be base64 of the 32 bytes, or a PEM block")
 		}
 		if len(raw) == ed25519.PublicKeySize {
 			return raw, nil
@@ -79,11 +79,11 @@ func publicKey(s string) (ed25519.PublicKey, error) {
 	}
 	parsed, err := x509.ParsePKIXPublicKey(der)
 	if err != nil {
-		return nil, fmt.Errorf("public_key: must be base64 of the 32 bytes, or a PEM block: %w", err)
+		return nil, conf.Wrong("public_key: must be base64 of the 32 bytes, or a PEM block")
 	}
 	k, ok := parsed.(ed25519.PublicKey)
 	if !ok {
-		return nil, fmt.Errorf("public_key: a %T, must be an Ed25519 key", parsed)
+		return nil, conf.Wrong("public_key: a %T, must be an Ed25519 key", parsed)
 	}
 	return k, nil
 }

@@ -184,7 +184,7 @@ func (f *File) walkKeys(n *yaml.Node, t reflect.Type, path string, refs []string
 		at, known := field(t, k.Value)
 		if !known {
 			name := ""
-			if plainKey.MatchString(k.Value) && v.Tag != "!!null" && len(refs) == 0 { // else it may be a value that slipped
+			if plainKey.MatchString(k.Value) && v.Tag != "!!null" && len(refs) == 0 { // else it may be a secret that slipped
 				name = " " + k.Value
 			}
 			f.fail(k, path, "the key%s is not known: the keys here are %s", name, strings.Join(keys(t), ", "))
@@ -203,7 +203,8 @@ func (f *File) walkKeys(n *yaml.Node, t reflect.Type, path string, refs []string
 	}
 }
 
-var plainKey = regexp.MustCompile(`^[a-z][a-z0-9_]{0,39}$`)
+// plainKey is what a key looks like that somebody misspelled, and few secrets do.
+var plainKey = regexp.MustCompile(`^[a-z]+(_[a-z]+){0,5}$`)
 
 // A ${NAME} may stand in a flow mapping or list, where braces have a meaning of their own. So while YAML reads the file these two
 // characters stand for them; they are private to whoever uses them.

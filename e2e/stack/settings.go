@@ -7,13 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	mathrand "math/rand/v2"
-	"net"
 	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
-	"sync"
 	"syscall"
 )
 
@@ -58,6 +53,14 @@ func (s settings) save(dir string) error {
 // openSettings reads the settings of a directory or chooses them.
 func openSettings(dir string) (settings, error) {
 	s, err := loadSettings(dir)
+	if err == nil {
+		for _, port := range []int{s.RedisPort, s.MySQLPort, s.AMQPPort, s.ManagementPort, s.DistPort, s.EPMDPort} {
+			if _, err := holdPort(port); err != nil { // one that somebody else holds is found to be in use, or not, at the start
+				return s, err
+			}
+		}
+		return s, nil
+	}
 	if !errors.Is(err, fs.ErrNotExist) {
 		return s, err
 	}
@@ -80,57 +83,6 @@ func randomHex() string {
 	rand.Read(b)
 	return hex.EncodeToString(b)
 }
-
-// given are the ports that FreePorts has returned: what is to listen there may not do so yet.
-var given struct {
-	mu    sync.Mutex // guards ports
-	ports map[int]bool
-}
-
-// FreePorts returns n loopback TCP ports on which nobody listens, and which it has not returned before. They lie below the range from which the kernel takes
-// the ports of outgoing connections, so that a server that was killed finds its port free when it comes back.
-func FreePorts(n int) ([]int, error) {
-	high := 32768
-	if b, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range"); err == nil {
-		if f := strings.Fields(string(b)); len(f) == 2 {
-			if low, err := strconv.Atoi(f[0]); err == nil && low > 12000 {
-				high = low
-			}
-		}
-	}
-	const low = 10240
-	given.mu.Lock()
-	defer given.mu.Unlock()
-	if given.ports == nil {
-		given.ports = map[int]bool{}
-	}
-	var ports []int
-	var held []net.Listener // until all are chosen, so that none is chosen twice
-	defer func() {
-		for _, l := range held {
-			l.Close()
-		}
-	}()
-	for range 1000 {
-		if len(ports) == n {
-			return ports, nil
-		}
-		port := low + mathrand.IntN(high-low)
-		if given.ports[port] {
-			continue
-		}
-		l, err := net.Listen("tcp", loopback(port))
-		if err != nil {
-			continue
-		}
-		given.ports[port] = true
-		held = append(held, l)
-		ports = append(ports, port)
-	}
-	return nil, fmt.Errorf("no %d free ports between %d and %d on 127.0.0.1", n, low, high)
-}
-
-func loopback(port int) string { return "127.0.0.1:" + strconv.Itoa(port) }
 
 // writeFile puts b into path for the owner's eyes only, whole or not at all, and leaves a file that already holds b alone.
 func writeFile(path string, b []byte) error {

@@ -111,8 +111,8 @@ listen: {public: "127.0.0.1:0", ops: "127.0.0.1:0"}
 ops_token: ""`, `listen: {ops: ":8081"}
 ops_token: fifteen-bytes-0`, "ops_token: 15 bytes, at least 16"},
 		{`ops_token: ""`, `ops_hosts: [ops.example, "http://x"]`, "ops_hosts[1]: \"http://x\" must be a name or an address"},
-		{"max_lifetime: 48h", "max_lifetime: 0s", "identity.max_lifetime: 0s must be 1m0s to"},
-		{"max_lifetime: 48h", "audience: [shop, \"\"]", "identity.audience[1]: \"\" must have 1 to 256 bytes"},
+		{"max_lifetime: 8760h", "max_lifetime: 0s", "identity.max_lifetime: 0s must be 1m0s to"},
+		{"max_lifetime: 8760h", "audience: [shop, \"\"]", "identity.audience[1]: \"\" must have 1 to 256 bytes"},
 		{`ops: "127.0.0.1:0"`, `ops: "8081"`, "listen.ops: \"8081\" must be host:port"},
 		{"development: true", "development: false", "signing_key.secret: a development secret"},
 		{"development: true", "development: false", "identity.keys[0].sign: a key that signs"},

@@ -103,7 +103,7 @@ func TestTokensGoByTheShopsClock(t *testing.T) {
 		"begun on the machine's clock alone":          {jwt.MapClaims{"exp": later, "nbf": now.Add(30 * time.Minute).Unix()}, 401},
 		"issued now on the machine's clock":           {jwt.MapClaims{"exp": later, "iat": time.Now().Unix()}, 401},
 		"issued a moment ahead, within the leeway":    {jwt.MapClaims{"exp": later, "iat": now.Add(20 * time.Second).Unix()}, 200},
-		"begun long ago, and expires in a day's time": {jwt.MapClaims{"exp": later, "nbf": 1, "iat": 1}, 200},
+		"begun long ago, and expires in a day's time": {jwt.MapClaims{"exp": later, "nbf": 1, "iat": now.Add(-24 * time.Hour).Unix()}, 200},
 	} {
 		if a := g.do("GET", "/v1/orders", token(c.claims)); a.code != c.code {
 			t.Errorf("%s: got %v, want %d", what, a, c.code)

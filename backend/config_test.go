@@ -17,7 +17,7 @@ import (
 func setSample(t *testing.T) {
 	t.Setenv("FLOODGATE_ADMIN_TOKEN", "an-admin-token-of-some-length")
 	t.Setenv("FLOODGATE_SIGNING_KEY", "a-signing-key-of-at-least-32-bytes")
-	t.Setenv("REDIS_PASSWORD", "")
+	t.Setenv("REDIS_PASSWORD", "a-password")
 	t.Setenv("MYSQL_DSN", "fg:secret@tcp(127.0.0.1:3306)/floodgate")
 	t.Setenv("AMQP_URL", "amqp://fg:secret@127.0.0.1:5672/")
 }
@@ -35,6 +35,8 @@ func TestSampleLoadsAndShowsTheDefaults(t *testing.T) {
 	want := DefaultConfig()
 	want.AdminToken, want.SigningKeys, want.MySQL.DSN, want.Queue.URL = got.AdminToken, got.SigningKeys, got.MySQL.DSN, got.Queue.URL
 	want.Payments.TestProvider = got.Payments.TestProvider
+	want.AdminHosts = []string{}
+	want.Redis.Password = got.Redis.Password
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("the sample differs from the defaults (-default +sample):\n%s", diff)
 	}

@@ -70,7 +70,7 @@ func newProcess(c Config, roles Roles, log *slog.Logger) *process {
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	p := &process{config: c, roles: roles, log: log, reg: reg, clk: &clock.Clock{}, status: &status{}}
 	p.status.set("starting")
-	p.front = newFront(p.status, reg, log)
+	p.front = newFront(p.status, reg, log, c.Listen.Admin, c.AdminHosts)
 	if roles.API {
 		p.api = api.New(api.Config{
 			Keys: c.Keys(), Clock: p.clk, Log: log, Register: reg,

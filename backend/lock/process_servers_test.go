@@ -23,6 +23,7 @@ import (
 
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/shared/ports"
 	"floodgate.internal/backend/store"
 )
 
@@ -237,12 +238,11 @@ type server struct {
 
 func newServer(t *testing.T) *server {
 	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	free, err := ports.Free(1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &server{t: t, dir: t.TempDir(), addr: ln.Addr().String()}
-	ln.Close()
+	s := &server{t: t, dir: t.TempDir(), addr: fmt.Sprintf("127.0.0.1:%d", free[0])}
 	s.start()
 	t.Cleanup(s.kill)
 	return s

@@ -23,8 +23,8 @@ import (
 
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/reserve"
-	"floodgate.internal/shared/ports"
 	"floodgate.internal/backend/store"
+	"floodgate.internal/shared/ports"
 )
 
 // childEnv makes this test binary a process that does what it is told, a line each, and answers each with a line.

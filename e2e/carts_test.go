@@ -216,7 +216,7 @@ func (w *world) skuRests(sku int64) (u units) {
 
 func (w *world) skuState(sku int64, want wire.SKUState) {
 	w.t.Helper()
-	w.until(fmt.Sprintf("SKU %d is %s at the gateway", sku, want), 10*time.Second, func() (bool, string) {
+	w.until(fmt.Sprintf("SKU %d is %s at the gateway", sku, want), patience, func() (bool, string) {
 		a := w.public("GET", wire.SKUsPath, "", "")
 		var list wire.SKUList
 		if a.status != 200 {

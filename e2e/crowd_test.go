@@ -90,6 +90,7 @@ func (c *crowd) press(ctx context.Context, uid, token, key string) {
 
 // Rows A2, A3, A4, D9: a crowd on the real system, and the books of all three stores.
 func TestFiveThousandBuyers(t *testing.T) {
+	t.Attr("row", "A2 A3 A4 D9")
 	const stock, buyers, late = 200, 5000, 400
 	w := newWorld(t, options{orders: freely})
 	sale := w.newSale("Two hundred", stock, time.Now().Add(time.Hour), 600)

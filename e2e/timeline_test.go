@@ -81,6 +81,7 @@ func says(t timeline.Timeline) (list []string) {
 // A shopper is too fast, gives a unit back, comes too late, gets one that came back, and pays; the timeline tells it all, in the
 // order of time, to the shopper and to operators, and to nobody else. Row D7: and says nothing of how many there were.
 func TestWhyDidntIGetOne(t *testing.T) {
+	t.Attr("row", "D7")
 	t.Parallel()
 	const slow, fast = "{rate: 0.001, burst: 1, max_keys: 1000000}", "{rate: 1, burst: 1, max_keys: 1000000}"
 	w := newWorld(t, options{orders: slow}) // nobody gets a second token before the limit is changed

@@ -49,6 +49,7 @@ func (w *world) keen(sale int64, tokens []string, first int, told func(uid strin
 // gate opens by itself; never more is sold than was released; and all of it is sold. Where the machine was so slow that nobody
 // pressed or looked between two releases, another sale has them twice as far apart.
 func TestTranchesOpenTheGateByThemselves(t *testing.T) {
+	t.Attr("row", "D6")
 	t.Parallel()
 	w := newWorld(t, options{orders: freely})
 	tokens := w.tokens(1, 30)
@@ -139,6 +140,7 @@ func (w *world) sellInTranches(tokens []string, apart time.Duration) (seen bool)
 // Row E10: replenishing a sale while it sells, before and after it is sold out: every unit is sold once, the gate opens
 // again by itself, and the books of the sale and of its SKU add up.
 func TestReplenishingWhileItSells(t *testing.T) {
+	t.Attr("row", "E10")
 	t.Parallel()
 	const first, more, rounds, buyers = 40, 20, 6, 180
 	const stock = first + more*rounds

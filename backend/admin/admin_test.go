@@ -226,6 +226,7 @@ func TestWrongSKUsAndQuantities(t *testing.T) {
 
 // Row C1: each wrong field of a new campaign is refused by its name, before MySQL is asked for anything.
 func TestWrongCampaigns(t *testing.T) {
+	t.Attr("row", "C1")
 	a := offline(t)
 	good := map[string]string{"title": `"x"`, "valid_from": `"2026-07-01T10:00:00Z"`, "valid_until": `"2026-07-02T10:00:00Z"`, "total": "5"}
 	huge := strings.Repeat("9", 400)

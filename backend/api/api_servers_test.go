@@ -125,6 +125,7 @@ func TestAColdSaleIsLoadedOnce(t *testing.T) {
 // Row E2: hundreds come to a cold sale at once, by four processes: all are served from one load, or from as many as it
 // takes where a process is held up for longer than its lock. (TestASaleIsLoadedByOneProcess has the former alone.)
 func TestHundredsComeToAColdSale(t *testing.T) {
+	t.Attr("row", "E2")
 	const processes, each, presses = 4, 75, 25
 	redis, db := backendtest.Redis(t), backendtest.MySQL(t)
 	sale := backendtest.Sale(t, db, backendtest.SaleOptions{Stock: processes * presses})

@@ -81,6 +81,7 @@ func cluster(t *testing.T) (addrs []string) {
 
 // Row E8: the SKUs of one cart live in different slots, on different nodes.
 func TestCartsOnARedisCluster(t *testing.T) {
+	t.Attr("row", "E8")
 	addrs := cluster(t)
 	redis, err := reserve.Open(reserve.Config{Addrs: addrs, Prefix: "c:"})
 	if err != nil {

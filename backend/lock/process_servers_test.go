@@ -149,6 +149,7 @@ func (p *other) ask(command string) string {
 
 // Row A5: processes exclude each other.
 func TestProcessesExcludeEachOther(t *testing.T) {
+	t.Attr("row", "A5")
 	l := newLocks(t)
 	var all []*other
 	for range 4 {
@@ -169,6 +170,7 @@ func TestProcessesExcludeEachOther(t *testing.T) {
 
 // Row A7: a holder that is stopped for longer than its lease wakes up, writes, and is refused; then it is told.
 func TestAHolderThatSleptThroughItsLeaseCannotWrite(t *testing.T) {
+	t.Attr("row", "A7")
 	l, dsn := newLocks(t), backendtest.MySQLDSN(t)
 	db := protected(t, dsn)
 	p := newProcess(t, l, dsn)
@@ -203,6 +205,7 @@ func TestAHolderThatSleptThroughItsLeaseCannotWrite(t *testing.T) {
 
 // Row C4: a lock survives the death of its holder: the others wait until its lease ends, and no longer.
 func TestTheLockOfADeadHolderIsTaken(t *testing.T) {
+	t.Attr("row", "C4")
 	l := newLocks(t)
 	p := newProcess(t, l, "")
 	if got := p.ask("acquire"); strings.Trim(got, "0123456789") != "" {

@@ -175,6 +175,7 @@ func TestValidateAccepts(t *testing.T) {
 
 // Row D12: as many orders are decided at once as suits the machine, unless the file says how many.
 func TestTheLineIsSizedToTheMachine(t *testing.T) {
+	t.Attr("row", "D12")
 	for _, c := range []struct{ deciding, inFlight, want int }{
 		{7, 1024, 7}, {0, 1 << 20, 256 * runtime.GOMAXPROCS(0)}, {0, 100, 50}, {0, 1, 1},
 	} {

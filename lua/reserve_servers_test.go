@@ -27,6 +27,7 @@ func (s *sale) now() int64 {
 
 // Rows B2, B4: one script decides, and adds the order to the stream in the same moment.
 func TestReserveWritesEverything(t *testing.T) {
+	t.Attr("row", "B2 B4")
 	s := openSale(t, options{stock: 10, limit: 3})
 	before := s.now()
 	want(t, s.reserve(press{uid: "ann", quantity: 2, order: "o1", key: "k 1?{}", tr: "00-abc"}), lua.Reserved, "o1", "8", "2")
@@ -69,6 +70,7 @@ func TestReserveWritesEverything(t *testing.T) {
 //
 // Rows A1, A2, B2: each refusal has its own answer.
 func TestReserveRefuses(t *testing.T) {
+	t.Attr("row", "A1 A2 B2")
 	closed := func(gate string) func(*sale) { return func(s *sale) { s.set("gate", gate) } }
 	one := func(s *sale) { s.reserve(press{uid: "ann", quantity: 2, order: "o1", key: "k"}) }
 	far := int64(1) << 50
@@ -183,6 +185,7 @@ const never = 1 << 52 // milliseconds
 
 // Row A1: before the start and after the end, by one clock.
 func TestTheWindowIsJudgedByRedisTime(t *testing.T) {
+	t.Attr("row", "A1")
 	s := openSale(t, options{stock: 1000000, starts: never})
 	starts := s.now() + 150
 	s.define(2, starts, never, "")
@@ -210,6 +213,7 @@ func TestTheWindowIsJudgedByRedisTime(t *testing.T) {
 
 // Row D6: what is to come is not sold before its time, and needs no timer.
 func TestTranchesAreReleasedByRedisTime(t *testing.T) {
+	t.Attr("row", "D6")
 	later := func(first, second int64) string { return n(first) + ":4 " + n(second) + ":5" }
 	s := openSale(t, options{stock: 10, later: later(never, never)})
 	sold := 0
@@ -261,6 +265,7 @@ func TestFreedSlotsAreUsedAgain(t *testing.T) {
 
 // Row A2: 200 callers at once get what there is, and no unit more.
 func TestACrowdGetsExactlyTheStock(t *testing.T) {
+	t.Attr("row", "A2")
 	s := openSale(t, options{stock: 50, limit: 1})
 	got := all(t, 200, func(i int) ([]string, error) {
 		return s.tryReserve(press{uid: fmt.Sprint("u", i), order: fmt.Sprint("o", i)})
@@ -291,6 +296,7 @@ func TestACrowdWithQuantitiesGetsExactlyTheStock(t *testing.T) {
 
 // Row A4: one person, one order, however often and however much at once they press.
 func TestOneBuyerPressing200TimesGetsOne(t *testing.T) {
+	t.Attr("row", "A4")
 	s := openSale(t, options{stock: 50, limit: 1})
 	got := all(t, 200, func(i int) ([]string, error) { return s.tryReserve(press{uid: "ann", order: fmt.Sprint("o", i)}) })
 	counted(t, got, map[string]int{lua.Reserved: 1, lua.AlreadyOrdered: 199})

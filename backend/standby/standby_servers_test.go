@@ -26,6 +26,7 @@ import (
 
 // Row D9, beyond it: what comes back is offered to those who wait, in the order in which they came, and passes on.
 func TestTheLineIsServedInOrder(t *testing.T) {
+	t.Attr("row", "D9")
 	s := newShop(t, backendtest.SaleOptions{Stock: 2})
 	ids := s.buy("ann", "bob")
 	s.join("cyd", "dan", "eve")
@@ -138,6 +139,7 @@ func TestTheLineIsBounded(t *testing.T) {
 
 // Row D13: one at the limit, or who may not buy any more, is passed over, and told why; the unit goes to the next one.
 func TestWhoMayNotHaveItIsPassedOver(t *testing.T) {
+	t.Attr("row", "D13")
 	s := newShop(t, backendtest.SaleOptions{Stock: 2})
 	ids := s.buy("ann", "bob")
 	s.join("bob", "cyd", "dan", "eve") // bob's limit is for the caller to see; it may also be reached after the join

@@ -122,6 +122,7 @@ const (
 //
 // Row B3: a process dies at each place where it hurts.
 func TestFailpoints(t *testing.T) {
+	t.Attr("row", "B3")
 	sideBySide(t)
 	covered := []string{migration}
 	for _, f := range faults {

@@ -73,6 +73,7 @@ func (f *fixture) ed(header, claims any) string {
 
 // Row D11: only a valid token is a login.
 func TestTokens(t *testing.T) {
+	t.Attr("row", "D11")
 	f := setup(t)
 	unix := f.now.Unix()
 	good := m{"sub": "7", "exp": unix + 60}

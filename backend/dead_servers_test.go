@@ -193,6 +193,7 @@ func bothDrivers(t *testing.T, test func(t *testing.T, driver string)) {
 //
 // Rows B4, B7: a poison order dies alone, is kept, and is replayed.
 func TestDeadLettersFromDeathToReplay(t *testing.T) {
+	t.Attr("row", "B4 B7")
 	bothDrivers(t, func(t *testing.T, driver string) {
 		m := newMorgue(t, driver)
 		dead := m.dies("alice")
@@ -346,6 +347,7 @@ func TestAnOrderThatMySQLRefusesIsKeptUntilItDoesNot(t *testing.T) {
 //
 // Row B7: a replay has one effect.
 func TestAReplayedOrderIsSettledOnce(t *testing.T) {
+	t.Attr("row", "B7")
 	m := newMorgue(t, RedisStream)
 	a := m.press("alice")
 	snap, err := m.redis.Snapshot(t.Context(), m.sale)

@@ -45,6 +45,7 @@ func (w *world) claims(token string) []wire.Claim {
 
 // TestCouponStory is the life of a campaign, through the gateway. Row C1.
 func TestCouponStory(t *testing.T) {
+	t.Attr("row", "C1")
 	t.Parallel()
 	for _, guard := range []string{"conditional", "version"} {
 		t.Run(guard, func(t *testing.T) {

@@ -145,6 +145,7 @@ func counted(t *testing.T, name string, processes []*working) (n int64) {
 // Row E2: hundreds come to a cold sale at once, by four processes: all are served from one load. Only a process that was held
 // up for longer than its lock, or than the others wait for it, may cost one more.
 func TestHundredsComeToAColdSale(t *testing.T) {
+	t.Attr("row", "E2")
 	const processes, each, presses = 4, 75, 25
 	redis, db := backendtest.Redis(t), backendtest.MySQL(t)
 	sale := backendtest.Sale(t, db, backendtest.SaleOptions{Stock: processes * presses})

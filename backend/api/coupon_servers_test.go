@@ -43,6 +43,7 @@ func (w *working) coupons(uid, query string) wire.ClaimList {
 
 // Row C1: claims are listed to their owner page by page, used once, and are nobody else's.
 func TestCoupons(t *testing.T) {
+	t.Attr("row", "C1")
 	w := work(t, Limits{InFlight: 100, Waiting: 1, Connections: 100, Queued: 1000, Lag: time.Hour, Line: longLine}, os.Getenv("REDIS_ADDR"))
 	sale := backendtest.Sale(t, w.db, backendtest.SaleOptions{Kind: wire.Coupon, Stock: 100, Limit: 60})
 	id := accepted(t, w.press("ann", sale, "", `{"quantity":59}`))
@@ -135,6 +136,7 @@ func TestAClaimAsksForACategory(t *testing.T) {
 
 // Row C1: what is not published is unknown to the public, and what was issued before is its owner's all the same.
 func TestAHiddenCampaign(t *testing.T) {
+	t.Attr("row", "C1")
 	w := work(t, Limits{InFlight: 100, Waiting: 1, Connections: 100, Queued: 1000, Lag: time.Hour, Line: longLine}, os.Getenv("REDIS_ADDR"))
 	sale := backendtest.Sale(t, w.db, backendtest.SaleOptions{Kind: wire.Coupon, Stock: 100, Limit: 2})
 	id := accepted(t, w.press("ann", sale, "", ""))

@@ -33,12 +33,14 @@ var refusals = map[string]struct {
 }{
 	lua.KeyReused:      {problem.IdempotencyKeyReused, "this Idempotency-Key was accepted with another quantity; use a new key for another order", false},
 	lua.AlreadyOrdered: {problem.AlreadyOrdered, "your orders in this sale leave no room for this one within its limit for each user", false},
-	lua.SoldOut:        {problem.SoldOut, "nothing is available now", false},
-	lua.NotEnough:      {problem.InsufficientStock, "less is available than you asked for", false},
-	lua.NotStarted:     {problem.SaleNotStarted, "the sale has not started", false},
-	lua.Ended:          {problem.SaleEnded, "the sale has ended", false},
-	lua.Paused:         {problem.Overloaded, "the sale is paused; nothing was done, ask again", true},
-	lua.StaleEpoch:     {problem.Overloaded, "the sale's stock is being checked; nothing was done, ask again", true},
+	lua.TooMany: {problem.TooManyOrders, "too many of your orders in this sale have ended without being paid, so no other is taken from this account; an order that you hold stays yours: " +
+		"see GET /v1/orders?sale_id=", false},
+	lua.SoldOut:    {problem.SoldOut, "nothing is available now", false},
+	lua.NotEnough:  {problem.InsufficientStock, "less is available than you asked for", false},
+	lua.NotStarted: {problem.SaleNotStarted, "the sale has not started", false},
+	lua.Ended:      {problem.SaleEnded, "the sale has ended", false},
+	lua.Paused:     {problem.Overloaded, "the sale is paused; nothing was done, ask again", true},
+	lua.StaleEpoch: {problem.Overloaded, "the sale's stock is being checked; nothing was done, ask again", true},
 }
 
 // postOrder makes an order: the one request that the whole system is for.

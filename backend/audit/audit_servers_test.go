@@ -150,6 +150,7 @@ func TestCouponsBalance(t *testing.T) {
 
 // Row C1, row C2: the claims are held against the orders that were issued, one for each unit, and the finding names the order.
 func TestEachFaultOfAClaimIsFound(t *testing.T) {
+	t.Attr("row", "C1 C2")
 	for name, spoil := range map[string]func(s *shop, order string){
 		"a claim is missing":            func(s *shop, order string) { s.exec(`DELETE FROM coupon_claims WHERE id = ?`, order+".2") },
 		"all claims are missing":        func(s *shop, order string) { s.exec(`DELETE FROM coupon_claims`) },

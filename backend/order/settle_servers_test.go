@@ -28,6 +28,7 @@ import (
 //
 // Rows B3, D9: nothing accepted is lost.
 func TestWhatOthersCommittedIsDurableBeforeItCounts(t *testing.T) {
+	t.Attr("row", "B3 D9")
 	s := newShop(t)
 	sale := s.sale(backendtest.SaleOptions{Stock: 10})
 	id := s.press(sale, "alice", 1, "")
@@ -177,6 +178,7 @@ func TestOverlappingBatchesAtOnceInsertEachOrderOnce(t *testing.T) {
 
 // Rows A3, B5: checked again in the transaction; what fails the check ends in a row that says so.
 func TestMySQLIsTheJudgeWhateverRedisSays(t *testing.T) {
+	t.Attr("row", "A3 B5")
 	s := newShop(t)
 	sale := s.sale(backendtest.SaleOptions{Stock: 10})
 	var all []reserve.Entry
@@ -346,6 +348,7 @@ func TestOrdersThatEndedAreReleasedLaterWhereTheGateIsClosed(t *testing.T) {
 
 // Rows A4, E7: MySQL keeps the limit by itself, whatever comes from upstream.
 func TestLimitAndIdempotencyKeyAreDecidedByUniqueKeys(t *testing.T) {
+	t.Attr("row", "A4 E7")
 	s := newShop(t)
 	sale := s.sale(backendtest.SaleOptions{Stock: 10, Limit: 2})
 	first := forged(sale, "u", reserve.Entry{Quantity: 2, Slots: "1,2", Key: "k"})
@@ -373,6 +376,7 @@ func TestLimitAndIdempotencyKeyAreDecidedByUniqueKeys(t *testing.T) {
 
 // Row B5: the culprit alone is rejected, by name.
 func TestOnePoisonInABatchKeepsNobodyElse(t *testing.T) {
+	t.Attr("row", "B5")
 	s := newShop(t)
 	sale := s.sale(backendtest.SaleOptions{Stock: 100})
 	s.exec(`ALTER TABLE orders ADD CONSTRAINT poison CHECK (uid <> 'poison' OR status = 'rejected'), ADD CONSTRAINT deadly CHECK (uid <> 'deadly')`)
@@ -447,6 +451,7 @@ func TestRejectOfADeadLetterDoesNotUndoAGoodDelivery(t *testing.T) {
 
 // Row B3: a COMMIT whose answer is lost loses no order, and makes none twice.
 func TestALostCommitIsReadBack(t *testing.T) {
+	t.Attr("row", "B3")
 	s := newShop(t)
 	sale := s.sale(backendtest.SaleOptions{Stock: 20})
 	for i := range 20 {

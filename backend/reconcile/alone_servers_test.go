@@ -74,6 +74,7 @@ func (c *crowd) attempts() (n float64) {
 
 // Rows C4 and E2: of many that load a sale at once, in several processes, one does, and all have it.
 func TestASaleIsLoadedByOneProcess(t *testing.T) {
+	t.Attr("row", "C4 E2")
 	s := newSystem(t, false)
 	sale := backendtest.Sale(t, s.db, backendtest.SaleOptions{Stock: 5})
 	c := s.crowd(4)
@@ -101,6 +102,7 @@ func TestASaleIsLoadedByOneProcess(t *testing.T) {
 
 // Row C4: after a restart of Redis one process reconciles the sales, the others wait for it.
 func TestOneProcessRecoversForAll(t *testing.T) {
+	t.Attr("row", "C4")
 	const sales = 10
 	s := newSystem(t, false)
 	var ids []int64

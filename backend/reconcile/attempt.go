@@ -238,9 +238,7 @@ func (a *attempt) readOrders(ctx context.Context, tx *sql.Tx, queued []reserve.E
 		entry, waits := entries[id]
 		delete(entries, id) // in M
 		if !status.Live() {
-			if key.Valid {
-				a.load.Keys = append(a.load.Keys, reserve.AcceptedKey{UID: uid, Key: key.String, OrderID: id, Quantity: quantity})
-			}
+			a.load.Keys = append(a.load.Keys, reserve.AcceptedKey{UID: uid, Key: key.String, OrderID: id, Quantity: quantity})
 			return nil
 		}
 		if !waits {

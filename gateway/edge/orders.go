@@ -14,11 +14,11 @@ import (
 // order is POST /v1/sales/{id}/orders.
 func (x *exchange) order(sale int64) {
 	v := x.s.Gate.Order(sale, x.now)
-	if v.Refusal != nil && !(v.Doubtful() && x.known()) {
+	if v.Refusal != nil && !(v.Doubtful() && x.named()) {
 		x.prepared(ruleGate, v.Refusal, v.RetryAfter)
 		return
 	}
-	who, ok := x.user()
+	who, ok := x.buyer(v)
 	if !ok {
 		return
 	}

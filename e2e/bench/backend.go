@@ -451,9 +451,9 @@ func (s *shop) ready() (n int, err error) {
 	return n, nil
 }
 
-// until asks every few milliseconds whether something is so, for at most two minutes.
+// until asks every few milliseconds whether something is so, for at most ten minutes: a bound, for a machine that others use as well.
 func until(ctx context.Context, done func() (bool, error)) error {
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
 	defer cancel()
 	tick := time.NewTicker(3 * time.Millisecond)
 	defer tick.Stop()

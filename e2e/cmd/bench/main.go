@@ -80,7 +80,7 @@ func (c *measureCommand) Run(ctx context.Context, o *output) error {
 	if err != nil {
 		return err
 	}
-	options := bench.Options{Dir: filepath.Join(c.Out, "bench-data"), Bin: c.Bin, Self: self, Only: c.Only, Rounds: c.Rounds, Size: roundSize, Connections: 20_000, Sales: 2000, Window: 10 * time.Second, Log: o.stderr}
+	options := bench.Options{Dir: filepath.Join(c.Out, "bench-data"), Bin: c.Bin, Self: self, Only: c.Only, Rounds: c.Rounds, Size: roundSize, Connections: 20_000, Sales: 2000, Window: 5 * time.Second, Log: o.stderr}
 	for name, to := range map[string]*string{"REDIS_ADDR": &options.Redis, "MYSQL_DSN": &options.MySQL, "AMQP_URL": &options.AMQP, "AMQP_MANAGEMENT_URL": &options.Management} {
 		if *to = os.Getenv(name); *to == "" && (slices.Contains(c.Only, "backend") || slices.Contains(c.Only, "idle")) {
 			return cli.Usage("%s is not set: run it by build/stack exec, as make bench does", name)

@@ -104,6 +104,7 @@ pages: build ## every generated page of docs/ anew, with SOAK=1 the soak's, too:
 	$(if $(SOAK),$(MAKE) soak)
 	go test -count=1 ./e2e -run TestEveryRowHasItsTests -write-rows
 	@for page in $(PAGES); do [ ! -f build/$$page.md ] || cp build/$$page.md docs/; done
+	go test -count=1 ./e2e/bench -run TestReadmeQuotesTheSpeedTable -write-readme
 
 SHOPPERS ?= 20000
 STOCK ?= 500

@@ -20,7 +20,8 @@ import (
 	"github.com/valyala/fasthttp"
 	"golang.org/x/sync/errgroup"
 
-	"floodgate.internal/backend/broker"
+	"floodgate.internal/backend/outbox"
+	reserving "floodgate.internal/backend/reserve"
 	"floodgate.internal/e2e/stack"
 	"floodgate.internal/shared/development"
 	"floodgate.internal/shared/signing"
@@ -202,10 +203,10 @@ func (s *shop) compareDrain(ctx context.Context, api string) error {
 		}
 		var waiting int64
 		if err := until(ctx, func() (bool, error) {
-			ready, err := s.ready()
-			queued, e := s.redis.Do(ctx, s.redis.B().Xlen().Key(saleKeys(stack.RedisPrefix, s.sale)[4]).Build()).AsInt64()
+			queued, err := s.redis.Do(ctx, s.redis.B().Xlen().Key(saleKeys(stack.RedisPrefix, s.sale)[4]).Build()).AsInt64()
+			published, e := s.published(ctx)
 			waiting = queued
-			return int64(ready) == queued, errors.Join(err, e)
+			return published == queued, errors.Join(err, e)
 		}); err != nil {
 			return fmt.Errorf("the relay publishes: %w", err)
 		}
@@ -433,22 +434,29 @@ func (s *shop) follow(ctx context.Context, before, all int64) (float64, error) {
 	return float64(all-first) / time.Since(began).Seconds(), err
 }
 
-// ready is how many messages the partitions hold that were delivered to nobody.
-func (s *shop) ready() (n int, err error) {
-	ch, err := s.broker.Channel()
+// published is how many entries of the outbox the relay has noted as confirmed by the broker. What the queue holds says less: a
+// message may be there twice.
+func (s *shop) published(ctx context.Context) (int64, error) {
+	key := saleKeys(stack.RedisPrefix, s.sale)[4]
+	summary, err := s.redis.Do(ctx, s.redis.B().Xpending().Key(key).Group(reserving.Group).Build()).ToArray() // count, first, last, by consumer
+	if err != nil || len(summary) < 4 {
+		return 0, err
+	}
+	consumers, err := summary[3].ToArray()
+	if rueidis.IsRedisNil(err) {
+		return 0, nil
+	}
 	if err != nil {
 		return 0, err
 	}
-	defer ch.Close()
-	for partition := range 4 { // queue.partitions' default
-		name := broker.QueueName(partition)
-		q, err := ch.QueueDeclarePassive(name, true, false, false, false, nil)
-		if err != nil {
-			return 0, fmt.Errorf("queue %s: %w", name, err)
+	for _, c := range consumers {
+		if pair, err := c.AsStrSlice(); err != nil {
+			return 0, err
+		} else if len(pair) == 2 && pair[0] == outbox.Published {
+			return strconv.ParseInt(pair[1], 10, 64)
 		}
-		n += q.Messages
 	}
-	return n, nil
+	return 0, nil
 }
 
 // until asks every few milliseconds whether something is so, for at most ten minutes: a bound, for a machine that others use as well.

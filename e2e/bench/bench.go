@@ -201,11 +201,32 @@ func (b *bench) start(ctx context.Context, p stack.Program) (*stack.Process, err
 
 // startAlone starts a program that is compared, on the core that is kept for these.
 func (b *bench) startAlone(ctx context.Context, p stack.Program) (process *stack.Process, err error) {
+	if len(b.alone) == 0 {
+		return b.start(ctx, p)
+	}
 	err = on(b.alone, func() error {
 		process, err = b.start(ctx, p)
 		return err
 	})
 	return process, err
+}
+
+// split leaves the first core to what is compared: from now on this process, which is the load, and every process that it starts run
+// on the others, but for those that on starts. Where all share the cores, the load's speed decides how often a server sleeps and is
+// woken, and that costs as much as a small request. With one core, or not on Linux, nothing is split.
+func (b *bench) split() (undo func() error, err error) {
+	all, err := cores()
+	if err != nil || len(all) < 2 {
+		return func() error { return nil }, err
+	}
+	before := runtime.GOMAXPROCS(len(all) - 1)
+	undo = func() error {
+		b.alone = nil
+		runtime.GOMAXPROCS(before)
+		return bind(all)
+	}
+	b.alone = all[:1]
+	return undo, bind(all[1:])
 }
 
 func (b *bench) stopAll(ctx context.Context) {

@@ -4,12 +4,66 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"flag"
 	"os"
 	"reflect"
 	"strings"
 	"testing"
 	"time"
 )
+
+var writeReadme = flag.Bool("write-readme", false, "take README's rows from docs/speed.md anew")
+
+// README shows some rows of the speed table: each as it stands in docs/speed.md, so that none is from another run.
+func TestReadmeQuotesTheSpeedTable(t *testing.T) {
+	const readme, page = "../../README.md", "../../docs/speed.md"
+	key := func(line string) string { // what, and against what
+		cells := strings.SplitN(line, "|", 4)
+		if len(cells) < 4 || cells[0] != "" {
+			return ""
+		}
+		return cells[1] + "|" + cells[2]
+	}
+	table, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := map[string]string{}
+	for _, line := range strings.Split(string(table), "\n") {
+		if k := key(line); k != "" {
+			rows[k] = line
+		}
+	}
+	text, err := os.ReadFile(readme)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, section, _ := strings.Cut(string(text), "\n## How fast\n")
+	lines, quoted := strings.Split(section, "\n"), 0
+	for i, line := range lines {
+		k := key(line)
+		if k == "" {
+			continue
+		}
+		quoted++
+		switch {
+		case rows[k] == "":
+			t.Errorf("README: %s has no such row:\n%s", page, line)
+		case *writeReadme:
+			lines[i] = rows[k]
+		case rows[k] != line:
+			t.Errorf("README: got\n%s\n%s says\n%s\ntake it over: go test ./e2e/bench -run TestReadme -write-readme", line, page, rows[k])
+		}
+	}
+	if quoted < 3 { // the head is two
+		t.Error("README shows no row of the speed table")
+	}
+	if *writeReadme {
+		if err := os.WriteFile(readme, []byte(before+"\n## How fast\n"+strings.Join(lines, "\n")), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
 
 func TestFigures(t *testing.T) {
 	got, err := figures([]byte("goos: linux\nBenchmarkOverload/10x-2 \t       1\t         0 ns/op\t       391.5 goodput/s\t         1.003 goodput/peak\nPASS\n"))

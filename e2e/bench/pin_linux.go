@@ -29,29 +29,8 @@ func maskOf(cores []int) (set unix.CPUSet) {
 	return set
 }
 
-// split leaves the first core to what is compared: from now on this process, which is the load, and every process that it starts run
-// on the others, but for those that on starts. Where all share the cores, the load's speed decides how often a server sleeps and is
-// woken, and that costs as much as a small request. With one core nothing is split.
-func (b *bench) split() (undo func() error, err error) {
-	all, err := cores()
-	if err != nil || len(all) < 2 {
-		return func() error { return nil }, err
-	}
-	before := runtime.GOMAXPROCS(len(all) - 1)
-	undo = func() error {
-		b.alone = nil
-		runtime.GOMAXPROCS(before)
-		return bind(all)
-	}
-	b.alone = all[:1]
-	return undo, bind(all[1:])
-}
-
 // on does something on a thread that is bound to cores. A process that it starts has the thread's cores.
 func on(cores []int, do func() error) error {
-	if len(cores) == 0 {
-		return do()
-	}
 	done := make(chan error)
 	go func() {
 		runtime.LockOSThread() // for good: the thread ends with the goroutine

@@ -64,6 +64,8 @@ type Row struct {
 	Theirs  float64 `json:"theirs"`
 	Unit    string  `json:"unit"`
 	Rounds  int     `json:"rounds"`
+	Swing   float64 `json:"swing,omitempty"`   // of our side: its costliest round, in cheapest rounds; of several runs the greatest
+	Load    float64 `json:"load,omitempty"`    // what a request cost the load, in Unit
 	Unequal string  `json:"unequal,omitempty"` // what the two sides do not do alike, or how far the figure reaches
 }
 
@@ -146,6 +148,7 @@ func Merge(runs []*Report) (*Report, error) {
 					return nil, fmt.Errorf("merge: row %d of run %d is %q against %q, of the first %q against %q", i+1, n+1, r.What, r.Against, row.What, row.Against)
 				}
 				ratios, ours, theirs = append(ratios, r.Ratio), append(ours, r.Ours), append(theirs, r.Theirs)
+				row.Swing, row.Load = max(row.Swing, r.Swing), max(row.Load, r.Load)
 			}
 			row.Runs, row.Ratio, row.Low, row.High = ratios, quantile(ratios, 0.5), slices.Min(ratios), slices.Max(ratios)
 			row.Ours, row.Theirs = quantile(ours, 0.5), quantile(theirs, 0.5)
@@ -247,6 +250,7 @@ func (b *bench) add(r Row, ours, theirs []float64) {
 	}
 	r.Ratio, r.Low, r.High = quantile(ratios, 0.5), quantile(ratios, 0.25), quantile(ratios, 0.75)
 	r.Ours, r.Theirs, r.Rounds = quantile(ours, 0.5), quantile(theirs, 0.5), len(ours)
+	r.Swing = slices.Max(ours) / slices.Min(ours)
 	b.report.Rows = append(b.report.Rows, r)
 	b.Progress("%s: %s of %s (%s)", r.What, r.Times(), r.Against, r.Sides())
 }

@@ -146,7 +146,7 @@ func TestCPUOf(t *testing.T) {
 
 func TestReport(t *testing.T) {
 	r := &Report{At: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Commit: "0123456789ab with changes", Took: 90, Processors: 2, Go: "go1.26", Runs: 3, Rows: []Row{
-		{What: "an order <refused>", Against: "nginx", Ratio: 0.7, Low: 0.6, High: 0.75, Runs: []float64{0.6, 0.7, 0.75}, Goal: 0.8, Limit: AtMost, Ours: 7, Theirs: 10, Unit: "µs of CPU a request", Rounds: 9, Unequal: "nginx verifies no token"},
+		{What: "an order <refused>", Against: "nginx", Ratio: 0.7, Low: 0.6, High: 0.75, Runs: []float64{0.6, 0.7, 0.75}, Goal: 0.8, Limit: AtMost, Ours: 7, Theirs: 10, Unit: "µs of CPU a request", Rounds: 9, Unequal: "nginx verifies no token", Load: 8, Swing: 1.5},
 		{What: "goodput", Against: "its own peak", Ratio: 0.5, Goal: 0.9, Limit: AtLeast, Ours: 200, Theirs: 400, Unit: "requests/s", Rounds: 1},
 		{What: "allocations", Plain: true, Ratio: 0, Goal: 0, Limit: AtMost, Unit: "allocations", Rounds: 1},
 		{What: "a visit", Against: "HAProxy", Goal: 1.3, Limit: AtMost},
@@ -162,6 +162,7 @@ func TestReport(t *testing.T) {
 		}
 	}
 	for _, want := range []string{"Made by `make bench RUNS=3` on 2026-01-02 03:04 UTC, at commit 0123456789ab with changes, on 2 processors, with go1.26, in 1.5 min.",
+		"The costliest round of an order <refused> was 1.5 times the cheapest of the same run, at 7 µs of CPU a request by the median, and the load spends 8 on one. A refused",
 		"the median of 3 runs and, in brackets, the lowest and the highest run",
 		"\n| an order <refused> | nginx | 0.70x (0.60 to 0.75) | at most 0.80x | reached | nginx verifies no token |\n", "\n| goodput | its own peak | 0.50x | at least 0.90x | **missed** |  |\n",
 		"\n| allocations |  | 0 allocations | at most 0 allocations | reached |  |\n", "\n| a visit | HAProxy | not measured | at most 1.30x | not measured |  |\n"} {

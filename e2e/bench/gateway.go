@@ -110,21 +110,21 @@ func (b *bench) gateway(ctx context.Context) (err error) {
 		path   string
 		proxy  bool    // compared with a proxy, not with a server that has the answer
 		goal   float64 // against the plain program
-		nginx  []nginxs
+		nginx  []rival
 	}{
 		{what: "an order refused as sold out", status: 409, one: order(goneSale, tokens[0], "a-key"), path: ordersPath(goneSale), goal: 1,
-			nginx: []nginxs{{"nginx with Lua and a shared dict", "", Row{Goal: 0.9, Limit: AtMost, EachRun: true}, noToken}}},
+			nginx: []rival{{"nginx with Lua and a shared dict", "", Row{Goal: 0.9, Limit: AtMost, EachRun: true}, noToken}}},
 		{what: "an order refused before the start", status: 403, one: order(nextSale, tokens[0], "a-key"), path: ordersPath(nextSale), goal: 1,
-			nginx: []nginxs{{"nginx with Lua and a shared dict", "", Row{Goal: 0.9, Limit: AtMost, EachRun: true}, noToken}}},
+			nginx: []rival{{"nginx with Lua and a shared dict", "", Row{Goal: 0.9, Limit: AtMost, EachRun: true}, noToken}}},
 		{what: "an order refused by the user's limit", status: 429, asked: always(presses...), one: presses[0], path: ordersPath(openSale), goal: 1,
-			nginx: []nginxs{
+			nginx: []rival{
 				{"nginx's limit_req, the token verified by Lua", verifiedPath, Row{Goal: 1, Limit: AtMost}, "each remembers tokens that it has verified; nginx discards the body"},
 				{"nginx's limit_req, the token not verified", "", Row{Goal: 1.2, Limit: AtMost}, "the gateway verifies the token, nginx takes it as a key; nginx discards the body"},
 			}},
 		{what: "a page of 4 KB out of the cache", status: 200, one: get("/v1/sales", ""), path: "/v1/sales", goal: 1.1,
-			nginx: []nginxs{{"nginx's proxy_cache", "", Row{Goal: 1, Limit: Below}, "nginx's cache is files"}}},
+			nginx: []rival{{"nginx's proxy_cache", "", Row{Goal: 1, Limit: Below}, "nginx's cache is files"}}},
 		{what: "an order's status, passed on to the backend", status: 200, asked: always(statuses...), one: statuses[0], proxy: true, goal: 1.2,
-			nginx: []nginxs{{"nginx's proxy_pass", "", Row{}, "the gateway verifies the token, signs the request, applies three limits and checks the answer's nonce"}}},
+			nginx: []rival{{"nginx's proxy_pass", "", Row{}, "the gateway verifies the token, signs the request, applies its limits and checks the answer's nonce"}}},
 	}
 	answers := Peer{Kind: bare, Answers: map[string]Answer{}}
 	for _, c := range compared {
@@ -155,7 +155,7 @@ func (b *bench) gateway(ctx context.Context) (err error) {
 		rows := []Row{{Against: "a bare fasthttp server with the same bytes", Goal: c.goal, Limit: AtMost, Unequal: "the bare server decides nothing"}}
 		if c.proxy {
 			sides[1] = side{passing, pass.Listen, c.status, c.asked}
-			rows[0].Against, rows[0].Unequal = "a bare fasthttp proxy (HostClient)", "the gateway verifies the token, signs the request, applies three limits and checks the answer's nonce"
+			rows[0].Against, rows[0].Unequal = "a bare fasthttp proxy (HostClient)", "the gateway verifies the token, signs the request, applies its limits and checks the answer's nonce"
 		}
 		for _, n := range c.nginx {
 			asked := c.asked
@@ -176,20 +176,21 @@ func (b *bench) gateway(ctx context.Context) (err error) {
 			}
 			rows = append(rows, n.row)
 		}
-		costs, err := b.cpuOfEach(ctx, b.Size, sides...)
+		costs, load, err := b.cpuOfEach(ctx, b.Size, sides...)
 		if err != nil {
 			return fmt.Errorf("%s: %w", c.what, err)
 		}
 		for i, row := range rows {
 			row.What, row.Unit = c.what, "µs of CPU a request"
+			row.Load = load
 			b.add(row, costs[0], costs[1+i])
 		}
 	}
 	return nil
 }
 
-// nginxs is what of nginx a refusal or a page is compared with.
-type nginxs struct {
+// rival is a way of nginx to do the same.
+type rival struct {
 	against string
 	path    string // asked instead; "" for the same
 	row     Row
@@ -223,7 +224,7 @@ func answerSizes(unequal, ours string, request []byte, theirs string, same []byt
 		}
 		sizes[i] = len(a.Header.Header()) + len(a.Body())
 	}
-	return fmt.Sprintf("%s; its answer has %d bytes, the gateway's %d", unequal, sizes[1], sizes[0]), nil
+	return fmt.Sprintf("%s; nginx's answer has %d bytes, the gateway's %d", unequal, sizes[1], sizes[0]), nil
 }
 
 // spend takes what nginx lets each user have.

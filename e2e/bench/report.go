@@ -110,8 +110,6 @@ func (r Row) Verdict() string {
 	return "**missed**"
 }
 
-// markdown is the page. What it says of the spread was found by binding both sides to one core each, and by binding nothing: 15 to 25
-// rounds of the same two programs, minutes apart.
 const markdown = `# Speed, as ratios
 
 %s
@@ -119,20 +117,33 @@ const markdown = `# Speed, as ratios
 The figures are %s. They are CPU time for a request where nothing else is said, of the process that is compared, by its own accounting, in short rounds in
 turn. %d of the goals are missed.
 
-How far they can be trusted: a request that is refused costs about 10 µs, most of it in the kernel, and the load's side of it costs as much. In a virtual machine, putting a
-thread to sleep and waking it costs about the same again. So a round's figure depends on how often the server sleeps, which is up to the load, the scheduler and other
-guests: rounds of the same program, seconds apart, differ by up to a factor of two, and medians of two runs by a quarter. That alone is how one
-row, without a change of code, was 0.88x in one run and 0.67x in another. Therefore what the gateway's rows compare has a core of its own now (one worker, one
-core; the load has the others), there are several runs, and the lowest and the highest are shown.
+## How far they can be trusted
+
+%sA refused request is little more than a few system calls and a thread that is woken, on both sides of the connection. How often
+a server sleeps and is woken depends on how fast the load comes, and on the scheduler and other guests of the machine. An earlier table showed one run with all
+processes on all cores; one of its rows changed by a quarter between two runs of the same code. Now what the gateway's rows compare has a core of its own
+(one worker, one core; the load has the others), there are several runs, and the lowest and the highest are shown.
+
+## The table
 
 | what | against | figure | goal | | what is unequal |
 |---|---|---|---|---|---|
 `
 
+// trust is what was seen of the spread within runs.
+func (r *Report) trust() string {
+	for _, row := range r.Rows {
+		if row.Load > 0 { // the first, which is a refusal
+			return fmt.Sprintf("The costliest round of %s was %.1f times the cheapest of the same run, at %s %s by the median, and the load spends %s on one. ", row.What, row.Swing, brief(row.Ours), row.Unit, brief(row.Load))
+		}
+	}
+	return ""
+}
+
 // WriteMarkdown writes the table for docs/.
 func (r *Report) WriteMarkdown(w io.Writer) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, markdown, r.By(), r.Brackets(), r.Missed())
+	fmt.Fprintf(&b, markdown, r.By(), r.Brackets(), r.Missed(), r.trust())
 	for _, row := range r.Rows {
 		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s |\n", row.What, row.Against, row.Times(), row.Wanted(), row.Verdict(), row.Unequal)
 	}

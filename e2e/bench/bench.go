@@ -113,6 +113,7 @@ type Report struct {
 	Processors int       `json:"processors"`
 	Go         string    `json:"go"`
 	Runs       int       `json:"runs"`
+	Partial    string    `json:"partial,omitempty"` // what was left out of a run
 	Rows       []Row     `json:"rows"`
 }
 
@@ -131,9 +132,9 @@ func Merge(runs []*Report) (*Report, error) {
 		return nil, errors.New("merge: no runs")
 	}
 	first := runs[0]
-	out := &Report{At: first.At, Commit: first.Commit, Processors: first.Processors, Go: first.Go, Runs: len(runs)}
+	out := &Report{At: first.At, Commit: first.Commit, Processors: first.Processors, Go: first.Go, Runs: len(runs), Partial: first.Partial}
 	for n, run := range runs {
-		if run.Commit != out.Commit || run.Processors != out.Processors || len(run.Rows) != len(first.Rows) {
+		if run.Commit != out.Commit || run.Partial != out.Partial || run.Processors != out.Processors || len(run.Rows) != len(first.Rows) {
 			return nil, fmt.Errorf("merge: run %d is of commit %s, %d processors and %d rows, the first of commit %s, %d processors and %d rows",
 				n+1, run.Commit, run.Processors, len(run.Rows), out.Commit, out.Processors, len(first.Rows))
 		}

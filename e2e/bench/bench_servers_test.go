@@ -5,10 +5,12 @@ package bench
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -70,5 +72,13 @@ func TestBothSidesAreMeasured(t *testing.T) {
 			return row.Ratio <= 0 || row.Ours <= 0 || row.Theirs <= 0 && !row.Plain || row.Unit == ""
 		}) {
 		t.Errorf("got %d rows, %d measured: %+v", len(r.Rows), len(measured), r.Rows)
+	}
+	for _, begins := range mainRows[2:] { // README's
+		if strings.HasPrefix(begins, "| goodput ") { // of a part that is not run here
+			continue
+		}
+		if !slices.ContainsFunc(r.Rows, func(row Row) bool { return fmt.Sprintf("| %s | %s |", row.What, row.Against) == begins }) {
+			t.Errorf("README is to show %s, and there is no such row", begins)
+		}
 	}
 }

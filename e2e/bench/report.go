@@ -40,7 +40,11 @@ func (r *Report) Missed() (n int) {
 
 // By is where the table comes from.
 func (r *Report) By() string {
-	return fmt.Sprintf("Made by `make bench RUNS=%d` on %s UTC, at commit %s, on %d processors, with %s, in %s.", r.Runs, r.At.Format("2006-01-02 15:04"), r.Commit, r.Processors, r.Go, r.Minutes())
+	partial := ""
+	if r.Partial != "" {
+		partial = " (" + r.Partial + ")"
+	}
+	return fmt.Sprintf("Made by `make bench RUNS=%d`%s on %s UTC, at commit %s, on %d processors, with %s, in %s.", r.Runs, partial, r.At.Format("2006-01-02 15:04"), r.Commit, r.Processors, r.Go, r.Minutes())
 }
 
 // Brackets is what the figures in brackets are.

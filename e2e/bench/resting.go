@@ -92,12 +92,12 @@ func (b *bench) connections(ctx context.Context) error {
 			return fmt.Errorf("connection %d: %w", i+1, err)
 		}
 		if i == 0 { // all that is made once is there
-			if before, err = settledMemory(ctx, gate.PID()); err != nil {
+			if before, err = b.settledMemory(ctx, gate.PID()); err != nil {
 				return err
 			}
 		}
 	}
-	after, err := settledMemory(ctx, gate.PID())
+	after, err := b.settledMemory(ctx, gate.PID())
 	if err != nil {
 		return err
 	}
@@ -106,8 +106,9 @@ func (b *bench) connections(ctx context.Context) error {
 	return nil
 }
 
-// settledMemory is the resident memory of a process once it has not changed by a hundredth for three seconds, or after twenty.
-func settledMemory(ctx context.Context, pid int) (bytes int64, err error) {
+// settledMemory is the resident memory of a process once it has not changed by a hundredth in three looks, or after twenty, with a fifth of
+// a window between them.
+func (b *bench) settledMemory(ctx context.Context, pid int) (bytes int64, err error) {
 	same := 0
 	for range 20 {
 		now, err := residentMemory(pid)
@@ -122,7 +123,7 @@ func settledMemory(ctx context.Context, pid int) (bytes int64, err error) {
 		if bytes = now; same == 3 {
 			break
 		}
-		if err := rest(ctx, time.Second); err != nil {
+		if err := rest(ctx, b.Window/5); err != nil {
 			return 0, err
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -41,7 +42,7 @@ type output struct{ stdout, stderr io.Writer }
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	var g grammar
-	kc, err := cli.Parse(&g, args, stdout, stderr, kong.Name("bench"), kong.Description(
+	kc, err := cli.Parse(&g, args, stdout, stderr, kong.Name("bench"), kong.Vars{"rounds": strconv.Itoa(usualRounds)}, kong.Description(
 		"Measures what the gateway and the backend cost, as ratios against the plainest programs that do the same, and nginx, side by side on this machine. "+
 			"It finds the servers in its environment, as stack exec starts them, and writes bench.json, bench.html and speed.md."))
 	if err != nil || kc == nil {
@@ -57,9 +58,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 // roundSize makes a round long enough to be measured, and short enough that the machine is the same for both sides of it.
 const roundSize = 8000
 
+const usualRounds = 15
+
 type measureCommand struct {
 	Only   []string `help:"Some of the parts gateway, connections, memory, overload, backend, idle (default: all)." placeholder:"PART"`
-	Rounds int      `default:"15" help:"Of each comparison of CPU time, from 3 to 1000."`
+	Rounds int      `default:"${rounds}" help:"Of each comparison of CPU time, from 3 to 1000."`
 	Out    string   `default:"build" help:"Where bench.json, bench.html and speed.md are written."`
 	Bin    string   `default:"build" help:"Where the binaries backend and gateway are."`
 }
@@ -81,6 +84,13 @@ func (c *measureCommand) Run(ctx context.Context, o *output) error {
 		return err
 	}
 	options := bench.Options{Dir: filepath.Join(c.Out, "bench-data"), Bin: c.Bin, Self: self, Only: c.Only, Rounds: c.Rounds, Size: roundSize, Connections: 20_000, Sales: 2000, Window: 5 * time.Second, Log: o.stderr}
+	var partial []string
+	if len(c.Only) < len(bench.Parts) {
+		partial = append(partial, strings.Join(c.Only, " and ")+" alone")
+	}
+	if c.Rounds != usualRounds {
+		partial = append(partial, fmt.Sprintf("%d rounds", c.Rounds))
+	}
 	for name, to := range map[string]*string{"REDIS_ADDR": &options.Redis, "MYSQL_DSN": &options.MySQL, "AMQP_URL": &options.AMQP, "AMQP_MANAGEMENT_URL": &options.Management} {
 		if *to = os.Getenv(name); *to == "" && (slices.Contains(c.Only, "backend") || slices.Contains(c.Only, "idle")) {
 			return cli.Usage("%s is not set: run it by build/stack exec, as make bench does", name)
@@ -94,6 +104,7 @@ func (c *measureCommand) Run(ctx context.Context, o *output) error {
 	if err != nil {
 		return err
 	}
+	report.Partial = strings.Join(partial, ", ")
 	return publish(o, c.Out, report)
 }
 

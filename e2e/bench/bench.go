@@ -131,6 +131,9 @@ func Merge(runs []*Report) (*Report, error) {
 	if len(runs) == 0 {
 		return nil, errors.New("merge: no runs")
 	}
+	if len(runs) == 1 {
+		return runs[0], nil
+	}
 	first := runs[0]
 	out := &Report{At: first.At, Commit: first.Commit, Processors: first.Processors, Go: first.Go, Runs: len(runs), Partial: first.Partial}
 	for n, run := range runs {

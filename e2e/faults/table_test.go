@@ -46,6 +46,7 @@ var results struct {
 	mu    sync.Mutex // guards the rest
 	lines map[part][]line
 	notes []string
+	cuts  []cutLine
 }
 
 func report(p part, lines ...line) {
@@ -83,6 +84,9 @@ func spread(all []time.Duration) string {
 }
 
 func table() string {
+	if len(results.lines) == 0 {
+		return ""
+	}
 	var b strings.Builder
 	fmt.Fprintf(&b, `# What was killed or went wrong, and what became of the promises
 
@@ -113,20 +117,23 @@ refused for as long as the oldest of them has waited for more than orders.max_la
 	return b.String()
 }
 
-// TestMain writes build/faults.md after the tests, whatever came of them.
+// TestMain writes build/faults.md and build/powercut.md after the tests, whatever came of them.
 func TestMain(m *testing.M) {
 	flag.Parse()
 	if err := flag.Set("test.parallel", "8"); err != nil { // the tests wait more than they work
 		panic("BUG: " + err.Error())
 	}
 	code := m.Run()
-	if len(results.lines) > 0 {
+	for name, text := range map[string]string{"faults.md": table(), "powercut.md": cutTable()} {
+		if text == "" {
+			continue
+		}
 		root, err := stack.Root()
 		if err == nil {
 			err = os.MkdirAll(filepath.Join(root, "build"), 0o755)
 		}
 		if err == nil {
-			err = os.WriteFile(filepath.Join(root, "build", "faults.md"), []byte(table()), 0o644)
+			err = os.WriteFile(filepath.Join(root, "build", name), []byte(text), 0o644)
 		}
 		if err != nil {
 			fmt.Fprintln(os.Stderr, "write the table:", err)

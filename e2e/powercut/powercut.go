@@ -49,6 +49,8 @@ type Disk struct {
 	// Journal: any sync makes all earlier changes of names durable, as ext4 and XFS do. Else only a sync of the directory does, or,
 	// for the name of a file, a sync of that file, which is all that POSIX promises.
 	Journal bool
+	// Lies: the disk ignores every sync, so that a cut takes all that was written since Begin or Settle.
+	Lies bool
 }
 
 // Env is what the server needs in its environment.
@@ -57,7 +59,11 @@ func (d *Disk) Env() []string {
 	if d.Journal {
 		names = "journal"
 	}
-	return []string{"LD_PRELOAD=" + d.Library, "POWERCUT_DIR=" + d.Dir, "POWERCUT_SHADOW=" + d.Shadow, "POWERCUT_NAMES=" + names}
+	env := []string{"LD_PRELOAD=" + d.Library, "POWERCUT_DIR=" + d.Dir, "POWERCUT_SHADOW=" + d.Shadow, "POWERCUT_NAMES=" + names}
+	if d.Lies {
+		env = append(env, "POWERCUT_LIES=1")
+	}
+	return env
 }
 
 func (d *Disk) data() string { return filepath.Join(d.Shadow, "data") }
@@ -86,6 +92,64 @@ func (d *Disk) Begin() error {
 		fmt.Fprintf(&names, "L\t%s\t\t%s\n", key, path)
 	}
 	return os.WriteFile(filepath.Join(d.Shadow, "names"), names.Bytes(), 0o600)
+}
+
+// Settle takes everything in the directory as synced while the server runs, as what was written half a minute ago is: Linux
+// writes back by then what nobody synced. The server must be idle. Only with Journal.
+func (d *Disk) Settle() error {
+	before, err := d.names()
+	if err != nil {
+		return err
+	}
+	var names bytes.Buffer
+	for path, err := range d.files() {
+		if err != nil {
+			return err
+		}
+		from := filepath.Join(d.Dir, path)
+		key, err := keyOf(from)
+		if err == nil {
+			err = addTo(filepath.Join(d.data(), key), from)
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // it was removed meanwhile
+		}
+		if err != nil {
+			return err
+		}
+		delete(before, path)
+		fmt.Fprintf(&names, "L\t%s\t\t%s\n", key, path)
+	}
+	for path, key := range before {
+		fmt.Fprintf(&names, "U\t%s\t\t%s\n", key, path)
+	}
+	f, err := os.OpenFile(filepath.Join(d.Shadow, "names"), os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(names.Bytes())
+	return errors.Join(err, f.Close())
+}
+
+// addTo makes a copy of a file equal to it, and never shorter than it is: the library may add to the copy at the same time.
+func addTo(to, from string) error {
+	b, err := os.ReadFile(from)
+	if err != nil {
+		return err
+	}
+	info, err := os.Stat(from)
+	if err != nil {
+		return err
+	}
+	out, err := os.OpenFile(to, os.O_CREATE|os.O_WRONLY, info.Mode().Perm()|0o200)
+	if err != nil {
+		return err
+	}
+	_, err = out.WriteAt(b, 0)
+	if had, err2 := out.Stat(); err == nil && err2 == nil && had.Size() > info.Size() {
+		err = out.Truncate(int64(len(b)))
+	}
+	return errors.Join(err, out.Close())
 }
 
 // files are the regular files under the directory, relative to it.
@@ -148,7 +212,7 @@ func (l Loss) String() string {
 	if len(l.Changed) == 0 {
 		return "nothing was unsynced"
 	}
-	return fmt.Sprintf("%d bytes off the ends of files, of %d files something: %s", l.Bytes, len(l.Changed), strings.Join(l.Changed[:min(len(l.Changed), 6)], ", "))
+	return fmt.Sprintf("%d bytes off the ends of files, of %d files something: %s", l.Bytes, len(l.Changed), strings.Join(l.Changed[:min(len(l.Changed), 30)], ", "))
 }
 
 // Cut leaves of the files what was synced. The server must have been killed, and not run. It fails where the server did

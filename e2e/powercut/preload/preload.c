@@ -11,6 +11,8 @@
 // A new name, a rename and a removal are lost until the directory is synced, or, for the name of a file, until that file is
 // synced. With POWERCUT_NAMES=journal any sync makes all earlier ones durable, as the journals of ext4 and XFS do.
 //
+// With POWERCUT_LIES the disk says that it has synced, and has not: what begins with the server is all lost.
+//
 // What a program does that is not seen here (a file mapped for writing, a sync of the whole file system, a directory renamed)
 // is written to POWERCUT_SHADOW/unseen, so that the test fails instead of showing something untrue.
 
@@ -69,7 +71,7 @@ static long numbered;
 
 static char dir[PATHS], shadow[PATHS];
 static size_t dir_length;
-static int on, journal, names_fd = -1;
+static int on, journal, lies, names_fd = -1;
 
 static void unseen(const char *what, const char *path) {
 	char line[PATHS + 128], file[PATHS + 16];
@@ -102,6 +104,7 @@ __attribute__((constructor)) static void begin(void) {
 	strcpy(shadow, s);
 	dir_length = strlen(dir);
 	journal = n && !strcmp(n, "journal");
+	lies = getenv("POWERCUT_LIES") != NULL;
 	char path[PATHS + 16];
 	snprintf(path, sizeof path, "%s/names", shadow);
 	names_fd = syscall(SYS_openat, AT_FDCWD, path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
@@ -355,7 +358,7 @@ static char *read_all(int fd, size_t *length) {
 // sync_with calls fsync or fdatasync, and keeps what it made durable.
 static int sync_with(long call, int fd) {
 	struct stat st;
-	if (!on || fstat(fd, &st))
+	if (!on || lies || fstat(fd, &st))
 		return syscall(call, fd);
 	char directory[PATHS] = "";
 	if (S_ISDIR(st.st_mode)) {
@@ -579,14 +582,19 @@ EXPORT ssize_t sendfile64(int out, int in, off64_t *offset, size_t length) {
 EXPORT ssize_t sendfile(int out, int in, off_t *offset, size_t length) { return sendfile64(out, in, offset, length); }
 
 EXPORT void *mmap64(void *where, size_t length, int protection, int flags, int fd, off64_t offset) {
-	if (on && fd >= 0 && flags & MAP_SHARED && protection & PROT_WRITE) {
+	void *at = (void *)syscall(SYS_mmap, where, length, protection, flags, fd, offset);
+	if (on && at != MAP_FAILED && fd >= 0 && flags & MAP_SHARED && protection & PROT_WRITE) {
 		struct file *f;
 		if (!plain(fd, &f)) {
-			unseen("a file is mapped for writing", f->key);
+			char link[64], path[PATHS] = "";
+			snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+			if (readlink(link, path, sizeof path - 1) < 0)
+				path[0] = 0;
+			unseen("a file is mapped for writing", path);
 			pthread_mutex_unlock(&mu);
 		}
 	}
-	return (void *)syscall(SYS_mmap, where, length, protection, flags, fd, offset);
+	return at;
 }
 EXPORT void *mmap(void *where, size_t length, int protection, int flags, int fd, off_t offset) {
 	return mmap64(where, length, protection, flags, fd, offset);

@@ -34,6 +34,7 @@ type part int
 const (
 	partFailpoints part = iota
 	partKills
+	partTogether
 	partRedis
 	partRabbitMQ
 	partMySQL

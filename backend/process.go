@@ -228,7 +228,7 @@ func (p *process) begin(base, work *tier) error {
 	if p.roles.API || p.roles.Timer {
 		base.start("reconciler", p.reconciler.Keep)
 		base.start("stock", p.shelf.Keep)
-	} else if p.roles.Consumer {
+	} else { // whoever decides, or says what is not there, must know the life
 		base.start("life of redis", p.reconciler.Follow)
 	}
 	name := consumerName()

@@ -34,6 +34,7 @@ type part int
 const (
 	partFailpoints part = iota
 	partKills
+	partTogether
 	partRedis
 	partRabbitMQ
 	partMySQL
@@ -54,6 +55,7 @@ var results struct {
 	lines map[part][]line
 	again []again
 	notes []string
+	cuts  []cutLine
 }
 
 func report(p part, lines ...line) {
@@ -191,7 +193,7 @@ func TestOrdersAgainAreShownBesideTheGate(t *testing.T) {
 	}
 }
 
-// TestMain writes build/faults.md, or build/soak.md after a soak, whatever came of the tests.
+// TestMain writes build/faults.md, or build/soak.md after a soak, and build/powercut.md, whatever came of the tests.
 func TestMain(m *testing.M) {
 	flag.Parse()
 	if err := flag.Set("test.parallel", "8"); err != nil { // the tests wait more than they work
@@ -200,7 +202,7 @@ func TestMain(m *testing.M) {
 	file, command := page()
 	by := made.By(command)
 	code := m.Run()
-	for name, text := range map[string]string{file: table(by)} {
+	for name, text := range map[string]string{file: table(by), "powercut.md": cutTable(by)} {
 		if text == "" {
 			continue
 		}

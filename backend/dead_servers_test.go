@@ -31,6 +31,7 @@ type morgue struct {
 	queue string
 	amqp  string // "" with redis-stream
 	sale  int64
+	end   func() error // of the first process
 }
 
 // newMorgue has a sale of 10 open, and nobody who settles orders. More is added to the configuration.
@@ -46,7 +47,7 @@ func newMorgue(t *testing.T, driver string, more ...string) *morgue {
 	if err := m.run(t.Context(), "migrate"); err != nil {
 		t.Fatal(err)
 	}
-	m.start("-roles", "api,relay")
+	m.end = m.start("-roles", "api,relay")
 	m.waitReady()
 	m.sale = m.createSale(t, 10)
 	return m

@@ -83,7 +83,8 @@ func (w *world) couponStory(guard string) {
 		t.Errorf("beyond the limit: got order %s, want the newest, %s", third.orderID, second.orderID)
 	}
 	w.want(w.public("POST", path, bob, `{"quantity":3}`), 400, "BAD_REQUEST")
-	both := w.want(w.public("POST", path, bob, `{"quantity":2}`), 202, "")
+	w.want(w.public("POST", path, bob, `{"quantity":2,"category":"hats"}`), 400, "BAD_REQUEST")
+	both := w.want(w.public("POST", path, bob, `{"quantity":2,"category":"shoes"}`), 202, "")
 	w.want(w.public("POST", path, cyd, `{"quantity":2}`), 409, "INSUFFICIENT_STOCK")
 	w.want(w.public("POST", path, cyd, ""), 202, "")
 	w.want(w.public("POST", path, dan, ""), 409, "SOLD_OUT")

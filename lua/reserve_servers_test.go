@@ -277,6 +277,7 @@ func TestACrowdGetsExactlyTheStock(t *testing.T) {
 	s.adds(1)
 }
 
+// Row D12, for sales: of calls at the same time each decides by what the one before it left, also where they ask for several units.
 func TestACrowdWithQuantitiesGetsExactlyTheStock(t *testing.T) {
 	s := openSale(t, options{stock: 70, limit: 3})
 	got := all(t, 200, func(i int) ([]string, error) { // 40 buyers press five times each
@@ -325,7 +326,9 @@ func TestOneKeyFrom200CallersIsOneOrder(t *testing.T) {
 func TestAReleaseHappensOnce(t *testing.T) {
 	s := openSale(t, options{stock: 5, limit: 3})
 	s.reserve(press{uid: "ann", quantity: 3, order: "o1"})
-	got := all(t, 200, func(int) ([]string, error) { return s.try(lua.Release, keys(s.state, s.orders, s.buyers), "o1") })
+	got := all(t, 200, func(int) ([]string, error) {
+		return s.try(lua.Release, keys(s.state, s.orders, s.buyers, s.idem), "o1")
+	})
 	counted(t, got, map[string]int{lua.Released: 1, lua.Done: 199})
 	if got := s.hash(s.state)["stock"]; got != "5" {
 		t.Errorf("stock: got %s, want 5", got)
@@ -345,7 +348,7 @@ func TestASessionKeepsItsSums(t *testing.T) {
 		id := fmt.Sprintf("o%03d", i)
 		words, err := s.tryReserve(press{uid: fmt.Sprint("u", i%25), quantity: int64(i%2) + 1, order: id, key: fmt.Sprint("k", i%7)})
 		if err == nil && words[0] == lua.Reserved && i%3 == 0 {
-			return s.try(lua.Release, keys(s.state, s.orders, s.buyers), id)
+			return s.try(lua.Release, keys(s.state, s.orders, s.buyers, s.idem), id)
 		}
 		return words, err
 	})
@@ -381,7 +384,7 @@ func TestTheStandbyLineKeepsWhatIsAvailable(t *testing.T) {
 	want(t, s.reserve(press{uid: "bob", order: "o2"}), lua.SoldOut)
 	want(t, s.reserve(press{uid: "cyd", order: "o3", key: "standby o3", line: lua.ForLine}), lua.Reserved, "o3", "0", "2")
 	want(t, s.reserve(press{uid: "dan", order: "o4", line: lua.ForLine}), lua.SoldOut)
-	want(t, s.call(lua.Release, keys(s.state, s.orders, s.buyers), "o3"), lua.Released, "1")
+	want(t, s.call(lua.Release, keys(s.state, s.orders, s.buyers, s.idem), "o3"), lua.Released, "1")
 	want(t, s.reserve(press{uid: "cyd", order: "o3", key: "standby o3", line: lua.ForLine}), lua.Repeated, "o3") // once offered, never again
 	want(t, step(lua.StepRest, "4"), lua.Kept)                                                                   // somebody came since
 	want(t, step(lua.StepRest, "5"), lua.Done)

@@ -146,3 +146,31 @@ func TestAProcessThatHangsIsNotWaitedForForEver(t *testing.T) {
 		t.Errorf("got %v, gate %q; want it loaded", err, s.state(sale).Gate)
 	}
 }
+
+// Row C4: the lease is what the configuration says: Redis keeps the lock of a holder that died for as long.
+func TestTheLeaseOfALockIsConfigurable(t *testing.T) {
+	s := newSystem(t, false)
+	s.rec.Lease(time.Hour)
+	dead, cancel := context.WithCancel(t.Context())
+	if _, err := s.rec.alone(dead, "recovery"); err != nil {
+		t.Fatal(err)
+	}
+	cancel() // nobody renews it any more
+	c := s.redis.Client()
+	left, err := c.Do(t.Context(), c.B().Pttl().Key(s.redis.Prefix()+"{lock:recovery}:holder").Build()).AsInt64()
+	if err != nil || left < (50*time.Minute).Milliseconds() || left > time.Hour.Milliseconds() {
+		t.Errorf("the lock of a dead holder: got %v left, %v; want an hour", time.Duration(left)*time.Millisecond, err)
+	}
+	other := s.reconciler(nil)
+	other.Lease(time.Second)
+	other.takeover = time.Minute
+	done, err := other.alone(t.Context(), "another")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer done()
+	left, err = c.Do(t.Context(), c.B().Pttl().Key(s.redis.Prefix()+"{lock:another}:holder").Build()).AsInt64()
+	if err != nil || left <= 0 || left > time.Second.Milliseconds() {
+		t.Errorf("the lock of another: got %v left, %v; want at most a second", time.Duration(left)*time.Millisecond, err)
+	}
+}

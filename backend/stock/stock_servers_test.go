@@ -557,3 +557,49 @@ func TestMoveRefuses(t *testing.T) {
 		t.Errorf("got %+v", u)
 	}
 }
+
+// Row E9: pessimistic. Who reads a SKU's row to decide keeps the others out until the decision is committed: the ledger's before,
+// and a cart's price, are what the row says then.
+func TestWhoReadsToDecideKeepsOthersOut(t *testing.T) {
+	r := newRoom(t)
+	sku := backendtest.SKU(t, r.db, 10, 100, "EUR")
+	first, err := r.db.BeginTx(t.Context(), &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+	r.must(err)
+	defer first.Rollback()
+	rows, err := Lock(t.Context(), first, []int64{sku})
+	r.must(err)
+	second, err := r.db.BeginTx(t.Context(), &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+	r.must(err)
+	defer second.Rollback()
+	var session int64
+	r.must(second.QueryRowContext(t.Context(), `SELECT CONNECTION_ID()`).Scan(&session))
+	type read struct {
+		rows Rows
+		err  error
+	}
+	reads := make(chan read, 1)
+	go func() {
+		rows, err := Lock(t.Context(), second, []int64{sku})
+		reads <- read{rows, err}
+	}()
+	for waiting := int64(0); waiting == 0; { // MySQL says so, or it did not wait
+		select {
+		case got := <-reads:
+			t.Fatalf("a second one read the row (available %d, %v) while the first was deciding", got.rows[sku].Available, got.err)
+		default:
+		}
+		waiting = r.count(`SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT' AND trx_mysql_thread_id = ?`, session)
+	}
+	r.must(rows.Move(t.Context(), first, time.Now(), []Change{{SKU: sku, Kind: Locked, Ref: "o1", Available: -4, Locked: 4}}))
+	r.must(first.Commit())
+	got := <-reads
+	r.must(got.err)
+	if a := got.rows[sku].Available; a != 6 {
+		t.Errorf("the second one decides by %d available units, want the 6 that the first one left", a)
+	}
+	r.must(got.rows.Move(t.Context(), second, time.Now(), []Change{{SKU: sku, Kind: Locked, Ref: "o2", Available: -6, Locked: 6}}))
+	r.must(second.Commit())
+	if n := r.count(`SELECT available_before FROM sku_ledger WHERE sku_id = ? AND ref = 'o2'`, sku); n != 6 {
+		t.Errorf("the ledger says that %d were available before the second, want 6", n)
+	}
+}

@@ -54,12 +54,14 @@ const (
 	AdoptBeforeShut    Bug = "let a restarted Redis adopt before the gate is closed"
 	AdoptIntoAnyEpoch  Bug = "adopt into a newer epoch than the one that was read before MySQL was asked for the order"
 	UnionWithGhosts    Bug = "reconcile with entries of the outbox whose orders Redis itself does not hold"
+	ReadBeforeRaise    Bug = "read the orders before the epoch is raised"
+	IntentsDoneByLoad  Bug = "mark the releases done that are open when the reservations are written"
 )
 
 // Bugs lists the planted mistakes.
 var Bugs = []Bug{RetireEarly, ReleaseUnkeyed, ReleaseIgnoresGate, UnionWithEnded, NoEpochCheck, AdoptWithoutOutbox,
 	AckBeforeCommit, NoRedisToken, NoMySQLToken, NoAdoptPhase, RepublishNothing, NoReleaseAgain, PromiseUnheld, ReserveBeforeShut, AdoptBeforeShut, AdoptIntoAnyEpoch,
-	UnionWithGhosts}
+	UnionWithGhosts, ReadBeforeRaise, IntentsDoneByLoad}
 
 const (
 	units     = 1
@@ -139,6 +141,7 @@ const (
 	reviving
 	draining
 	readingOutbox
+	raising
 	readingRows
 	writing
 	opening

@@ -41,6 +41,10 @@ func (a *Admin) archiveSale(r *request) (*answer, error) {
 	if before.ArchivedAt != nil {
 		return a.archiveAgain(r, id)
 	}
+	var token int64 // of the newest reconciler: one that begins from here on may move what is audited
+	if err := a.DB.QueryRowContext(r.Context(), `SELECT token FROM sale_stock WHERE sale_id = ?`, id).Scan(&token); err != nil {
+		return nil, fmt.Errorf("stock of sale %d: %w", id, err)
+	}
 	audited, err := a.over(r.Context(), before, s)
 	if err != nil {
 		return nil, err
@@ -57,14 +61,14 @@ func (a *Admin) archiveSale(r *request) (*answer, error) {
 		if err != nil {
 			return change{}, err
 		}
-		var units, locked, epoch, intents int64
-		if err := tx.QueryRowContext(ctx, `SELECT available, locked, epoch FROM sale_stock WHERE sale_id = ? FOR UPDATE`, id).Scan(&units, &locked, &epoch); err != nil {
+		var units, locked, epoch, newest, intents int64
+		if err := tx.QueryRowContext(ctx, `SELECT available, locked, epoch, token FROM sale_stock WHERE sale_id = ? FOR UPDATE`, id).Scan(&units, &locked, &epoch, &newest); err != nil {
 			return change{}, fmt.Errorf("stock of sale %d: %w", id, err)
 		}
 		if err := tx.QueryRowContext(ctx, `SELECT COUNT(*) FROM intents WHERE sale_id = ? AND done_at IS NULL`, id).Scan(&intents); err != nil {
 			return change{}, fmt.Errorf("open intents of sale %d: %w", id, err)
 		}
-		if now.Version != before.Version || locked > 0 || epoch != audited.MySQL.Epoch || intents > 0 {
+		if now.Version != before.Version || locked > 0 || epoch != audited.MySQL.Epoch || newest != token || intents > 0 {
 			return change{}, inTheWay(id, "it was changed while it was audited: ask again")
 		}
 		var todo []intent

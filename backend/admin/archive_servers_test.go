@@ -210,6 +210,7 @@ func TestTheTimerFinishesAnArchive(t *testing.T) {
 // Row A7: what changes between the two looks stops an archive, and so does one that waits for the queue, or a reconciler that has taken a
 // newer token.
 func TestWhatChangesMeanwhileStopsAnArchive(t *testing.T) {
+	t.Attr("row", "A7")
 	o := newOffice(t, 4)
 	s := do[saleJSON](o, 201, "POST", "/admin/v1/sales", openSale(``))
 	path := fmt.Sprintf("/admin/v1/sales/%d", s.ID)

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os/exec"
 	"strings"
 	"testing"
@@ -16,6 +15,7 @@ import (
 
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/shared/ports"
 	"floodgate.internal/shared/wire"
 )
 
@@ -25,18 +25,9 @@ func cluster(t *testing.T) (addrs []string) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	var nodes []rueidis.Client
-	var ports []int
-	var listeners []net.Listener
-	for range 6 { // three for clients, three for the nodes among themselves
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		listeners = append(listeners, l)
-		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
-	}
-	for _, l := range listeners {
-		l.Close()
+	ports, err := ports.Free(6) // three for clients, three for the nodes among themselves
+	if err != nil {
+		t.Fatal(err)
 	}
 	for i := range 3 {
 		server := exec.Command("redis-server", "--port", fmt.Sprint(ports[i]), "--cluster-port", fmt.Sprint(ports[3+i]), "--bind", "127.0.0.1",
@@ -90,6 +81,7 @@ func cluster(t *testing.T) (addrs []string) {
 
 // Row E8: the SKUs of one cart live in different slots, on different nodes.
 func TestCartsOnARedisCluster(t *testing.T) {
+	t.Attr("row", "E8")
 	addrs := cluster(t)
 	redis, err := reserve.Open(reserve.Config{Addrs: addrs, Prefix: "c:"})
 	if err != nil {

@@ -288,6 +288,7 @@ func TestWhatFailedIsHandledAgainAndHoldsUpNoOtherSale(t *testing.T) {
 
 // Row B4: what a dead consumer holds is claimed by a living one.
 func TestOnlyWhatADeadConsumerHoldsIsTakenOver(t *testing.T) {
+	t.Attr("row", "B4")
 	s := backendtest.Redis(t)
 	load(t, s, 1)
 	ids := press(t, s, 1, 20)
@@ -324,6 +325,7 @@ func TestOnlyWhatADeadConsumerHoldsIsTakenOver(t *testing.T) {
 
 // Row B4: who comes back handles its own pending entries first.
 func TestARestartedConsumerFirstHandlesWhatItHeld(t *testing.T) {
+	t.Attr("row", "B4")
 	s := backendtest.Redis(t)
 	load(t, s, 1)
 	ids := press(t, s, 1, 20)
@@ -346,6 +348,7 @@ func TestARestartedConsumerFirstHandlesWhatItHeld(t *testing.T) {
 //
 // Row B4: no entry is lost, whoever had it.
 func TestAnEntryThatNobodyHoldsIsFound(t *testing.T) {
+	t.Attr("row", "B4")
 	s := backendtest.Redis(t)
 	load(t, s, 1)
 	ids := press(t, s, 1, 300) // more than one look takes
@@ -424,6 +427,7 @@ func TestSilentConsumersAreForgottenOnceTheyHoldNothing(t *testing.T) {
 
 // Row B4: the group is made where it is absent.
 func TestAnEmptiedRedisGetsItsGroupAnew(t *testing.T) {
+	t.Attr("row", "B4")
 	s := backendtest.Redis(t)
 	load(t, s, 1)
 	c := newCrowd(s)
@@ -458,6 +462,7 @@ func TestWhatIsNoOrderIsLeftOut(t *testing.T) {
 //
 // Row B4: after N deliveries a poison entry goes to the dead letters, alone.
 func TestOnlyTheCulpritOfTheOutboxDies(t *testing.T) {
+	t.Attr("row", "B4")
 	s := backendtest.Redis(t)
 	load(t, s, 1)
 	ids := press(t, s, 1, 20)

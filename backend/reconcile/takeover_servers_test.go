@@ -171,6 +171,7 @@ func TestReconcilersLeaveEachOtherToTheirWork(t *testing.T) {
 // A reconciler whose process hangs shows nothing: another one takes over. Row A7: what it writes when it wakes, be it to MySQL or to
 // Redis, carries the sale's token, which is no longer the newest, and is refused.
 func TestAReconcilerThatHangsIsTakenOverFromAndWritesNothing(t *testing.T) {
+	t.Attr("row", "A7")
 	s := newSystem(t, false)
 	sale, waiting := s.history()
 	s.settle(waiting)

@@ -226,7 +226,7 @@ func (s *script) reserve(ctx context.Context, uid, key string) (string, error) {
 	}
 	order := wire.NewOrderID(id.String(), 1)
 	answer, err := s.client.Do(ctx, s.client.B().Evalsha().Sha1(lua.Reserve.SHA).Numkeys(int64(len(s.keys))).Key(s.keys...).
-		Arg(s.epoch, uid, "1", order, key, "", "").Build()).ToArray()
+		Arg(s.epoch, uid, "1", order, key, "", "", "20").Build()).ToArray()
 	if err != nil {
 		return "", err
 	}

@@ -102,6 +102,7 @@ func seed(t *testing.T) uint64 {
 //
 // Rows B3, D9: any process dies at any moment, and nothing accepted is lost.
 func TestKills(t *testing.T) {
+	t.Attr("row", "B3 D9")
 	sideBySide(t)
 	o := options{batch: smallBatch}
 	if length(t) > 0 {

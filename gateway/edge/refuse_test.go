@@ -81,16 +81,17 @@ func follow(t testing.TB, clk *clock.Clock, reg prometheus.Registerer, staleAfte
 	return gate
 }
 
+var testKey = identity.Key{KID: "k", Alg: "HS256", Secret: "0123456789abcdef0123456789abcdef", Sign: true}
+
 // signed is a verifier, and the token of each uid.
 func signed(t testing.TB, clk *clock.Clock, uids ...string) (*identity.Verifier, map[string]string) {
-	key := identity.Key{KID: "k", Alg: "HS256", Secret: "0123456789abcdef0123456789abcdef", Sign: true}
-	verifier, err := identity.NewVerifier([]identity.Key{key}, 0, clk.Now)
+	verifier, err := identity.NewVerifier([]identity.Key{testKey}, identity.Rules{}, clk.Now)
 	if err != nil {
 		t.Fatal(err)
 	}
 	tokens := map[string]string{}
 	for _, uid := range uids {
-		if tokens[uid], _, err = identity.Mint(key, uid, time.Now(), time.Hour); err != nil {
+		if tokens[uid], _, err = (identity.Signer{Key: testKey}).Mint(uid, time.Now(), time.Hour); err != nil {
 			t.Fatal(err)
 		}
 	}

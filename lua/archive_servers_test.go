@@ -10,7 +10,12 @@ import (
 
 func (s *sale) forget() []string {
 	s.t.Helper()
-	return s.call(lua.Forget, keys(s.state, s.orders, s.buyers, s.idem, s.outbox, s.applied))
+	return s.forgetUnder(1)
+}
+
+func (s *sale) forgetUnder(token int64) []string {
+	s.t.Helper()
+	return s.call(lua.Forget, keys(s.state, s.orders, s.buyers, s.idem, s.outbox, s.applied), n(token))
 }
 
 func (s *sale) exists() int64 {
@@ -36,7 +41,13 @@ func TestForgetTakesEveryKeyButKeepsAnOutboxWithOrders(t *testing.T) {
 	}
 	entry := s.entries()[0].ID
 	s.call(lua.Retire, keys(s.outbox), "orders", entry)
-	want(t, s.forget(), lua.Forgotten, "6")
+	want(t, s.call(lua.Close, keys(s.state), "2"), lua.Closed, "1")
+	before = s.content()
+	want(t, s.forget(), lua.Lost, "2")
+	if after := s.content(); after != before {
+		t.Errorf("a refusal changed\n%s\ninto\n%s", before, after)
+	}
+	want(t, s.forgetUnder(2), lua.Forgotten, "6")
 	want(t, s.forget(), lua.Forgotten, "0")
 	if n := s.exists(); n != 0 {
 		t.Errorf("%d keys are left", n)

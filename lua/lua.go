@@ -67,6 +67,12 @@ var open string
 // Open opens a reconciled sale's gate.
 var Open = script(open)
 
+//go:embed beat.lua
+var beat string
+
+// Beat shows that the reconciler of a sale is at work.
+var Beat = script(beat)
+
 //go:embed adopt.lua
 var adopt string
 
@@ -192,6 +198,7 @@ const (
 	Lost           = "lost"
 	OK             = "ok"
 	Opened         = "opened"
+	Beating        = "beating"
 	Adopted        = "adopted"
 	Present        = "present"
 	Limit          = "limit"

@@ -13,7 +13,7 @@ import (
 )
 
 var scripts = map[string]lua.Script{
-	"reserve.lua": lua.Reserve, "release.lua": lua.Release, "close.lua": lua.Close, "load.lua": lua.Load, "open.lua": lua.Open,
+	"reserve.lua": lua.Reserve, "release.lua": lua.Release, "close.lua": lua.Close, "load.lua": lua.Load, "open.lua": lua.Open, "beat.lua": lua.Beat,
 	"adopt.lua": lua.Adopt, "retire.lua": lua.Retire, "adjust.lua": lua.Adjust, "define.lua": lua.Define, "sweep.lua": lua.Sweep, "stray.lua": lua.Stray,
 	"group.lua": lua.Group, "forget.lua": lua.Forget, "standby.lua": lua.Standby,
 	"reduce.lua": lua.Reduce, "sku_unlock.lua": lua.UnlockSKU, "sku_adjust.lua": lua.AdjustSKU, "sku_load.lua": lua.LoadSKU,
@@ -68,7 +68,7 @@ func TestEveryAnswerHasItsNameInGo(t *testing.T) {
 		}
 	}
 	for _, name := range []string{lua.Reserved, lua.Repeated, lua.KeyReused, lua.AlreadyOrdered, lua.SoldOut, lua.NotEnough, lua.NotStarted, lua.Ended,
-		lua.Paused, lua.GateClosed, lua.StaleEpoch, lua.NotLoaded, lua.Released, lua.Done, lua.Closed, lua.Lost, lua.OK, lua.Opened, lua.Adopted,
+		lua.Paused, lua.GateClosed, lua.StaleEpoch, lua.NotLoaded, lua.Released, lua.Done, lua.Closed, lua.Lost, lua.OK, lua.Opened, lua.Beating, lua.Adopted,
 		lua.Present, lua.Limit, lua.Applied, lua.Defined, lua.Older, lua.Granted, lua.Held, lua.Renewed,
 		lua.NotOwner, lua.Freed, lua.Kept, lua.Made, lua.Forgotten, lua.Queued, lua.Reduced, lua.AlreadyApplied, lua.Unlocked, lua.Claimed, lua.Available, lua.Joinable} {
 		if !answered[name] {

@@ -23,6 +23,31 @@ func TestCloseTakesTheHighestToken(t *testing.T) {
 	}
 }
 
+func TestOnlyTheReconcilerThatClosedTheGateBeats(t *testing.T) {
+	s := newSale(t)
+	beat := func(token string) []string { return s.call(lua.Beat, keys(s.state), token) }
+	want(t, beat("1"), lua.Lost) // nothing is there
+	if n, err := s.c.Do(t.Context(), s.c.B().Exists().Key(s.state).Build()).AsInt64(); n != 0 || err != nil {
+		t.Errorf("a beat made %d keys, %v", n, err)
+	}
+	want(t, s.call(lua.Close, keys(s.state), "1"), lua.Closed, "0")
+	want(t, beat("1"), lua.Beating, "1")
+	want(t, beat("1"), lua.Beating, "2")
+	want(t, s.call(lua.Close, keys(s.state), "2"), lua.Closed, "1")
+	want(t, beat("1"), lua.Lost)
+	want(t, beat("3"), lua.Lost)
+	want(t, beat("2"), lua.Beating, "3")
+	want(t, s.step(2, lua.StepBegin), lua.OK)
+	want(t, s.step(2, lua.StepFinish, "2", "5", "5", "0", "9999999999999", "1", "0", "0", "", "1", "0"), lua.OK)
+	want(t, beat("2"), lua.Beating, "4") // it adopts
+	want(t, s.call(lua.Open, keys(s.state), "2"), lua.Opened)
+	before := s.content()
+	want(t, beat("2"), lua.Lost)
+	if after := s.content(); before != after {
+		t.Errorf("a beat at an open gate changed\n%s\ninto\n%s", before, after)
+	}
+}
+
 func TestOnlyTheReconcilerThatClosedTheGateGoesOn(t *testing.T) {
 	s := openSale(t, options{})
 	finish := []string{lua.StepFinish, "2", "5", "5", "0", "9999999999999", "1", "0", "0", "", "1", "0"}

@@ -54,11 +54,15 @@ func (a *Admin) archiveSale(r *request) (*answer, error) {
 // archiving is the first look at a sale as it was read before; what it returns is the second look, and the archive. The refusal of either
 // is a problem.SaleStateConflict.
 func (a *Admin) archiving(ctx context.Context, before saleJSON, def catalog.Sale) (func(context.Context, *sql.Tx) (change, error), error) {
+	id := before.ID
+	var token int64 // of the newest reconciler: one that begins from here on may move what is audited
+	if err := a.DB.QueryRowContext(ctx, `SELECT token FROM sale_stock WHERE sale_id = ?`, id).Scan(&token); err != nil {
+		return nil, fmt.Errorf("stock of sale %d: %w", id, err)
+	}
 	audited, err := a.over(ctx, before, def)
 	if err != nil {
 		return nil, err
 	}
-	id := before.ID
 	return func(ctx context.Context, tx *sql.Tx) (change, error) {
 		now, s, err := a.lockSale(ctx, tx, id)
 		if err != nil {
@@ -71,14 +75,14 @@ func (a *Admin) archiving(ctx context.Context, before saleJSON, def catalog.Sale
 		if err != nil {
 			return change{}, err
 		}
-		var units, locked, epoch, intents int64
-		if err := tx.QueryRowContext(ctx, `SELECT available, locked, epoch FROM sale_stock WHERE sale_id = ? FOR UPDATE`, id).Scan(&units, &locked, &epoch); err != nil {
+		var units, locked, epoch, last, intents int64
+		if err := tx.QueryRowContext(ctx, `SELECT available, locked, epoch, token FROM sale_stock WHERE sale_id = ? FOR UPDATE`, id).Scan(&units, &locked, &epoch, &last); err != nil {
 			return change{}, fmt.Errorf("stock of sale %d: %w", id, err)
 		}
 		if err := tx.QueryRowContext(ctx, `SELECT COUNT(*) FROM intents WHERE sale_id = ? AND done_at IS NULL`, id).Scan(&intents); err != nil {
 			return change{}, fmt.Errorf("open intents of sale %d: %w", id, err)
 		}
-		if now.Version != before.Version || locked > 0 || epoch != audited.MySQL.Epoch || intents > 0 {
+		if now.Version != before.Version || locked > 0 || epoch != audited.MySQL.Epoch || last != token || intents > 0 {
 			return change{}, inTheWay(id, "it was changed while it was audited: ask again")
 		}
 		var todo []intent

@@ -207,8 +207,10 @@ func TestTheTimerFinishesAnArchive(t *testing.T) {
 	}
 }
 
-// What changes between the two looks stops an archive, or one that waits for the queue.
+// Row A7: what changes between the two looks stops an archive, and so does one that waits for the queue, or a reconciler that has taken a
+// newer token.
 func TestWhatChangesMeanwhileStopsAnArchive(t *testing.T) {
+	t.Attr("row", "A7")
 	o := newOffice(t, 4)
 	s := do[saleJSON](o, 201, "POST", "/admin/v1/sales", openSale(``))
 	path := fmt.Sprintf("/admin/v1/sales/%d", s.ID)
@@ -230,6 +232,11 @@ func TestWhatChangesMeanwhileStopsAnArchive(t *testing.T) {
 	archive("close it first")
 	window(-time.Second)
 	archive("what is queued was not settled in time")
+	o.Fence = func(context.Context, int64) error {
+		_, err := o.DB.Exec(`UPDATE sale_stock SET token = token + 1 WHERE sale_id = ?`, s.ID)
+		return err
+	}
+	archive("it was changed while it was audited")
 	o.Fence = func(context.Context, int64) error {
 		_, err := o.DB.Exec(`INSERT INTO intents (sale_id, kind, created_at) VALUES (?, 'define', ?)`, s.ID, time.Now().UTC())
 		return err

@@ -217,7 +217,11 @@ func (a *Admin) perform(ctx context.Context, i intent) error {
 		}
 	case "archive":
 		failpoint.Hit("admin.before-archive")
-		if err := a.Redis.Forget(ctx, i.sale); err != nil {
+		token, err := catalog.ArchiveToken(ctx, a.DB, i.sale)
+		if err != nil {
+			return err
+		}
+		if err := a.Redis.Forget(ctx, i.sale, token); err != nil {
 			return err
 		}
 		failpoint.Hit("admin.after-archive")

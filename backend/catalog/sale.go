@@ -5,6 +5,7 @@ package catalog
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -41,6 +42,30 @@ type Sale struct {
 	Version      int64 // counts changes
 	Tranches     []Tranche
 }
+
+// ArchiveToken is the fencing token under which an archived sale leaves Redis: the newest that its stock row has. ErrNoArchive:
+// MySQL has no such sale, or it is not archived.
+func ArchiveToken(ctx context.Context, q Queryer, sale int64) (token int64, err error) {
+	rows, err := q.QueryContext(ctx, `SELECT k.token FROM sales s JOIN sale_stock k ON k.sale_id = s.id WHERE s.id = ? AND s.archived_at IS NOT NULL`, sale)
+	if err != nil {
+		return 0, fmt.Errorf("token of sale %d: %w", sale, err)
+	}
+	defer rows.Close()
+	archived := rows.Next()
+	if archived {
+		err = rows.Scan(&token)
+	}
+	if err = errors.Join(err, rows.Err(), rows.Close()); err == nil && !archived {
+		err = ErrNoArchive
+	}
+	if err != nil {
+		return 0, fmt.Errorf("token of sale %d: %w", sale, err)
+	}
+	return token, nil
+}
+
+// ErrNoArchive: a sale is to leave Redis, and is not archived.
+var ErrNoArchive = errors.New("the sale is not archived")
 
 // Tranche is a part of the stock and when it goes on sale.
 type Tranche struct {

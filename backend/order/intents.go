@@ -259,7 +259,15 @@ func (b *Book) carryOut(ctx context.Context, i intent, defined map[int64]catalog
 // forget takes an archived sale out of Redis. A Redis that came back from an older copy may have entries in the outbox that
 // were retired since: those whose orders MySQL has are retired again.
 func (b *Book) forget(ctx context.Context, sale int64) error {
-	err := b.redis.Forget(ctx, sale)
+	token, err := catalog.ArchiveToken(ctx, b.db, sale)
+	if errors.Is(err, catalog.ErrNoArchive) {
+		b.log.Error("order: a sale that was archived is not any more: it stays in redis", "sale", sale)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	err = b.redis.Forget(ctx, sale, token)
 	if !errors.Is(err, reserve.ErrQueued) {
 		return err
 	}
@@ -284,7 +292,7 @@ func (b *Book) forget(ctx context.Context, sale int64) error {
 			return err
 		}
 	}
-	return b.redis.Forget(ctx, sale)
+	return b.redis.Forget(ctx, sale, token)
 }
 
 // archivedOf are those of the sales that are archived.

@@ -608,7 +608,7 @@ func TestAForgottenSaleStaysForgotten(t *testing.T) {
 	read(t, s, "a", time.Minute, sales(1, 2, 3), c.handle)
 	ids := append(press(t, s, 1, 3), press(t, s, 2, 3)...)
 	c.until(t, "the orders of both", func() bool { return c.has(ids) })
-	if err := s.Forget(t.Context(), 1); err != nil {
+	if err := s.Forget(t.Context(), 1, 1); err != nil {
 		t.Fatal(err)
 	}
 	for range 5 { // each time the reader has looked at all its sales before

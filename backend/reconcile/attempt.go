@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -25,15 +26,17 @@ const mostGhosts = 16
 
 // attempt is one reconciler at one sale. Its methods are the steps of the procedure, in order.
 type attempt struct {
-	r     *Reconciler
-	sale  int64
-	gates gates // nil: the Store's
-	token int64
-	first bool      // the sale never was in any Redis: nothing of it can be queued
-	left  bool      // another reconciler had closed the gate and not opened it: what is queued may itself wait for that
-	began time.Time // when the gate was closed; zero: it is not
-	load  reserve.Loaded
-	held  int // reservations that were written
+	r      *Reconciler
+	sale   int64
+	gates  gates // nil: the Store's
+	token  int64
+	first  bool      // the sale never was in any Redis: nothing of it can be queued
+	left   bool      // another reconciler had closed the gate and not opened it: what is queued may itself wait for that
+	began  time.Time // when the gate was closed; zero: it is not
+	pulse  *pulse    // since the gate was closed
+	load   reserve.Loaded
+	undone []int64 // intents that load includes and that nobody has marked as done
+	held   int     // reservations that were written
 }
 
 // gates close the gates of sales.
@@ -41,7 +44,7 @@ type gates interface {
 	Shut(ctx context.Context, sale, token int64) (present bool, err error)
 }
 
-// close is the first two steps.
+// close is the first two steps. From then on the attempt beats, whatever it waits for, until run ends.
 func (a *attempt) close(ctx context.Context) error {
 	if err := a.r.step(ctx, a.begin); err != nil {
 		return err
@@ -51,17 +54,30 @@ func (a *attempt) close(ctx context.Context) error {
 		return err
 	}
 	a.began = time.Now()
+	a.pulse = a.beats(ctx)
 	failpoint.Hit("reconcile.after-shut")
 	return nil
 }
 
-// run takes every step that is left.
+// run takes every step that is left. ErrLost: another reconciler took over, or Redis has lost what this one did.
 func (a *attempt) run(ctx context.Context) error {
 	if a.began.IsZero() {
 		if err := a.close(ctx); err != nil {
 			return err
 		}
 	}
+	defer a.pulse.end()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(a.pulse.lost, cancel)() // the work is for nothing from then on
+	err := a.work(ctx)
+	if err != nil && a.pulse.lost.Err() != nil {
+		return reserve.ErrLost
+	}
+	return err
+}
+
+func (a *attempt) work(ctx context.Context) error {
 	if err := a.drain(ctx); err != nil {
 		return err
 	}
@@ -79,6 +95,7 @@ func (a *attempt) run(ctx context.Context) error {
 		return err
 	}
 	failpoint.Hit("reconcile.before-open")
+	a.pulse.end()
 	if err := a.open(ctx); err != nil {
 		return err
 	}
@@ -155,9 +172,13 @@ func (a *attempt) drain(ctx context.Context) error {
 	return nil
 }
 
-// read is step 3: O from Redis, whose outbox only shrinks while the gate is closed, and then, in one transaction, a new
-// epoch, which keeps every older message out, and all that MySQL has. The stock row stays locked meanwhile, and nothing that
-// changes which orders are live commits without it.
+// readPage is how many rows one statement reads.
+const readPage = 2000
+
+// read is step 3: O from Redis, whose outbox only shrinks while the gate is closed; then a new epoch, which keeps every older message out;
+// and then, page by page but of one moment after that, all that MySQL has. Nothing waits for the reading: what changes after its moment
+// is no insert, for there is no message of the new epoch before write; and whatever ends an order leaves an intent, which is done when
+// the gate is open, once.
 //
 // An entry whose order Redis itself does not hold, and MySQL does not have, is a ghost. A Redis that dies while it writes a script's
 // effects down leaves their beginning in its append-only file; started, it forgets them, and goes on writing behind them; started once
@@ -175,8 +196,15 @@ func (a *attempt) read(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := a.raise(ctx); err != nil {
+		return err
+	}
+	return a.readRows(ctx, queued, unheld)
+}
+
+// raise raises the epoch. The stock row is locked for no longer than that.
+func (a *attempt) raise(ctx context.Context) error {
 	return store.InTx(ctx, a.r.db, func(tx *sql.Tx) error {
-		a.load = reserve.Loaded{}
 		r, err := tx.ExecContext(ctx, `UPDATE sale_stock SET epoch = epoch + 1 WHERE sale_id = ? AND token = ?`, a.sale, a.token)
 		if err != nil {
 			return fmt.Errorf("raise the epoch: %w", err)
@@ -184,43 +212,76 @@ func (a *attempt) read(ctx context.Context) error {
 		if n, err := r.RowsAffected(); err != nil || n != 1 {
 			return errors.Join(reserve.ErrLost, err)
 		}
-		if err := tx.QueryRowContext(ctx, `SELECT epoch, total FROM sale_stock WHERE sale_id = ?`, a.sale).Scan(&a.load.Epoch, &a.load.Total); err != nil {
-			return fmt.Errorf("read the stock row: %w", err)
+		a.load, a.undone = reserve.Loaded{}, nil
+		if err := tx.QueryRowContext(ctx, `SELECT epoch FROM sale_stock WHERE sale_id = ?`, a.sale).Scan(&a.load.Epoch); err != nil {
+			return fmt.Errorf("read the epoch: %w", err)
 		}
-		sales, err := catalog.Read(ctx, tx, a.sale)
-		if err != nil {
-			return err
-		}
-		if len(sales) != 1 {
-			return ErrUnknown
-		}
-		a.load.Definition = sales[0].Definition()
-		if a.load.Standby, err = standby.Newest(ctx, tx, a.sale); err != nil {
-			return err
-		}
-		if err := a.readIntents(ctx, tx); err != nil {
-			return err
-		}
-		return a.readOrders(ctx, tx, queued, unheld)
+		return nil
 	})
+}
+
+// readRows reads what MySQL has, and makes it durable there: the units of orders that ended are on sale again after this.
+func (a *attempt) readRows(ctx context.Context, queued []reserve.Entry, unheld map[string]bool) error {
+	if err := a.readMoment(ctx, queued, unheld); err != nil {
+		return err
+	}
+	return store.Durable(ctx, a.r.db)
+}
+
+// readMoment reads in one REPEATABLE READ transaction, which sees MySQL as of its first statement.
+func (a *attempt) readMoment(ctx context.Context, queued []reserve.Entry, unheld map[string]bool) error {
+	tx, err := a.r.db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelRepeatableRead, ReadOnly: true})
+	if err != nil {
+		return fmt.Errorf("begin to read: %w", err)
+	}
+	defer tx.Rollback() // it has changed nothing
+	var epoch, token int64
+	if err := tx.QueryRowContext(ctx, `SELECT epoch, token, total FROM sale_stock WHERE sale_id = ?`, a.sale).Scan(&epoch, &token, &a.load.Total); err != nil {
+		return fmt.Errorf("read the stock row: %w", err)
+	}
+	if token > a.token {
+		return reserve.ErrLost
+	}
+	if epoch != a.load.Epoch { // another server answers, which lags: older messages may be inserted there yet
+		return fmt.Errorf("read the stock row: it is in epoch %d, and was raised to %d", epoch, a.load.Epoch)
+	}
+	sales, err := catalog.Read(ctx, tx, a.sale)
+	if err != nil {
+		return err
+	}
+	if len(sales) != 1 {
+		return ErrUnknown
+	}
+	a.load.Definition = sales[0].Definition()
+	if a.load.Standby, err = standby.Newest(ctx, tx, a.sale); err != nil {
+		return err
+	}
+	if err := a.readIntents(ctx, tx); err != nil {
+		return err
+	}
+	return a.readOrders(ctx, tx, queued, unheld)
 }
 
 // readIntents notes the changes of the stock that total includes, so that Redis never applies one again.
 func (a *attempt) readIntents(ctx context.Context, tx *sql.Tx) error {
-	rows, err := tx.QueryContext(ctx, `SELECT id FROM intents WHERE sale_id = ? AND kind = 'adjust' ORDER BY id`, a.sale)
-	if err != nil {
-		return fmt.Errorf("read the intents: %w", err)
+	var last int64
+	row := func(rows *sql.Rows) error {
+		var open bool
+		if err := rows.Scan(&last, &open); err != nil {
+			return err
+		}
+		a.load.Applied = append(a.load.Applied, last)
+		if open {
+			a.undone = append(a.undone, last)
+		}
+		return nil
 	}
-	defer rows.Close()
-	for rows.Next() {
-		var id int64
-		if err := rows.Scan(&id); err != nil {
+	const page = `SELECT id, done_at IS NULL FROM intents WHERE sale_id = ? AND kind = 'adjust' AND id > ? ORDER BY id LIMIT ?`
+	for n := readPage; n == readPage; {
+		var err error
+		if n, err = each(ctx, tx, row, page, a.sale, last, readPage); err != nil {
 			return fmt.Errorf("read the intents: %w", err)
 		}
-		a.load.Applied = append(a.load.Applied, id)
-	}
-	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
-		return fmt.Errorf("read the intents: %w", err)
 	}
 	return nil
 }
@@ -236,8 +297,9 @@ func (a *attempt) readOrders(ctx context.Context, tx *sql.Tx, queued []reserve.E
 		entries[e.ID] = e.Entry
 	}
 	var units int64
-	err = each(ctx, tx, func(rows *sql.Rows) error {
-		var id, uid string
+	var id string
+	row := func(rows *sql.Rows) error {
+		var uid string
 		var status wire.OrderStatus
 		var quantity int
 		var key sql.NullString
@@ -255,12 +317,17 @@ func (a *attempt) readOrders(ctx context.Context, tx *sql.Tx, queued []reserve.E
 			entry = "-"
 		}
 		units += int64(quantity)
-		a.load.Orders = append(a.load.Orders, reserve.Held{ID: id, UID: uid, Quantity: quantity, Slots: strings.Join(slots[id], ","),
+		a.load.Orders = append(a.load.Orders, reserve.Held{ID: id, UID: uid, Quantity: quantity, Slots: slots[id],
 			Entry: entry, At: at.UnixMilli(), Key: key.String})
 		return nil
-	}, `SELECT id, uid, status, quantity, idem_key, created_at FROM orders WHERE sale_id = ?`, a.sale)
-	if err != nil {
-		return fmt.Errorf("read the orders: %w", err)
+	}
+	// Servers take the index for one of sale_id alone where they are not told, and read every page from the sale's first order on.
+	const page = `SELECT id, uid, status, quantity, idem_key, created_at FROM orders FORCE INDEX (orders_sale)
+		WHERE sale_id = ? AND id > ? ORDER BY id LIMIT ?`
+	for n := readPage; n == readPage; {
+		if n, err = each(ctx, tx, row, page, a.sale, id, readPage); err != nil {
+			return fmt.Errorf("read the orders: %w", err)
+		}
 	}
 	var waiting, ghosts []reserve.Entry
 	for _, e := range queued { // O \ M
@@ -291,35 +358,45 @@ func (a *attempt) readOrders(ctx context.Context, tx *sql.Tx, queued []reserve.E
 	return nil
 }
 
-// readSlots returns the slots that each live order holds, in order.
-func (a *attempt) readSlots(ctx context.Context, tx *sql.Tx) (map[string][]string, error) {
-	slots := map[string][]string{}
-	err := each(ctx, tx, func(rows *sql.Rows) error {
-		var id, slot string
-		if err := rows.Scan(&id, &slot); err != nil {
+// readSlots returns the slots that each live order holds, in order: "1,2".
+func (a *attempt) readSlots(ctx context.Context, tx *sql.Tx) (map[string]string, error) {
+	slots := map[string]string{}
+	var uid string
+	var slot int
+	row := func(rows *sql.Rows) error {
+		var id string
+		if err := rows.Scan(&id, &uid, &slot); err != nil {
 			return err
 		}
-		slots[id] = append(slots[id], slot)
+		if slots[id] != "" {
+			slots[id] += ","
+		}
+		slots[id] += strconv.Itoa(slot)
 		return nil
-	}, `SELECT order_id, slot FROM order_slots WHERE sale_id = ? ORDER BY uid, slot`, a.sale)
-	if err != nil {
-		return nil, fmt.Errorf("read the slots: %w", err)
+	}
+	const page = `SELECT order_id, uid, slot FROM order_slots WHERE sale_id = ? AND (uid > ? OR uid = ? AND slot > ?) ORDER BY uid, slot LIMIT ?`
+	for n := readPage; n == readPage; {
+		var err error
+		if n, err = each(ctx, tx, row, page, a.sale, uid, uid, slot, readPage); err != nil {
+			return nil, fmt.Errorf("read the slots: %w", err)
+		}
 	}
 	return slots, nil
 }
 
-func each(ctx context.Context, tx *sql.Tx, f func(*sql.Rows) error, query string, args ...any) error {
+// each calls f for every row of a query, and counts them.
+func each(ctx context.Context, tx *sql.Tx, f func(*sql.Rows) error, query string, args ...any) (n int, err error) {
 	rows, err := tx.QueryContext(ctx, query, args...)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer rows.Close()
-	for rows.Next() {
+	for ; rows.Next(); n++ {
 		if err := f(rows); err != nil {
-			return err
+			return n, err
 		}
 	}
-	return errors.Join(rows.Err(), rows.Close())
+	return n, errors.Join(rows.Err(), rows.Close())
 }
 
 // write is step 4: what was read is written behind the closed gate, which then opens to adopt. The intents that it
@@ -328,23 +405,39 @@ func (a *attempt) write(ctx context.Context) error {
 	if err := a.r.redis.Load(ctx, a.sale, a.token, a.load); err != nil {
 		return err
 	}
-	a.held, a.load.Orders, a.load.Keys = len(a.load.Orders), nil, nil // many sales may wait for their queues at once
-	for ids := range slices.Chunk(a.load.Applied, 500) {
-		args := make([]any, len(ids))
-		for i, id := range ids {
-			args[i] = id
-		}
-		now, err := a.r.redis.Now(ctx)
-		if err != nil {
+	a.held, a.load.Orders, a.load.Keys, a.load.Applied = len(a.load.Orders), nil, nil, nil // many sales may wait for their queues at once
+	for ids := range slices.Chunk(a.undone, 500) {
+		if err := a.done(ctx, ids); err != nil {
 			return err
-		}
-		_, err = a.r.db.ExecContext(ctx, `UPDATE intents SET done_at = ? WHERE done_at IS NULL AND id IN (?`+strings.Repeat(", ?", len(ids)-1)+`)`,
-			append([]any{now}, args...)...)
-		if err != nil {
-			return fmt.Errorf("mark %d intents done: %w", len(ids), err)
 		}
 	}
 	return nil
+}
+
+// done marks intents as done, like every other write under the token: only while it is the newest.
+func (a *attempt) done(ctx context.Context, ids []int64) error {
+	now, err := a.r.redis.Now(ctx)
+	if err != nil {
+		return err
+	}
+	args := []any{now}
+	for _, id := range ids {
+		args = append(args, id)
+	}
+	return store.InTx(ctx, a.r.db, func(tx *sql.Tx) error {
+		var token int64
+		if err := tx.QueryRowContext(ctx, `SELECT token FROM sale_stock WHERE sale_id = ? FOR UPDATE`, a.sale).Scan(&token); err != nil {
+			return fmt.Errorf("read the newest token: %w", err)
+		}
+		if token != a.token {
+			return reserve.ErrLost
+		}
+		_, err := tx.ExecContext(ctx, `UPDATE intents SET done_at = ? WHERE done_at IS NULL AND id IN (?`+strings.Repeat(", ?", len(ids)-1)+`)`, args...)
+		if err != nil {
+			return fmt.Errorf("mark %d intents done: %w", len(ids), err)
+		}
+		return nil
+	})
 }
 
 // adopted is step 5: the consumers adopt what they hold of older epochs, or reject it for want of stock.

@@ -27,7 +27,7 @@ func (r *Reconciler) Wake() {
 
 // Keep runs until ctx is cancelled, and then returns nil. It looks each second, and when woken: a primary of Redis that does not know
 // the reserve.lua of the life that MySQL has was started anew, or promoted, and is recovered; and a gate that is
-// not open and has not moved for some seconds has lost its reconciler, so that its sale is reconciled.
+// not open, and at which nobody has shown to be at work for some seconds, has lost its reconciler, so that its sale is reconciled.
 func (r *Reconciler) Keep(ctx context.Context) error {
 	k := &keeper{r: r, shut: map[int64]*closed{}, ends: map[int64]context.CancelFunc{}}
 	defer k.running.Wait()
@@ -84,12 +84,14 @@ type keeper struct {
 	ends    map[int64]context.CancelFunc // by sale: ends what a recovery has left to do; those of sales that are live at the last one
 }
 
-// closed is a gate that is not open: since when it looks as it does, and how often somebody else took over.
+// closed is a gate that is not open: since when it looks as it does, and for how long that is borne. It has one user at a time: who
+// keeps or, until done is closed, this process's reconciler of the sale.
 type closed struct {
 	gate     string
 	token    int64
+	beat     int64
 	since    time.Time
-	patience time.Duration
+	patience time.Duration   // grows with each token that somebody else takes
 	done     <-chan struct{} // closed when this process is no longer at it; nil: it is not
 }
 
@@ -140,7 +142,7 @@ func (k *keeper) look(ctx context.Context) error {
 }
 
 func (r *Reconciler) closed(s reserve.State) *closed {
-	return &closed{patience: jitter(r.patience), since: time.Now(), gate: s.Gate, token: s.Token}
+	return &closed{patience: r.patience + rand.N(r.patience/2), since: time.Now(), gate: s.Gate, token: s.Token, beat: s.Beat}
 }
 
 // start goes on with an attempt beside the looks, when those before it are done. Where it fails, a later look sees to the sale
@@ -153,31 +155,38 @@ func (k *keeper) start(ctx context.Context, c *closed, a *attempt, before []<-ch
 		for _, d := range before {
 			<-d
 		}
-		if err := k.r.finish(ctx, a); err != nil && ctx.Err() == nil && !errors.Is(err, ErrArchived) {
+		if err := k.r.finish(ctx, a, c); err != nil && ctx.Err() == nil && !errors.Is(err, ErrArchived) {
 			k.r.log.Warn("a sale's gate stays closed; trying again", "error", err)
 		}
 	})
 }
 
-// observe notes how the gate is now, and reports whether it is time to take over.
+// observe notes how the gate is now, and reports whether it is time for this process to take over.
 func (c *closed) observe(s reserve.State) bool {
 	if c.done != nil { // this process is at it
 		select {
 		case <-c.done:
 			c.done = nil
-			c.since, c.gate, c.token = time.Now(), s.Gate, s.Token
+			c.note(s)
 		default:
 		}
 		return false
 	}
+	return c.silent(s)
+}
+
+// silent notes how the gate is now, and reports whether nobody has shown to be at work there for the whole patience.
+func (c *closed) silent(s reserve.State) bool {
 	if s.Token != c.token { // a reconciler is at it, after another: two that take over from each other must not do so for ever
 		c.patience = min(2*c.patience, mostPatience)
 	}
-	if s.Token != c.token || s.Gate != c.gate {
-		c.since, c.gate, c.token = time.Now(), s.Gate, s.Token
+	if s.Token != c.token || s.Gate != c.gate || s.Beat != c.beat {
+		c.note(s)
 		return false
 	}
 	return time.Since(c.since) >= c.patience
 }
 
-func jitter(d time.Duration) time.Duration { return d/2 + rand.N(d) }
+func (c *closed) note(s reserve.State) {
+	c.since, c.gate, c.token, c.beat = time.Now(), s.Gate, s.Token, s.Beat
+}

@@ -35,6 +35,22 @@ func TestAGateThatDoesNotMoveIsTakenOver(t *testing.T) {
 		if got := c.after(adopting); got != patience {
 			t.Errorf("taken over %v after it stopped, want %v", got, patience)
 		}
+		// so is one who shows to be at work, for however long
+		c = &closed{gate: shut.Gate, token: 1, since: time.Now(), patience: patience}
+		for range 1000 {
+			time.Sleep(beatEvery)
+			shut.Beat++
+			if c.observe(shut) {
+				t.Fatalf("taken over at beat %d", shut.Beat)
+			}
+		}
+		if got := c.after(shut); got != patience {
+			t.Errorf("taken over %v after the last beat, want %v", got, patience)
+		}
+		if c.patience != patience {
+			t.Errorf("the patience is %v, want it as it was, %v", c.patience, patience)
+		}
+		c = &closed{gate: adopting.Gate, token: 1, since: time.Now(), patience: patience}
 		// this process is at it
 		done := make(chan struct{})
 		c.done = done

@@ -40,12 +40,13 @@ const (
 	drainTime = 4 * time.Second
 	// adoptTime bounds the second: the gate stays closed to reserve meanwhile, and another attempt follows.
 	adoptTime = time.Minute
-	// takeoverTime is how long a reconciler waits for another that is at the same before it does it itself.
+	// takeoverTime is how long a process waits for the lock of another that is about to begin the same.
 	takeoverTime = 10 * time.Second
+	// beatEvery is how often a reconciler shows that it is at work, well within anybody's patience.
+	beatEvery = time.Second
 )
 
-// Reconciler reconciles sales. It is safe for concurrent use; two calls for one sale are two reconcilers, of which the
-// second takes over.
+// Reconciler reconciles sales. It is safe for concurrent use.
 type Reconciler struct {
 	db       *sql.DB
 	redis    *reserve.Store
@@ -54,9 +55,10 @@ type Reconciler struct {
 	log      *slog.Logger
 	wake     chan struct{} // a token: look now
 	drain    time.Duration // the first wait for the queue, at most
-	patience time.Duration // with a gate that is not open and does not move
+	patience time.Duration // with a gate that is not open, and whose reconciler shows nothing
+	beat     time.Duration // how often a reconciler shows that it is at work
 	lease    time.Duration // of the locks that keep others from doing the same
-	takeover time.Duration // how long another one is waited for before its work is taken over
+	takeover time.Duration // how long the holder of such a lock is waited for
 	steps    chan struct{} // a token for each sale that is being read or written, so that memory and both stores are not swamped
 
 	runs     *prometheus.CounterVec
@@ -71,7 +73,7 @@ const maxSteps = 4
 // New makes a Reconciler. Without a fence the outbox itself is the queue, and nothing is waited for.
 func New(db *sql.DB, redis *reserve.Store, fence Fence, log *slog.Logger, reg prometheus.Registerer) *Reconciler {
 	r := &Reconciler{db: db, redis: redis, fence: fence, locks: lock.New(redis.Client(), redis.Prefix(), reg), log: log,
-		wake: make(chan struct{}, 1), drain: drainTime, patience: patience, lease: aloneLease, takeover: takeoverTime, steps: make(chan struct{}, maxSteps),
+		wake: make(chan struct{}, 1), drain: drainTime, patience: patience, beat: beatEvery, lease: aloneLease, takeover: takeoverTime, steps: make(chan struct{}, maxSteps),
 		runs: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "backend_reconciliations_total",
 			Help: "Attempts to reconcile a sale: opened, lost to another reconciler, or failed."}, []string{"result"}),
 		seconds: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "backend_reconciliation_duration_seconds",
@@ -85,14 +87,29 @@ func New(db *sql.DB, redis *reserve.Store, fence Fence, log *slog.Logger, reg pr
 	return r
 }
 
-// Sale reconciles one sale. Nil: its gate is open, opened by this call or, after this call began, by another reconciler
-// that took over. An error leaves the gate closed to reserve; Keep, of whichever process, goes on from there.
+// Sale reconciles one sale. Nil: its gate is open, opened by this call or, after this call began, by another reconciler. So
+// where one is at work already, it is waited for; where that shows nothing for a while, this call takes over. An error leaves
+// the gate closed to reserve; Keep, of whichever process, goes on from there.
 func (r *Reconciler) Sale(ctx context.Context, sale int64) error {
-	return r.finish(ctx, &attempt{r: r, sale: sale})
+	states, err := r.redis.States(ctx, []int64{sale})
+	if err != nil {
+		return fmt.Errorf("reconcile sale %d: %w", sale, err)
+	}
+	c := r.closed(states[0])
+	if st := states[0]; st.Present && st.Gate != lua.GateOpen {
+		opened, err := r.watch(ctx, c, sale, st.Token-1)
+		if err != nil {
+			return fmt.Errorf("reconcile sale %d: %w", sale, err)
+		}
+		if opened {
+			return nil
+		}
+	}
+	return r.finish(ctx, &attempt{r: r, sale: sale}, c)
 }
 
-// finish is Sale from wherever a is.
-func (r *Reconciler) finish(ctx context.Context, a *attempt) error {
+// finish is Sale from wherever a is, without a wait for another reconciler before. c is what is known of the gate.
+func (r *Reconciler) finish(ctx context.Context, a *attempt, c *closed) error {
 	for sale := a.sale; ; {
 		err := a.run(ctx)
 		switch {
@@ -107,7 +124,7 @@ func (r *Reconciler) finish(ctx context.Context, a *attempt) error {
 		}
 		r.runs.WithLabelValues("lost").Inc()
 		r.log.Info("another reconciler took over, or redis was emptied", "sale", sale, "token", a.token)
-		opened, err := r.watch(ctx, sale, a.token)
+		opened, err := r.watch(ctx, c, sale, a.token)
 		if err != nil {
 			return fmt.Errorf("reconcile sale %d: %w", sale, err)
 		}
@@ -118,29 +135,29 @@ func (r *Reconciler) finish(ctx context.Context, a *attempt) error {
 	}
 }
 
-// watch waits for the reconciler that took over to open the gate; false if that takes too long, or if there is none: then
-// it was Redis that lost what this one had done.
-func (r *Reconciler) watch(ctx context.Context, sale, token int64) (bool, error) {
-	for end := time.Now().Add(r.takeover); time.Now().Before(end); {
+// watch waits for a reconciler with a higher token to open the gate, for as long as it shows that it is at work. False: it shows
+// nothing, or there is none, since it was Redis that lost what this one had done.
+func (r *Reconciler) watch(ctx context.Context, c *closed, sale, token int64) (bool, error) {
+	for {
 		states, err := r.redis.States(ctx, []int64{sale})
 		if err != nil {
 			return false, err
 		}
-		if st := states[0]; st.Gate == lua.GateOpen && st.Token > token {
+		st := states[0]
+		if st.Gate == lua.GateOpen && st.Token > token {
 			return true, nil
 		}
 		var newest int64
 		if err := r.db.QueryRowContext(ctx, `SELECT token FROM sale_stock WHERE sale_id = ?`, sale).Scan(&newest); err != nil {
 			return false, fmt.Errorf("read the newest token: %w", err)
 		}
-		if newest == token {
+		if newest == token || c.silent(st) {
 			return false, nil
 		}
 		if err := sleep(ctx, 50*time.Millisecond); err != nil {
 			return false, err
 		}
 	}
-	return false, nil
 }
 
 // step runs f with one of the few tokens for work on both stores.

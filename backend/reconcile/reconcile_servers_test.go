@@ -109,6 +109,14 @@ func (s *system) reconcile(sale int64) {
 	}
 }
 
+// takeOver reconciles a sale without a wait for whoever may be at it.
+func (s *system) takeOver(sale int64) {
+	s.t.Helper()
+	if err := s.rec.finish(s.t.Context(), &attempt{r: s.rec, sale: sale}, s.rec.closed(s.state(sale))); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
 func (s *system) state(sale int64) reserve.State {
 	s.t.Helper()
 	states, err := s.redis.States(s.t.Context(), []int64{sale})
@@ -201,7 +209,7 @@ func (s *system) content(sale int64) reserve.Snapshot {
 	if len(snap.Bad) > 0 {
 		s.t.Errorf("unreadable in Redis: %v", snap.Bad)
 	}
-	snap.State.Token, snap.State.Epoch, snap.Keys = 0, 0, 0
+	snap.State.Token, snap.State.Epoch, snap.State.Beat, snap.Keys = 0, 0, 0, 0
 	return snap
 }
 
@@ -418,7 +426,7 @@ func TestAReconcilerMayStopAnywhereAndWakeAnywhere(t *testing.T) {
 					if emptied {
 						s.empty(sale)
 					}
-					s.reconcile(sale)
+					s.takeOver(sale)
 					if !emptied {
 						s.settleOutbox(sale)
 					}
@@ -613,11 +621,13 @@ func TestWhatAHalfLoadLacksIsNoGhost(t *testing.T) {
 	sale := s.sale(backendtest.SaleOptions{Stock: 1})
 	e := s.press(sale, "ann", 1, "k")
 	a := &attempt{r: s.rec, sale: sale}
-	if err := a.close(t.Context()); err != nil {
-		t.Fatal(err)
+	for _, step := range []func(context.Context) error{a.begin, a.shut} {
+		if err := step(t.Context()); err != nil {
+			t.Fatal(err)
+		}
 	}
 	s.loadStep(sale, a.token, lua.StepBegin)
-	s.reconcile(sale)
+	s.takeOver(sale)
 	if st := s.state(sale); st.Stock != 0 {
 		t.Errorf("the stock is %d, want 0", st.Stock)
 	}
@@ -638,13 +648,15 @@ func TestARebuildLeavesOutWhatHasEnded(t *testing.T) {
 		t.Fatal(err)
 	}
 	a := &attempt{r: s.rec, sale: sale}
-	if err := a.close(t.Context()); err != nil {
-		t.Fatal(err)
+	for _, step := range []func(context.Context) error{a.begin, a.shut} {
+		if err := step(t.Context()); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if _, err := s.book.Cancel(t.Context(), "ann", e.ID); err != nil {
 		t.Fatal(err)
 	}
-	s.reconcile(sale)
+	s.takeOver(sale)
 	if st := s.state(sale); st.Stock != 1 {
 		t.Errorf("the stock is %d, want 1", st.Stock)
 	}

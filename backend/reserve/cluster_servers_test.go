@@ -144,6 +144,7 @@ func onCluster(t *testing.T, s *reserve.Store, sale int64) {
 		t.Helper()
 		_, err := s.Shut(ctx, sale, token)
 		must(err)
+		must(s.Beat(ctx, sale, token))
 		must(s.Load(ctx, sale, token, l))
 	}
 	definition := reserve.Definition{Version: 1, Ends: far, Limit: 3}
@@ -187,5 +188,5 @@ func onCluster(t *testing.T, s *reserve.Store, sale int64) {
 		t.Fatalf("sale %d: %+v, %v", sale, snap, err)
 	}
 	must(s.Retire(ctx, sale, []string{snap.Outbox[0].Entry}))
-	must(s.Forget(ctx, sale))
+	must(s.Forget(ctx, sale, 2))
 }

@@ -33,6 +33,18 @@ func (s *Store) shut(ctx context.Context, c rueidis.CoreClient, sale, token int6
 	return number(list, 1) == 1, nil
 }
 
+// Beat raises the beat of the reconciler with this token. ErrLost: the gate is not its own any more.
+func (s *Store) Beat(ctx context.Context, sale, token int64) error {
+	list, err := s.call(ctx, lua.Beat, []string{s.state(sale)}, strconv.FormatInt(token, 10))
+	if err != nil {
+		return fmt.Errorf("beat of sale %d: %w", sale, err)
+	}
+	if word(list) == lua.Lost {
+		return ErrLost
+	}
+	return nil
+}
+
 // Loaded is what Load writes.
 type Loaded struct {
 	Definition
@@ -167,12 +179,16 @@ func (s *Store) Unlock(ctx context.Context, sale, token int64) error {
 // ErrQueued: a sale's outbox still holds orders.
 var ErrQueued = errors.New("the outbox still holds orders of the sale")
 
-// Forget takes every key of a sale out of Redis, in one moment. Only for a sale that MySQL has as archived. ErrQueued:
-// nothing was done, its orders must be settled and retired first. Idempotent.
-func (s *Store) Forget(ctx context.Context, sale int64) error {
-	list, err := s.call(ctx, lua.Forget, []string{s.state(sale), s.orders(sale), s.buyers(sale), s.idem(sale), s.OutboxKey(sale), s.applied(sale)})
+// Forget takes every key of a sale out of Redis, in one moment. Only for a sale that MySQL has as archived, under the token that
+// MySQL has then: see catalog.ArchiveToken. ErrQueued: nothing was done, its orders must be settled and retired first. ErrLost: nothing was
+// done, a reconciler with a newer token was here. Idempotent.
+func (s *Store) Forget(ctx context.Context, sale, token int64) error {
+	list, err := s.call(ctx, lua.Forget, []string{s.state(sale), s.orders(sale), s.buyers(sale), s.idem(sale), s.OutboxKey(sale), s.applied(sale)}, strconv.FormatInt(token, 10))
 	if err != nil {
 		return fmt.Errorf("forget sale %d: %w", sale, err)
+	}
+	if word(list) == lua.Lost {
+		return fmt.Errorf("forget sale %d under token %d, redis has %d: %w", sale, token, number(list, 1), ErrLost)
 	}
 	if word(list) == lua.Queued {
 		return fmt.Errorf("forget sale %d, %d in the outbox: %w", sale, number(list, 1), ErrQueued)

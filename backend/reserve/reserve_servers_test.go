@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"slices"
 	"testing"
@@ -263,7 +264,7 @@ func TestWhatIsLoadedIsRead(t *testing.T) {
 	if _, _, ok, err := s.Accepted(t.Context(), sale, "bob", "a key"); ok || err != nil {
 		t.Errorf("a key of nobody: got %v, %v", ok, err)
 	}
-	if err := s.Forget(t.Context(), sale); err != nil {
+	if err := s.Forget(t.Context(), sale, math.MaxInt64); err != nil {
 		t.Fatal(err)
 	}
 	if there, err := s.Join(t.Context(), sale); there || err != nil {

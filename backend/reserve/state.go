@@ -15,6 +15,7 @@ type State struct {
 	Present bool
 	Gate    string
 	Token   int64
+	Beat    int64 // rises while the reconciler that closed the gate is at work
 	Epoch   int64
 	Stock   int64
 	Total   int64
@@ -70,7 +71,7 @@ func parseState(m map[string]string) State {
 		return State{}
 	}
 	num := func(name string) int64 { n, _ := strconv.ParseInt(m[name], 10, 64); return n }
-	st := State{Present: true, Gate: m["gate"], Token: num("token"), Epoch: num("epoch"), Stock: num("stock"), Total: num("total"), Standby: num("standby"),
+	st := State{Present: true, Gate: m["gate"], Token: num("token"), Beat: num("beat"), Epoch: num("epoch"), Stock: num("stock"), Total: num("total"), Standby: num("standby"),
 		Definition: Definition{Version: num("version"), Starts: num("starts"), Ends: num("ends"), Limit: int(num("limit")),
 			Paused: m["paused"] == "1", Closed: m["closed"] == "1"}}
 	for _, pair := range strings.Fields(m["later"]) {

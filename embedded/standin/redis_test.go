@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 	"testing"
@@ -248,7 +249,7 @@ func TestLoadAdoptRetire(t *testing.T) {
 	if snap, err = s.Snapshot(ctx, sale); err != nil || len(snap.Outbox) != 0 {
 		t.Errorf("after retiring: got %d entries, %v; want none", len(snap.Outbox), err)
 	}
-	if err := s.Forget(ctx, sale); err != nil {
+	if err := s.Forget(ctx, sale, math.MaxInt64); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := s.Release(ctx, sale, orderID(1)); !errors.Is(err, reserve.ErrNotLoaded) {

@@ -59,6 +59,8 @@ const (
 	AdoptIntoAnyEpoch  Bug = "adopt into a newer epoch than the one that was read before MySQL was asked for the order"
 	TeachReplicas      Bug = "let a promoted replica know the scripts of the life"
 	UnionWithGhosts    Bug = "reconcile with entries of the outbox whose orders Redis itself does not hold"
+	ReadBeforeRaise    Bug = "read the orders before the epoch is raised"
+	IntentsDoneByLoad  Bug = "mark the releases done that are open when the reservations are written"
 	OpenOverDeferred   Bug = "answer a fence though an order ahead of it is deferred"
 	RetireDeferred     Bug = "retire the outbox entry of an order that is deferred"
 )
@@ -66,7 +68,7 @@ const (
 // Bugs lists the planted mistakes.
 var Bugs = []Bug{RetireEarly, ReleaseUnkeyed, ReleaseIgnoresGate, UnionWithEnded, NoEpochCheck, AdoptWithoutOutbox,
 	AckBeforeCommit, NoRedisToken, NoMySQLToken, NoAdoptPhase, RepublishNothing, NoReleaseAgain, PromiseUnheld, ReserveBeforeShut, AdoptBeforeShut, AdoptIntoAnyEpoch,
-	TeachReplicas, UnionWithGhosts, OpenOverDeferred, RetireDeferred}
+	TeachReplicas, UnionWithGhosts, ReadBeforeRaise, IntentsDoneByLoad, OpenOverDeferred, RetireDeferred}
 
 const (
 	units     = 1
@@ -146,6 +148,7 @@ const (
 	reviving
 	draining
 	readingOutbox
+	raising
 	readingRows
 	writing
 	opening

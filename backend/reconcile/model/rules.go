@@ -343,12 +343,15 @@ func (x explorer) reconcile(s state, i int, r reconciler) {
 			giveUp()
 			return
 		}
-		next.phase, next.outbox = readingRows, s.outbox.ids()
+		next.phase, next.outbox = raising, s.outbox.ids()
 		if x.bug != UnionWithGhosts {
 			next.outbox &= s.held
 		}
+		if x.bug == ReadBeforeRaise {
+			next.rows = s.rows
+		}
 		to(s, next, "O is read")
-	case readingRows:
+	case raising:
 		if s.dbToken != r.token && x.bug != NoMySQLToken {
 			giveUp()
 			return
@@ -361,8 +364,14 @@ func (x explorer) reconcile(s state, i int, r reconciler) {
 		if x.bug != AdoptIntoAnyEpoch {
 			t.asleep = 0 // they read the epoch before they looked for the order: their calls are refused, and they look anew
 		}
-		next.phase, next.rows, next.epoch = writing, s.rows, t.dbEpoch
-		to(t, next, "the epoch is raised and M read")
+		next.phase, next.epoch = readingRows, t.dbEpoch
+		if x.bug == ReadBeforeRaise {
+			next.phase = writing
+		}
+		to(t, next, "the epoch is raised")
+	case readingRows: // one moment, at any time after; whether the token is the newest is not asked: the gate knows
+		next.phase, next.rows = writing, s.rows
+		to(s, next, "M is read")
 	case writing:
 		if !mine && !(x.bug == NoRedisToken && s.present) {
 			giveUp()
@@ -380,6 +389,9 @@ func (x explorer) reconcile(s state, i int, r reconciler) {
 		}
 		t.epoch = r.epoch
 		t.gate = adopting
+		if x.bug == IntentsDoneByLoad {
+			t.intents = 0
+		}
 		if x.bug == NoAdoptPhase {
 			t.gate = open
 		}

@@ -210,6 +210,7 @@ func powerless(s *trial, p *stack.Process, d *powercut.Disk) powercut.Loss {
 //
 // Row B3: what is promised survives a power cut.
 func TestPowerCut(t *testing.T) {
+	t.Attr("row", "B3")
 	sideBySide(t)
 	g := newGround(t)
 	for name, cuts := range map[string]func(*testing.T, *ground){"redis": redisCuts, "mysql": mysqlCuts, "rabbitmq": rabbitmqCuts} {

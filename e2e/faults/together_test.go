@@ -103,6 +103,7 @@ func whileItRecovers(what string, first func(*world) *stack.Process) disorder {
 //
 // Row B3: any processes die at any moment, several of them in the same one.
 func TestTogether(t *testing.T) {
+	t.Attr("row", "B3")
 	sideBySide(t)
 	dir := t.TempDir()
 	g := &ground{dir: dir, bin: filepath.Join(dir, "bin"), servers: openServers(t, filepath.Join(dir, "servers"))}

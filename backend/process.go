@@ -401,14 +401,14 @@ func (p *process) reasons(ctx context.Context) []string {
 			reasons = append(reasons, what+": "+err.Error())
 		}
 	}
-	armed, err := p.redis.Armed(ctx)
-	if err == nil && !armed && p.roles.API {
+	reserves, err := p.redis.Reserves(ctx) // one node is enough: the sales of others are not this process's fault
+	if err == nil && !reserves && p.roles.API {
 		err = errors.New("it was started anew, and its sales are being closed")
 	}
 	add("redis", err)
 	if p.roles.API {
-		armed, err := p.shelf.Armed(ctx)
-		if err == nil && !armed {
+		locks, err := p.shelf.Locks(ctx)
+		if err == nil && !locks {
 			err = errors.New("it was started anew, and its SKUs are being forgotten")
 		}
 		add("redis", err)

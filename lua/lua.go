@@ -28,11 +28,14 @@ var reserve string
 // Reserve decides one order. It is called as the ReserveIn of a life of Redis.
 var Reserve = script(reserve)
 
-// ReserveIn is Reserve under the name of a life of Redis. It must be loaded by nobody but a reconciler, after it has closed the
-// gate of every live sale in that life. A Redis that does not know it (NOSCRIPT) was started anew; or it has taken over from
-// another, with data that may be older, and gates that are open. Redis does not replicate scripts, and keeps them when a
+// ReserveIn is Reserve under the name of a life of Redis. It must be loaded by nobody but a reconciler, into primaries alone, after it
+// has closed the gates of those that do not know the life before. A primary that does not know it (NOSCRIPT) was started anew or
+// promoted, with data that may be older, and gates that are open. Redis does not replicate scripts, and keeps them when a
 // primary becomes a replica; so a node that was the primary once may know the script of an earlier life, and not this one.
 func ReserveIn(life string) Script { return inLife(reserve, life) }
+
+// Witness does nothing. A primary that knows it was given a life's scripts in this replication history, and was not promoted since.
+func Witness(life, history string) Script { return inLife("-- in the history "+history+"\n", life) }
 
 func inLife(source, life string) Script {
 	s := script(source + "-- life " + life + "\n")
@@ -146,8 +149,8 @@ var reduce string
 // Reduce locks units of a SKU for an order of a cart. It is called as the ReduceIn of a life of Redis.
 var Reduce = script(reduce)
 
-// ReduceIn is Reduce under the name of a life of Redis, as ReserveIn is Reserve. It must be loaded only after every SKU was
-// forgotten in that life.
+// ReduceIn is Reduce under the name of a life of Redis, as ReserveIn is Reserve. It must be loaded only into a primary that knows
+// that of the life before, or whose SKUs were forgotten.
 func ReduceIn(life string) Script { return inLife(reduce, life) }
 
 //go:embed sku_unlock.lua

@@ -313,18 +313,14 @@ func (c *Catalog) readStates(ctx context.Context) error {
 			seen = append(seen, s.stock.sightings.Load())
 		}
 	}
-	var states []reserve.State
+	states, err := map[int64]reserve.State{}, error(nil)
 	if len(ids) > 0 {
-		var err error
-		if states, err = c.redis.States(ctx, ids); err != nil {
-			return err
-		}
+		states, err = c.redis.SomeStates(ctx, ids)
 	}
-	if err := c.readQueued(ctx, v); err != nil {
-		return err
-	}
-	for i, st := range states {
-		s := v.byID[ids[i]].stock
+	err = errors.Join(err, c.readQueued(ctx, v))
+	for i, id := range ids {
+		st := states[id] // of a node that is away: none
+		s := v.byID[id].stock
 		if st.Epoch > 0 {
 			s.epoch.Store(st.Epoch)
 		}
@@ -336,7 +332,7 @@ func (c *Catalog) readStates(ctx context.Context) error {
 			s.known.Store(true)
 		}
 	}
-	return nil
+	return err
 }
 
 // Get returns a live sale that the public may know of. One that is not in memory is looked up in MySQL once; what is not

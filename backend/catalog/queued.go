@@ -37,14 +37,17 @@ func (c *Catalog) readQueued(ctx context.Context, v *view) error {
 		cmds = append(cmds, b.Xlen().Key(key).Build(), b.Xrange().Key(key).Start("-").End("+").Count(headOf).Build())
 	}
 	r := c.redis.Client().DoMulti(ctx, cmds...)
+	var failed error // of the last sale whose node is away: the others are read all the same
 	for i, id := range ids {
 		n, err := r[2*i].AsInt64()
 		if err != nil {
-			return fmt.Errorf("length of the outbox of sale %d: %w", id, err)
+			failed = fmt.Errorf("length of the outbox of sale %d: %w", id, err)
+			continue
 		}
 		head, err := r[2*i+1].AsXRange()
 		if err != nil {
-			return fmt.Errorf("head of the outbox of sale %d: %w", id, err)
+			failed = fmt.Errorf("head of the outbox of sale %d: %w", id, err)
+			continue
 		}
 		var oldest, last int64
 		for _, x := range head {
@@ -64,7 +67,7 @@ func (c *Catalog) readQueued(ctx context.Context, v *view) error {
 		s.eighth.Store(last)
 		s.counted.Store(true)
 	}
-	return nil
+	return failed
 }
 
 // Queued is how many orders stood in the sale's outbox a moment ago.

@@ -125,7 +125,7 @@ func (r *Reader) groups(sales []int64) [][]int64 {
 	bySlot := map[uint16][]int64{}
 	var slots []uint16
 	for _, sale := range sales {
-		slot := Slot(r.redis.OutboxKey(sale))
+		slot := reserve.Slot(r.redis.OutboxKey(sale))
 		if bySlot[slot] == nil {
 			slots = append(slots, slot)
 		}

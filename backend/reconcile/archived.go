@@ -11,29 +11,29 @@ import (
 // archivedPage is how many archived sales one round trip asks Redis for.
 const archivedPage = 500
 
-// shutArchived looks for archived sales in a Redis that was started anew: it may have come back from a copy that is older
+// shutArchived looks for archived sales in primaries that were started anew or promoted: they may have a copy that is older
 // than the archive, in which such a sale is open. Their gates are closed, so that nobody who has not heard of the archive
 // reserves there, and the timer takes them out.
-func (r *Reconciler) shutArchived(ctx context.Context) error {
+func (r *Reconciler) shutArchived(ctx context.Context, lost *reserve.Part) error {
 	for last := int64(0); ; {
 		ids, tokens, err := r.archivedAfter(ctx, last)
 		if err != nil || len(ids) == 0 {
 			return err
 		}
 		last = ids[len(ids)-1]
-		states, err := r.redis.States(ctx, ids)
+		present, err := lost.Present(ctx, ids)
 		if err != nil {
 			return err
 		}
-		for i, s := range states {
-			if !s.Present {
+		for i, sale := range ids {
+			if !present[sale] {
 				continue
 			}
-			r.log.Warn("an archived sale is in redis again: it is taken out", "sale", ids[i])
-			if _, err := r.redis.Shut(ctx, ids[i], tokens[i]); err != nil && !errors.Is(err, reserve.ErrLost) {
+			r.log.Warn("an archived sale is in redis again: it is taken out", "sale", sale)
+			if _, err := lost.Shut(ctx, sale, tokens[i]); err != nil && !errors.Is(err, reserve.ErrLost) {
 				return err
 			}
-			if err := r.forgetLater(ctx, ids[i:i+1]); err != nil {
+			if err := r.forgetLater(ctx, []int64{sale}); err != nil {
 				return err
 			}
 		}

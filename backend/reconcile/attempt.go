@@ -27,12 +27,18 @@ const mostGhosts = 16
 type attempt struct {
 	r     *Reconciler
 	sale  int64
+	gates gates // nil: the Store's
 	token int64
 	first bool      // the sale never was in any Redis: nothing of it can be queued
 	left  bool      // another reconciler had closed the gate and not opened it: what is queued may itself wait for that
 	began time.Time // when the gate was closed; zero: it is not
 	load  reserve.Loaded
 	held  int // reservations that were written
+}
+
+// gates close the gates of sales.
+type gates interface {
+	Shut(ctx context.Context, sale, token int64) (present bool, err error)
 }
 
 // close is the first two steps.
@@ -116,7 +122,11 @@ func (a *attempt) shut(ctx context.Context) error {
 		return err
 	}
 	a.left = states[0].Present && states[0].Gate != lua.GateOpen
-	present, err := a.r.redis.Shut(ctx, a.sale, a.token)
+	var gates gates = a.r.redis
+	if a.gates != nil {
+		gates = a.gates
+	}
+	present, err := gates.Shut(ctx, a.sale, a.token)
 	if err != nil {
 		return err
 	}

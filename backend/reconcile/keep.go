@@ -25,11 +25,11 @@ func (r *Reconciler) Wake() {
 	}
 }
 
-// Keep runs until ctx is cancelled, and then returns nil. It looks each second, and when woken: a Redis that does not know the
-// reserve.lua of the life that MySQL has was started anew, or has taken over from another, and is recovered; and a gate that is
+// Keep runs until ctx is cancelled, and then returns nil. It looks each second, and when woken: a primary of Redis that does not know
+// the reserve.lua of the life that MySQL has was started anew, or promoted, and is recovered; and a gate that is
 // not open and has not moved for some seconds has lost its reconciler, so that its sale is reconciled.
 func (r *Reconciler) Keep(ctx context.Context) error {
-	k := &keeper{r: r, shut: map[int64]*closed{}, end: func() {}}
+	k := &keeper{r: r, shut: map[int64]*closed{}, ends: map[int64]context.CancelFunc{}}
 	defer k.running.Wait()
 	r.every(ctx, "sales cannot be reconciled now; trying again", k.look)
 	return nil
@@ -79,9 +79,9 @@ func (r *Reconciler) believe(ctx context.Context) (name string, err error) {
 // keeper is what Keep knows from look to look.
 type keeper struct {
 	r       *Reconciler
-	shut    map[int64]*closed  // gates that are not open
-	running sync.WaitGroup     // reconciliations that this process has begun
-	end     context.CancelFunc // ends those of the last recovery
+	shut    map[int64]*closed            // gates that are not open
+	running sync.WaitGroup               // reconciliations that this process has begun
+	ends    map[int64]context.CancelFunc // by sale: ends what a recovery has left to do; those of sales that are live at the last one
 }
 
 // closed is a gate that is not open: since when it looks as it does, and how often somebody else took over.
@@ -99,36 +99,34 @@ func (k *keeper) look(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	life := r.redis.Life()
+	life := r.redis.Life(ctx)
 	defer life.End()
-	armed, err := life.Armed(ctx)
-	if err != nil {
-		return err
-	}
-	if !armed {
-		return k.recover(ctx, life, name)
+	lost, away := life.Lost(ctx)
+	if lost != nil {
+		return errors.Join(k.recover(ctx, lost, name), away)
 	}
 	on, over, err := r.live(ctx)
 	if err != nil {
-		return err
+		return errors.Join(err, away)
 	}
 	sales := append(on, over...)
-	states, err := r.redis.States(ctx, sales)
-	if err != nil {
-		return err
-	}
+	states, err := r.redis.SomeStates(ctx, sales)
 	seen := make(map[int64]bool, len(sales))
-	for i, sale := range sales {
-		if states[i].Gate == lua.GateOpen {
+	for _, sale := range sales {
+		state, read := states[sale]
+		if read && state.Gate == lua.GateOpen {
 			continue
 		}
 		seen[sale] = true
+		if !read {
+			continue // its node is away
+		}
 		c := k.shut[sale]
 		if c == nil {
-			c = r.closed(states[i])
+			c = r.closed(state)
 			k.shut[sale] = c
 		}
-		if c.observe(states[i]) {
+		if c.observe(state) {
 			k.start(ctx, c, &attempt{r: r, sale: sale}, nil)
 		}
 	}
@@ -138,7 +136,7 @@ func (k *keeper) look(ctx context.Context) error {
 		}
 	}
 	r.notOpen.Set(float64(len(seen)))
-	return nil
+	return errors.Join(err, away)
 }
 
 func (r *Reconciler) closed(s reserve.State) *closed {

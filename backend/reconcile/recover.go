@@ -13,12 +13,11 @@ import (
 	"floodgate.internal/lua"
 )
 
-// recover lets a Redis that was started anew reserve again, in a life that follows the one of this name, unless another process
-// has done so: it closes the gate of every live sale, loads the scripts, and leaves it to reopen to reconcile the sales, each
-// of which is open again as soon as it is done itself. That Redis has not been restarted in between, life says; that nobody
-// else has let it reserve in between, MySQL.
-func (k *keeper) recover(ctx context.Context, life *reserve.Life, before string) error {
-	k.end() // what the last recovery has left to do is this one's
+// recover lets primaries of Redis that were started anew or promoted reserve again, in a life that follows the one of this name, unless
+// another process has done so: it closes the gate of every live sale that they have, begins a new life in every primary, and
+// leaves it to reopen to reconcile the sales, each of which is open again as soon as it is done itself. That no primary went back
+// in between, life says (reserve.Life has the argument); that nobody else has begun a life in between, MySQL.
+func (k *keeper) recover(ctx context.Context, lost *reserve.Part, before string) error {
 	r := k.r
 	done, err := r.alone(ctx, "recovery")
 	if err != nil {
@@ -33,14 +32,23 @@ func (k *keeper) recover(ctx context.Context, life *reserve.Life, before string)
 	if err != nil {
 		return err
 	}
+	for sale, end := range k.ends { // what a recovery before has left to do there is this one's
+		if lost.HasSale(sale) || !slices.Contains(on, sale) && !slices.Contains(over, sale) {
+			end()
+			delete(k.ends, sale)
+		}
+	}
+	elsewhere := func(sale int64) bool { return !lost.HasSale(sale) }
+	on, over = slices.DeleteFunc(on, elsewhere), slices.DeleteFunc(over, elsewhere)
 	if before != "" { // else it never was in use
-		r.log.Warn("redis was started anew: every live sale is closed before it reserves again, and reconciled", "sales", len(on)+len(over))
+		r.log.Warn("redis was started anew, or a replica was promoted: its live sales are closed before it reserves again, and reconciled",
+			"nodes", lost.Addrs(), "sales", len(on)+len(over))
 	}
 	r.restarts.Inc()
 	shut := make(map[int64]*attempt, len(on)+len(over))
 	defer func() { k.reopen(ctx, on, over, shut) }() // also where another process was sooner: it has lost them
 	for pending := slices.Concat(on, over); len(pending) > 0; {
-		if pending, err = r.close(ctx, pending, shut); err == nil {
+		if pending, err = r.close(ctx, lost, pending, shut); err == nil {
 			break
 		}
 		r.log.Error("sales cannot be closed now; trying again", "sales", pending, "error", err)
@@ -49,7 +57,7 @@ func (k *keeper) recover(ctx context.Context, life *reserve.Life, before string)
 		if err := sleep(ctx, lookEvery); err != nil {
 			return err
 		}
-		if _, err := life.Armed(ctx); err != nil { // restarted again
+		if err := lost.Same(ctx); err != nil { // restarted or demoted
 			return err
 		}
 		if newest, err := r.newestLife(ctx); err != nil || newest != before { // another process was done sooner
@@ -57,12 +65,12 @@ func (k *keeper) recover(ctx context.Context, life *reserve.Life, before string)
 			return err
 		}
 	}
-	if err := r.shutArchived(ctx); err != nil {
+	if err := r.shutArchived(ctx, lost); err != nil {
 		return err
 	}
-	name, err := life.Arm(ctx)
+	name, err := lost.Arm(ctx, lost)
 	if err != nil {
-		return fmt.Errorf("redis was restarted again: %w", err)
+		return fmt.Errorf("begin a new life of redis: %w", err)
 	}
 	if err := r.follow(ctx, before, name); err != nil {
 		return err
@@ -74,11 +82,11 @@ func (k *keeper) recover(ctx context.Context, life *reserve.Life, before string)
 
 // close takes the first steps of reconciling each of sales, and adds to shut those with which this process goes on. It returns
 // the sales whose gates may still be open, and why the last of them may.
-func (r *Reconciler) close(ctx context.Context, sales []int64, shut map[int64]*attempt) (open []int64, err error) {
+func (r *Reconciler) close(ctx context.Context, lost *reserve.Part, sales []int64, shut map[int64]*attempt) (open []int64, err error) {
 	var all sync.WaitGroup
 	attempts, errs := make([]*attempt, len(sales)), make([]error, len(sales))
 	for i, sale := range sales {
-		attempts[i] = &attempt{r: r, sale: sale}
+		attempts[i] = &attempt{r: r, sale: sale, gates: lost}
 		all.Go(func() { errs[i] = attempts[i].close(ctx) })
 	}
 	all.Wait()
@@ -98,12 +106,13 @@ func (r *Reconciler) close(ctx context.Context, sales []int64, shut map[int64]*a
 // reopen goes on, beside the looks, with what recover has closed: with the sales that are on or to come, at once; then with those
 // that are over, one after the other: nobody waits for them, and there may be many, with many orders.
 func (k *keeper) reopen(ctx context.Context, on, over []int64, shut map[int64]*attempt) {
-	ctx, k.end = context.WithCancel(ctx)
 	start := func(sale int64, after []<-chan struct{}) []<-chan struct{} {
 		a := shut[sale]
 		if a == nil {
 			return nil
 		}
+		ctx, end := context.WithCancel(ctx)
+		k.ends[sale] = end
 		c := k.r.closed(reserve.State{Gate: lua.GateShut, Token: a.token})
 		k.shut[sale] = c
 		k.start(ctx, c, a, after)

@@ -449,17 +449,22 @@ func TestANodeOfAnEarlierLifeIsReconciled(t *testing.T) {
 
 func TestARestartDuringTheRecoveryIsNoticed(t *testing.T) {
 	s := newSystem(t, false)
-	life := s.redis.Life()
+	s.redis.Believe("no life that Redis knows")
+	life := s.redis.Life(t.Context())
 	defer life.End()
-	if armed, err := life.Armed(t.Context()); !armed || err != nil {
-		t.Fatal(armed, err)
+	lost, err := life.Lost(t.Context())
+	if lost == nil || err != nil {
+		t.Fatal(lost, err)
 	}
 	c, end := s.redis.Client().Dedicate()
 	defer end()
 	if err := c.Do(t.Context(), c.B().ClientKill().TypeNormal().SkipmeYes().Build()).Error(); err != nil { // what a restart does to it
 		t.Fatal(err)
 	}
-	if _, err := life.Arm(t.Context()); err == nil {
+	if _, err := lost.Shut(t.Context(), 1, 1); err == nil {
+		t.Error("a gate was closed in another life of Redis")
+	}
+	if _, err := lost.Arm(t.Context(), lost); err == nil {
 		t.Error("the script was loaded into another life of Redis")
 	}
 }

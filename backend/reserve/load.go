@@ -15,9 +15,17 @@ import (
 // Shut closes a sale's gate for the reconciler with this token, and says whether the sale was in Redis before. ErrLost: a
 // newer reconciler was here.
 func (s *Store) Shut(ctx context.Context, sale, token int64) (present bool, err error) {
-	list, err := s.call(ctx, lua.Close, []string{s.state(sale)}, strconv.FormatInt(token, 10))
+	return s.shut(ctx, s.client, sale, token)
+}
+
+func (s *Store) shut(ctx context.Context, c rueidis.CoreClient, sale, token int64) (present bool, err error) {
+	r, err := runOn(ctx, c, lua.Close, []string{s.state(sale)}, []string{strconv.FormatInt(token, 10)})
 	if err != nil {
 		return false, fmt.Errorf("close sale %d: %w", sale, err)
+	}
+	list, err := r.ToArray()
+	if err != nil || len(list) == 0 {
+		return false, fmt.Errorf("close sale %d: no answer: %w", sale, err)
 	}
 	if word(list) == lua.Lost {
 		return false, ErrLost

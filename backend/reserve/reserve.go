@@ -26,7 +26,7 @@ import (
 // What stands between a caller and a decision.
 var (
 	// ErrRestarted: Redis does not know the reserve.lua, the adopt.lua or the reduce.lua of the life that this process believes
-	// in. So it was started anew, or taken over by another node: every live sale must be reconciled, every SKU be forgotten.
+	// in. So it was started anew or promoted: its live sales must be reconciled, its SKUs be forgotten.
 	ErrRestarted = errors.New("redis was restarted: its sales must be reconciled")
 	// ErrNotLoaded: the sale is not in Redis.
 	ErrNotLoaded = errors.New("the sale is not in redis")
@@ -58,7 +58,7 @@ type life struct {
 
 // Config says where Redis is.
 type Config struct {
-	Addrs              []string // one server, or several nodes of a Redis Cluster
+	Addrs              []string // one server, or one or several nodes of a Redis Cluster
 	Username, Password string
 	Prefix             string
 	// MaxEnded is how many orders of a buyer in one sale may have ended before Reserve takes no other; 0: any number. It bounds the
@@ -78,6 +78,8 @@ func Open(c Config) (*Store, error) {
 		RingScaleEachConn: 8,
 		BlockingPoolSize:  64,
 		ConnWriteTimeout:  Timeout,
+		Dialer:            net.Dialer{Timeout: Timeout},
+		ClusterOption:     rueidis.ClusterOption{ShardsRefreshInterval: time.Second},
 	}
 	s := &Store{prefix: c.Prefix, maxEnded: c.MaxEnded}
 	s.Believe("")
@@ -85,10 +87,22 @@ func Open(c Config) (*Store, error) {
 		option.DialCtxFn = s.dialMarked
 	}
 	var err error
-	if s.client, err = rueidis.NewClient(option); err != nil {
+	if s.client, err = rueidis.NewClient(option); err == nil && option.ForceSingleClient && clustered(s.client) {
+		s.client.Close()
+		option.ForceSingleClient = false
+		s.client, err = rueidis.NewClient(option)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("redis at %s: %w", strings.Join(c.Addrs, ", "), err)
 	}
 	return s, nil
+}
+
+// clustered reports whether a server is a node of a Redis Cluster: it tells of the others. Any other server refuses the question.
+func clustered(c rueidis.Client) bool {
+	ctx, cancel := context.WithTimeout(context.Background(), Timeout)
+	defer cancel()
+	return c.Do(ctx, c.B().ClusterInfo().Build()).Error() == nil
 }
 
 // dialMarked connects as rueidis does by default, with the failpoints after a script was called and before its answer is read.
@@ -137,11 +151,22 @@ func (s *Store) buyers(sale int64) string  { return s.key(sale, "buyers") }
 func (s *Store) idem(sale int64) string    { return s.key(sale, "idem") }
 func (s *Store) applied(sale int64) string { return s.key(sale, "applied") }
 
-// Now asks Redis for the time: the one clock that decides.
-func (s *Store) Now(ctx context.Context) (time.Time, error) {
+// Now asks Redis for the time: the one clock that decides. On a cluster any node will do, where the first one that is asked is away.
+func (s *Store) Now(ctx context.Context) (now time.Time, err error) {
+	if now, err = timeOf(ctx, s.client); err != nil && s.client.Mode() == rueidis.ClientModeCluster {
+		for _, n := range s.client.Nodes() {
+			if now, err = timeOf(ctx, n); err == nil {
+				break
+			}
+		}
+	}
+	return now, err
+}
+
+func timeOf(ctx context.Context, c rueidis.Client) (time.Time, error) {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
-	t, err := s.client.Do(ctx, s.client.B().Time().Build()).AsIntSlice()
+	t, err := c.Do(ctx, c.B().Time().Build()).AsIntSlice()
 	if err != nil {
 		return time.Time{}, fmt.Errorf("redis TIME: %w", err)
 	}

@@ -177,11 +177,11 @@ func TestALostAnswerIsAnError(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(s.Close)
-	life := direct.Life()
-	defer life.End()
-	name, err := life.Arm(t.Context())
-	if err != nil {
-		t.Fatal(err)
+	name := uuid.NewString()
+	for _, script := range []lua.Script{lua.ReserveIn(name), lua.AdoptIn(name)} {
+		if err := direct.Client().Do(t.Context(), direct.Client().B().ScriptLoad().Script(script.Source).Build()).Error(); err != nil {
+			t.Fatal(err)
+		}
 	}
 	direct.Believe(name)
 	s.Believe(name)

@@ -34,21 +34,35 @@ func (s State) Available(nowMillis int64) int64 {
 
 // States reads several sales at once, in one round trip.
 func (s *Store) States(ctx context.Context, sales []int64) ([]State, error) {
+	some, err := s.SomeStates(ctx, sales)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]State, len(sales))
+	for i, id := range sales {
+		out[i] = some[id]
+	}
+	return out, nil
+}
+
+// SomeStates is States for as many of the sales as can be read: another node may be away. The error says why one cannot.
+func (s *Store) SomeStates(ctx context.Context, sales []int64) (some map[int64]State, err error) {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
 	cmds := make(rueidis.Commands, len(sales))
 	for i, id := range sales {
 		cmds[i] = s.client.B().Hgetall().Key(s.state(id)).Build()
 	}
-	out := make([]State, len(sales))
+	some = make(map[int64]State, len(sales))
 	for i, r := range s.client.DoMulti(ctx, cmds...) {
-		m, err := r.AsStrMap()
-		if err != nil {
-			return nil, fmt.Errorf("state of sale %d: %w", sales[i], err)
+		m, failed := r.AsStrMap()
+		if failed != nil {
+			err = fmt.Errorf("state of sale %d: %w", sales[i], failed)
+			continue
 		}
-		out[i] = parseState(m)
+		some[sales[i]] = parseState(m)
 	}
-	return out, nil
+	return some, err
 }
 
 func parseState(m map[string]string) State {

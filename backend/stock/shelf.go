@@ -22,7 +22,6 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/redis/rueidis"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/singleflight"
 
@@ -81,7 +80,7 @@ func NewShelf(db *sql.DB, redis *reserve.Store, log *slog.Logger, reg prometheus
 		results: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "backend_sku_loads_total",
 			Help: "Attempts to load a SKU into Redis: loaded, present (it was there), unknown, lost (to another process), or failed."}, []string{"result"}),
 		restarts: prometheus.NewCounter(prometheus.CounterOpts{Name: "backend_sku_restarts_total",
-			Help: "How often Redis was found without reduce.lua, and every SKU was forgotten there."})}
+			Help: "How often primaries of Redis were found without reduce.lua, and their SKUs were forgotten."})}
 	reg.MustRegister(s.results, s.restarts)
 	return s
 }
@@ -434,8 +433,8 @@ func (s *Shelf) Wake() {
 	}
 }
 
-// Keep runs until ctx is cancelled, and then returns nil. It looks each second, and when woken: a Redis that does not know the
-// reduce.lua of the life that this process believes in was started anew, or taken over by another node, and may have lost
+// Keep runs until ctx is cancelled, and then returns nil. It looks each second, and when woken: a primary of Redis that does not know
+// the reduce.lua of the life that this process believes in was started anew, or promoted, and may have lost
 // anything. So every SKU is forgotten there, and only then the script is loaded. Whoever asks for a SKU next loads it.
 func (s *Shelf) Keep(ctx context.Context) error {
 	told := ""
@@ -458,24 +457,36 @@ func (s *Shelf) Keep(ctx context.Context) error {
 	return nil
 }
 
-// Armed reports whether Redis locks units: every node knows the reduce.lua of the life that is believed in.
+// Armed reports whether Redis locks units: every primary can be asked, and knows the reduce.lua of the life that is believed in.
 func (s *Shelf) Armed(ctx context.Context) (bool, error) {
 	script, believed := s.redis.Reduce()
 	if !believed {
 		return false, nil
 	}
-	life := s.redis.Life()
+	life := s.redis.Life(ctx)
 	defer life.End()
-	return life.Knows(ctx, script)
+	lacking, err := life.Lacking(ctx, script)
+	return lacking == nil && err == nil, err
+}
+
+// Locks reports whether some primary of Redis locks units.
+func (s *Shelf) Locks(ctx context.Context) (bool, error) {
+	script, believed := s.redis.Reduce()
+	if !believed {
+		return false, nil
+	}
+	life := s.redis.Life(ctx)
+	defer life.End()
+	return life.Some(ctx, script)
 }
 
 func (s *Shelf) look(ctx context.Context) error {
 	script, _ := s.redis.Reduce()
-	life := s.redis.Life() // the same from the look on until the script is loaded
+	life := s.redis.Life(ctx) // the same from the look on until the script is loaded
 	defer life.End()
-	known, err := life.Knows(ctx, script)
-	if err != nil || known {
-		return err
+	lacking, away := life.Lacking(ctx, script)
+	if lacking == nil {
+		return away
 	}
 	n := 0
 	for last := int64(0); ; {
@@ -486,33 +497,23 @@ func (s *Shelf) look(ctx context.Context) error {
 		if len(ids) == 0 {
 			break
 		}
-		if err := s.forget(ctx, ids); err != nil {
-			return err
-		}
-		n += len(ids)
 		last = ids[len(ids)-1]
+		var forget [][]string
+		for _, sku := range ids {
+			if k := keysOf(s.redis, sku); lacking.Has(k.state) {
+				forget = append(forget, k.all())
+			}
+		}
+		if err := lacking.Unlink(ctx, forget...); err != nil {
+			return fmt.Errorf("forget SKUs: %w", err)
+		}
+		n += len(forget)
 	}
-	if err := life.Teach(ctx, script); err != nil {
-		return fmt.Errorf("redis was restarted again: %w", err)
+	if err := lacking.Teach(ctx, script); err != nil {
+		return fmt.Errorf("redis changed meanwhile: %w", err)
 	}
 	s.restarts.Inc()
-	s.log.Info("stock: redis was started anew, or has another life: every SKU was forgotten there and is loaded when it is asked for", "skus", n)
-	return nil
-}
-
-// forget takes SKUs out of Redis.
-func (s *Shelf) forget(ctx context.Context, skus []int64) error {
-	ctx, cancel := context.WithTimeout(ctx, reserve.Timeout)
-	defer cancel()
-	c := s.redis.Client()
-	commands := make(rueidis.Commands, len(skus))
-	for i, sku := range skus {
-		commands[i] = c.B().Unlink().Key(keysOf(s.redis, sku).all()...).Build()
-	}
-	for i, r := range c.DoMulti(ctx, commands...) {
-		if err := r.Error(); err != nil {
-			return fmt.Errorf("forget SKU %d: %w", skus[i], err)
-		}
-	}
-	return nil
+	s.log.Info("stock: redis was started anew, or a replica was promoted: its SKUs were forgotten and are loaded when they are asked for",
+		"nodes", lacking.Addrs(), "skus", n)
+	return away
 }

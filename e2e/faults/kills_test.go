@@ -182,12 +182,9 @@ func TestKills(t *testing.T) {
 	}
 	w.drained(t)
 	for _, v := range append(all, two, five) {
-		for i, sale := range []string{"", ", the second sale"} {
-			if n := len(v.opened[i]); n > 0 {
-				report(partKills, line{fault: "kill loop: " + v.name + sale, injected: "SIGKILL at random", times: n, opened: v.opened[i]})
-			}
-			if n := len(v.gates[i]); n > 0 {
-				report(partKills, line{fault: "kill loop: " + v.name + sale + ": the gate alone", injected: "SIGKILL at random", times: n, opened: v.gates[i]})
+		for i, sale := range []string{"the first", "the second"} {
+			if len(v.opened[i]) > 0 {
+				reportAgain(again{v.name, sale, v.opened[i], v.gates[i]})
 			}
 		}
 	}

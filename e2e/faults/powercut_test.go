@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -33,14 +32,16 @@ func reportCut(l cutLine) {
 	results.cuts = append(results.cuts, l)
 }
 
-func cutTable() string {
+func cutTable(by string) string {
 	if len(results.cuts) == 0 {
 		return ""
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, `# What a power cut leaves of the promises
 
-Written by `+"`go test -tags servers -run TestPowerCut ./e2e/faults`"+`, %d processors. Each store runs with a library that notes what it syncs (`+"`e2e/powercut`"+`). It is
+%s
+
+Each store runs with a library that notes what it syncs (`+"`e2e/powercut`"+`). It is
 killed (SIGKILL) under load, its files are cut back to exactly what it had synced, and it is started again. Promised: different orders that were answered 202. Lost: of them, those
 that MySQL does not have in the end, or rejected. Where promises are expected to be lost, the power is cut again until one is, at most %d times: so the test is able to see it. Unsynced: bytes that the
 cut took off the ends of files; what it restored within files is not counted.
@@ -49,7 +50,7 @@ MariaDB runs with `+"`%s`"+`, for the library does not see native asynchronous w
 
 | store | its settings | accept.after | who else has the orders | power cuts | promised | lost | expected | unsynced bytes |
 |---|---|---|---|---:|---:|---:|---|---:|
-`, runtime.NumCPU(), mostCuts, strings.Join(mariadbSeen, " "))
+`, by, mostCuts, strings.Join(mariadbSeen, " "))
 	slices.SortStableFunc(results.cuts, func(x, y cutLine) int { return cmp.Compare(x.store, y.store) })
 	for _, l := range results.cuts {
 		expected := "none"

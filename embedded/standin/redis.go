@@ -33,6 +33,7 @@ func StartRedis() (*Redis, error) {
 		m.Close()
 		return nil, fmt.Errorf("stand-in for redis: %w", err)
 	}
+	m.Server().SetPreHook(replication)
 	r := &Redis{server: m, end: make(chan struct{})}
 	r.ended.Go(r.age)
 	return r, nil
@@ -69,6 +70,15 @@ func config(c *server.Peer, _ string, args []string) {
 	c.WriteMapLen(1)
 	c.WriteBulk(name)
 	c.WriteBulk(value)
+}
+
+// replication answers INFO replication: it is a primary that never was anything else.
+func replication(c *server.Peer, cmd string, args ...string) bool {
+	if cmd != "INFO" || len(args) != 1 || !strings.EqualFold(args[0], "replication") {
+		return false
+	}
+	c.WriteBulk("# Replication\r\nrole:master\r\nconnected_slaves:0\r\n")
+	return true
 }
 
 // Addr is its host:port.

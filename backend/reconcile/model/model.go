@@ -57,6 +57,7 @@ const (
 	ReserveBeforeShut  Bug = "let a restarted Redis reserve before the gate is closed"
 	AdoptBeforeShut    Bug = "let a restarted Redis adopt before the gate is closed"
 	AdoptIntoAnyEpoch  Bug = "adopt into a newer epoch than the one that was read before MySQL was asked for the order"
+	TeachReplicas      Bug = "let a promoted replica know the scripts of the life"
 	UnionWithGhosts    Bug = "reconcile with entries of the outbox whose orders Redis itself does not hold"
 	OpenOverDeferred   Bug = "answer a fence though an order ahead of it is deferred"
 	RetireDeferred     Bug = "retire the outbox entry of an order that is deferred"
@@ -65,7 +66,7 @@ const (
 // Bugs lists the planted mistakes.
 var Bugs = []Bug{RetireEarly, ReleaseUnkeyed, ReleaseIgnoresGate, UnionWithEnded, NoEpochCheck, AdoptWithoutOutbox,
 	AckBeforeCommit, NoRedisToken, NoMySQLToken, NoAdoptPhase, RepublishNothing, NoReleaseAgain, PromiseUnheld, ReserveBeforeShut, AdoptBeforeShut, AdoptIntoAnyEpoch,
-	UnionWithGhosts, OpenOverDeferred, RetireDeferred}
+	TeachReplicas, UnionWithGhosts, OpenOverDeferred, RetireDeferred}
 
 const (
 	units     = 1
@@ -173,7 +174,9 @@ func (r *reconcilers) sort() {
 
 type state struct {
 	// Redis
-	knows     bool // reserve.lua and adopt.lua: it was not restarted since they were loaded
+	// The primary of this sale knows the life's reserve.lua and adopt.lua: it was not restarted since they were loaded, and no
+	// replica took over. A life that begins because another primary was lost changes nothing here: this one is taught it.
+	knows     bool
 	present   bool
 	gate      gate
 	gateToken uint8

@@ -6,7 +6,7 @@ func TestTheProtocolHolds(t *testing.T) {
 	for _, mode := range []Promise{AfterFsync, AfterConfirm, Offers, Torn, Deferred} {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
-			if testing.Short() && (mode == AfterConfirm || mode == Torn) {
+			if testing.Short() && (mode == AfterConfirm || mode == Torn || mode == Deferred) {
 				t.Skip("half a minute: make test explores it")
 			}
 			r := Explore(mode, None)

@@ -497,6 +497,7 @@ func (x explorer) rollbacks(s state) {
 				continue
 			}
 			t := s.restarted()
+			t.knows = x.bug == TeachReplicas && s.knows
 			t.held, t.outbox = held, outbox
 			t.stock = int8(units - held.len())
 			t.redisLosses--

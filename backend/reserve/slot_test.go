@@ -1,9 +1,9 @@
-package outbox_test
+package reserve_test
 
 import (
 	"testing"
 
-	"floodgate.internal/backend/outbox"
+	"floodgate.internal/backend/reserve"
 )
 
 func TestSlot(t *testing.T) {
@@ -16,9 +16,9 @@ func TestSlot(t *testing.T) {
 		"foo{{bar}}zap":      4015,
 		"foo{bar}{zap}":      5061,
 		"bar":                5061,
-		"fg:{sale:1}:outbox": outbox.Slot("sale:1"),
+		"fg:{sale:1}:outbox": reserve.Slot("sale:1"),
 	} {
-		if got := outbox.Slot(key); got != want {
+		if got := reserve.Slot(key); got != want {
 			t.Errorf("%q: got slot %d, want %d", key, got, want)
 		}
 	}

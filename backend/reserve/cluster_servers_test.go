@@ -1,0 +1,191 @@
+//go:build servers
+
+package reserve_test
+
+import (
+	"crypto/sha1"
+	"database/sql"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"floodgate.internal/backend/backendtest"
+	"floodgate.internal/backend/lock"
+	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/stock"
+	"floodgate.internal/backend/store"
+	"floodgate.internal/lua"
+	"floodgate.internal/shared/clock"
+	"floodgate.internal/shared/wire"
+)
+
+// Row E8: every script runs on a real Redis Cluster, called as it is in production. One that is not called here fails the test.
+func TestEveryScriptOnARedisCluster(t *testing.T) {
+	t.Attr("row", "E8")
+	c := backendtest.RedisCluster(t, 3, 0)
+	s := c.Store()
+	ctx := t.Context()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	life := s.Life(ctx)
+	lost, err := life.Lost(ctx)
+	if lost == nil || err != nil {
+		t.Fatal(lost, err)
+	}
+	name, err := lost.Arm(ctx, lost)
+	life.End()
+	must(err)
+	s.Believe(name)
+
+	used := map[*backendtest.Node]bool{}
+	for sale := int64(1); len(used) < 3 || sale <= 8; sale++ {
+		used[c.Of(s.OutboxKey(sale))] = true
+		onCluster(t, s, sale)
+	}
+
+	locks := lock.New(s.Client(), s.Prefix(), prometheus.NewRegistry())
+	for i := range 8 {
+		owner := lock.NewOwner()
+		hold, err := locks.Acquire(ctx, fmt.Sprint("l", i), owner, 300*time.Millisecond, 0)
+		must(err)
+		if _, err := locks.Acquire(ctx, fmt.Sprint("l", i), lock.NewOwner(), time.Second, 0); err == nil {
+			t.Error("a lock was granted twice")
+		}
+		if i == 0 { // the watchdog renews it
+			c.Of(s.Prefix()+"{lock:l0}:holder").Until("the lock is renewed", func() bool {
+				for _, n := range c.Nodes {
+					if n.Knows(lua.Renew) {
+						return true
+					}
+				}
+				return false
+			})
+		}
+		must(hold.Release())
+	}
+
+	db := backendtest.MySQL(t)
+	shelf := stock.NewShelf(db, s, backendtest.Log(t), prometheus.NewRegistry())
+	must(forgetAndTeach(t, s))
+	var clk clock.Clock
+	clk.Set(time.Now(), time.Now())
+	intents := stock.Intents{DB: db, Redis: s, Clock: &clk}
+	for range 8 {
+		sku := backendtest.SKU(t, db, 5, 100, "EUR")
+		must(shelf.Load(ctx, sku))
+		v, err := shelf.Reduce(ctx, "o", []stock.Line{{SKU: sku, Units: 2}})
+		if err != nil || v[0].Answer != lua.Reduced {
+			t.Fatalf("got %+v, %v", v, err)
+		}
+		if n, err := shelf.Unlock(ctx, lua.ToBack, stock.Hold{SKU: sku, Order: "o", Lock: v[0].Lock}); n != 1 || err != nil {
+			t.Fatalf("got %d, %v", n, err)
+		}
+		must(store.InTx(ctx, db, func(tx *sql.Tx) error { _, err := stock.Intend(ctx, tx, time.Now(), sku, 3); return err }))
+		must(intents.OfSKU(ctx, sku))
+	}
+
+	files, err := filepath.Glob("../../lua/*.lua")
+	if err != nil || len(files) == 0 {
+		t.Fatal(files, err)
+	}
+	ofLife := map[string]lua.Script{"reserve.lua": lua.ReserveIn(name), "adopt.lua": lua.AdoptIn(name), "reduce.lua": lua.ReduceIn(name)}
+	for _, f := range files {
+		script, ok := ofLife[filepath.Base(f)]
+		if !ok {
+			source, err := os.ReadFile(f)
+			must(err)
+			sum := sha1.Sum(source)
+			script = lua.Script{SHA: hex.EncodeToString(sum[:])}
+		}
+		known := false
+		for _, n := range c.Nodes {
+			known = known || n.Knows(script)
+		}
+		if !known {
+			t.Errorf("%s was not called", filepath.Base(f))
+		}
+	}
+}
+
+// forgetAndTeach gives the primaries the reduce.lua of the life that is believed in; no SKU is there yet.
+func forgetAndTeach(t *testing.T, s *reserve.Store) error {
+	t.Helper()
+	script, _ := s.Reduce()
+	life := s.Life(t.Context())
+	defer life.End()
+	lacking, err := life.Lacking(t.Context(), script)
+	if lacking == nil || err != nil {
+		return fmt.Errorf("nothing lacks reduce.lua: %w", err)
+	}
+	return lacking.Teach(t.Context(), script)
+}
+
+// onCluster calls every script of a sale.
+func onCluster(t *testing.T, s *reserve.Store, sale int64) {
+	t.Helper()
+	ctx := t.Context()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatalf("sale %d: %v", sale, err)
+		}
+	}
+	load := func(token int64, l reserve.Loaded) {
+		t.Helper()
+		_, err := s.Shut(ctx, sale, token)
+		must(err)
+		must(s.Load(ctx, sale, token, l))
+	}
+	definition := reserve.Definition{Version: 1, Ends: far, Limit: 3}
+	load(1, reserve.Loaded{Epoch: 1, Stock: 10, Total: 10, Definition: definition})
+	must(s.Unlock(ctx, sale, 1))
+	joined, err := s.Join(ctx, sale)
+	if !joined || err != nil {
+		t.Fatalf("sale %d: join: %v, %v", sale, joined, err)
+	}
+	press := func(uid string, epoch int64) reserve.Entry {
+		t.Helper()
+		r := reserve.Request{Sale: sale, UID: uid, Quantity: 1, Epoch: epoch, Key: "k", OrderID: wire.NewOrderID(uuid.Must(uuid.NewV7()).String(), sale)}
+		v, err := s.Reserve(ctx, r)
+		if err != nil || v.Answer != lua.Reserved {
+			t.Fatalf("sale %d: %+v, %v", sale, v, err)
+		}
+		return r.Entry(v)
+	}
+	first, second := press("ann", 1), press("bob", 1)
+	_, _, err = s.StrayEntries(ctx, sale, "c", "-", time.Minute)
+	must(err)
+	must(s.SweepOutbox(ctx, sale, time.Minute, "c"))
+	must(s.Retire(ctx, sale, []string{first.Entry}))
+	if done, err := s.Release(ctx, sale, first.ID); !done || err != nil {
+		t.Fatalf("sale %d: release: %v, %v", sale, done, err)
+	}
+	must(s.Adjust(ctx, sale, 1, 5))
+	definition.Version = 2
+	must(s.Define(ctx, sale, definition))
+	must(s.Wait(ctx, sale, 1))
+	must(s.Rest(ctx, sale, 1))
+	load(2, reserve.Loaded{Epoch: 2, Stock: 14, Total: 15, Definition: definition,
+		Orders: []reserve.Held{{ID: second.ID, UID: second.UID, Quantity: 1, Slots: second.Slots, Entry: second.Entry, At: second.At, Key: second.Key}}})
+	answers, err := s.Adopt(ctx, []reserve.Entry{second}, map[int64]int64{sale: 2})
+	if err != nil || answers[0] != lua.Adopted {
+		t.Fatalf("sale %d: adopt: %v, %v", sale, answers, err)
+	}
+	must(s.Unlock(ctx, sale, 2))
+	snap, err := s.Snapshot(ctx, sale)
+	if err != nil || snap.State.Stock != 14 || len(snap.Orders) != 1 || len(snap.Outbox) != 1 || len(snap.Bad) != 0 {
+		t.Fatalf("sale %d: %+v, %v", sale, snap, err)
+	}
+	must(s.Retire(ctx, sale, []string{snap.Outbox[0].Entry}))
+	must(s.Forget(ctx, sale))
+}

@@ -63,7 +63,7 @@ MariaDB runs with `+"`%s`"+`, for the library does not see native asynchronous w
 }
 
 // mariadbSeen makes MariaDB write by calls that the library sees.
-var mariadbSeen = []string{"--skip-innodb-use-native-aio", "--skip-innodb-log-file-mmap", "--innodb-flush-method=fsync", "--innodb-log-file-size=16M"}
+var mariadbSeen = []string{"--skip-innodb-use-native-aio", "--skip-innodb-log-file-mmap", "--innodb-flush-method=fsync"}
 
 // cuttable puts a server that never ran on a disk that can be cut.
 func (g *ground) cuttable(t *testing.T, p *stack.Process, d powercut.Disk, args ...string) *powercut.Disk {

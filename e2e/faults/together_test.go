@@ -99,7 +99,7 @@ func whileItRecovers(what string, first func(*world) *stack.Process) disorder {
 	}
 }
 
-// TestTogether kills several parts of the system at once, or one while another recovers; and cuts the power of all of it.
+// TestTogether kills several parts of the system at once, or one while another recovers; and cuts the power of Redis and RabbitMQ while all die.
 //
 // Row B3: any processes die at any moment, several of them in the same one.
 func TestTogether(t *testing.T) {
@@ -110,7 +110,6 @@ func TestTogether(t *testing.T) {
 	build(t, g.bin)
 	v := g.servers
 	redisDisk := g.cuttable(t, v.Redis, powercut.Disk{})
-	mysqlDisk := g.cuttable(t, v.MySQL, powercut.Disk{}, mariadbSeen...)
 	rabbitDisk := g.cuttable(t, v.RabbitMQ, powercut.Disk{Journal: true})
 	must(t, v.Start(t.Context()))
 	redis := func(*world) *stack.Process { return v.Redis }
@@ -144,10 +143,10 @@ func TestTogether(t *testing.T) {
 		whileItRecovers("mysql", mysql),
 	)
 
-	// The power of everything is cut, a few times: each store is left with what it had synced.
+	// Everything dies, a few times, and Redis and RabbitMQ are left with what they had synced. MariaDB is killed: TestPowerCut cuts its power.
 	blackout := func(after string) disorder {
 		return disorder{
-			what: "a power cut of everything, accept.after " + after, injected: "SIGKILL of all five, each store cut back to what it had synced", times: 1, twice: true,
+			what: "a power cut of everything, accept.after " + after, injected: "SIGKILL of all five, redis and rabbitmq cut back to what they had synced", times: 1, twice: true,
 			strike: func(s *trial) {
 				s.rest()
 				must(s.T, rabbitDisk.Settle())
@@ -159,7 +158,7 @@ func TestTogether(t *testing.T) {
 				s.more(atOnce)
 				must(s.T, each(s.ctx, everything(s.w), (*stack.Process).Kill))
 				var said []string
-				for name, d := range map[string]*powercut.Disk{"redis": redisDisk, "mysql": mysqlDisk, "rabbitmq": rabbitDisk} {
+				for name, d := range map[string]*powercut.Disk{"redis": redisDisk, "rabbitmq": rabbitDisk} {
 					loss, err := d.Cut()
 					must(s.T, err)
 					said = append(said, fmt.Sprintf("%s: %v", name, loss))

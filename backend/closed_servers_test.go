@@ -25,6 +25,7 @@ import (
 // A sale stays closed, in the middle of a reconciliation whose process stopped, while the messages of another one come through
 // the same partition, behind more of the closed one's than a consumer may hold. Row D9.
 func TestAClosedSaleHoldsBackNoOther(t *testing.T) {
+	t.Attr("row", "D9")
 	m := newMorgue(t, RabbitMQ)
 	db := backendtest.OpenMySQL(t, m.dsn, 4)
 	closed, open := m.createSale(t, 10_000), m.createSale(t, 10_000)

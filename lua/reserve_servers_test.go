@@ -279,6 +279,7 @@ func TestACrowdGetsExactlyTheStock(t *testing.T) {
 
 // Row D12, for sales: of calls at the same time each decides by what the one before it left, also where they ask for several units.
 func TestACrowdWithQuantitiesGetsExactlyTheStock(t *testing.T) {
+	t.Attr("row", "D12")
 	s := openSale(t, options{stock: 70, limit: 3})
 	got := all(t, 200, func(i int) ([]string, error) { // 40 buyers press five times each
 		return s.tryReserve(press{uid: fmt.Sprint("u", i%40), quantity: int64(i/40)%3 + 1, order: fmt.Sprintf("o%03d", i)})

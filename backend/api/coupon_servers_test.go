@@ -94,6 +94,7 @@ func TestCoupons(t *testing.T) {
 
 // Row C1: a claim that asks for a category is made only where the campaign is of it, and is told which it is of.
 func TestAClaimAsksForACategory(t *testing.T) {
+	t.Attr("row", "C1")
 	w := work(t, Limits{InFlight: 100, Waiting: 1, Connections: 100, Queued: 1000, Lag: time.Hour, Line: longLine}, os.Getenv("REDIS_ADDR"))
 	shoes := backendtest.Sale(t, w.db, backendtest.SaleOptions{Kind: wire.Coupon, Stock: 10, Limit: 5})
 	goods := backendtest.Sale(t, w.db, backendtest.SaleOptions{Stock: 10, Limit: 5})

@@ -47,6 +47,7 @@ func (s *statements) Write(b []byte) (int, error) {
 
 // Row D5: however many read, MySQL is asked by what keeps the caches fresh, and by nobody who reads.
 func TestACrowdOfReadersAsksMySQLNothing(t *testing.T) {
+	t.Attr("row", "D5")
 	const readers, each = 8, 1000
 	dsn := backendtest.MySQLDSN(t)
 	db := backendtest.OpenMySQL(t, dsn, 4)

@@ -113,6 +113,7 @@ func (s *shop) balanced(available, queued, locked, sold, total int64) {
 // Row E1, for sales: what is available, locked and sold adds up after each step of an order's life, in MySQL and, with what is
 // queued, in Redis.
 func TestALifeBalancesAtEveryStep(t *testing.T) {
+	t.Attr("row", "E1")
 	s := newShop(t, backendtest.SaleOptions{Stock: 20, Limit: 3}, time.Minute)
 	s.balanced(20, 0, 0, 0, 20)
 	a, b, c := s.press("ann", 2), s.press("bob", 1), s.press("cyd", 3)

@@ -344,6 +344,7 @@ func TestAFenceInABatchWaitsForTheBatch(t *testing.T) {
 
 // Row A9: what a consumer has at hand is bounded, and the rest waits where it is; while there is nothing the consumer waits.
 func TestAConsumerTakesNoMoreThanItMayHoldAndWaitsForMore(t *testing.T) {
+	t.Attr("row", "A9")
 	const batch = 10
 	url := backendtest.AMQP(t)
 	b := open(t, url, 1)

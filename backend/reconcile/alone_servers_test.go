@@ -149,6 +149,7 @@ func TestAProcessThatHangsIsNotWaitedForForEver(t *testing.T) {
 
 // Row C4: the lease is what the configuration says: Redis keeps the lock of a holder that died for as long.
 func TestTheLeaseOfALockIsConfigurable(t *testing.T) {
+	t.Attr("row", "C4")
 	s := newSystem(t, false)
 	s.rec.Lease(time.Hour)
 	dead, cancel := context.WithCancel(t.Context())

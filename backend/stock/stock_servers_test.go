@@ -561,6 +561,7 @@ func TestMoveRefuses(t *testing.T) {
 // Row E9: pessimistic. Who reads a SKU's row to decide keeps the others out until the decision is committed: the ledger's before,
 // and a cart's price, are what the row says then.
 func TestWhoReadsToDecideKeepsOthersOut(t *testing.T) {
+	t.Attr("row", "E9")
 	r := newRoom(t)
 	sku := backendtest.SKU(t, r.db, 10, 100, "EUR")
 	first, err := r.db.BeginTx(t.Context(), &sql.TxOptions{Isolation: sql.LevelReadCommitted})

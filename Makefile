@@ -1,7 +1,7 @@
 # Floodgate. `make help` lists the targets; CONTRIBUTING.md says more.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo run up down test check lint build soak bench rehearse
+.PHONY: help demo run up down test check lint build soak bench pages rehearse
 
 MODULES := gateway backend shared lua embedded e2e tools
 
@@ -66,13 +66,31 @@ test: build ## everything CI runs, on private real servers; installs them, gcc a
 
 MINUTES ?= 30
 
-soak: build ## kill random parts of the real system under load for MINUTES=30, then every other fault; ends with the table build/faults.md
+soak: build ## kill random parts of the real system under load for MINUTES=30, then every other fault; ends with the table build/soak.md
 	build/stack install servers
 	FLOODGATE_SOAK=$(MINUTES)m go test -tags servers -count=1 -timeout $$(($(MINUTES) + 60))m -v ./e2e/faults
 
-bench: build ## the speed table, side by side with the plainest programs that do the same and nginx, which it installs; build/bench.html and build/bench.json
+RUNS ?= 3
+
+bench: build ## the speed table of RUNS=3 whole runs, side by side with the plainest programs that do the same and nginx, which it installs: build/bench.html, bench.json, speed.md
 	$(build_to) ./e2e/cmd/bench
-	@build/stack exec -dir build/bench-servers -- build/bench
+	@rm -rf build/bench-runs
+	@for run in $$(seq $(RUNS)); do build/stack exec -dir build/bench-servers -- build/bench --out build/bench-runs/$$run || exit 1; done
+	@build/bench merge build/bench-runs/*/bench.json
+
+# Made by runs, to build/. docs/rows.md is made of the tests' comments.
+PAGES := faults planted powercut outages speed soak
+
+pages: build ## every generated page of docs/ anew, with SOAK=1 the soak's, too: tests of faults and planted bugs, outages, bench, rows
+	build/stack install servers
+	rm -f $(PAGES:%=build/%.md)
+	$(MAKE) test PHASES=faults
+	build/stack exec -dir build/test-servers -- go test -tags servers -timeout 15m -count=1 -run '^$$' -bench Outages -benchtime 1x ./e2e
+	$(MAKE) bench
+	$(if $(SOAK),$(MAKE) soak)
+	go test -count=1 ./e2e -run TestEveryRowHasItsTests -write-rows
+	@for page in $(PAGES); do [ ! -f build/$$page.md ] || cp build/$$page.md docs/; done
+	go test -count=1 ./e2e/bench -run TestReadmeQuotesTheSpeedTable -write-readme
 
 SHOPPERS ?= 20000
 STOCK ?= 500

@@ -32,6 +32,7 @@ import (
 	"floodgate.internal/backend/standby"
 	"floodgate.internal/backend/stock"
 	"floodgate.internal/backend/store"
+	"floodgate.internal/backend/survive"
 	"floodgate.internal/backend/timeline"
 	"floodgate.internal/shared/clock"
 )
@@ -63,12 +64,14 @@ type process struct {
 	payments   *payment.Desk
 	reconciler *reconcile.Reconciler
 	shelf      *stock.Shelf
+	survival   survival
 }
 
 func newProcess(c Config, roles Roles, log *slog.Logger) *process {
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	p := &process{config: c, roles: roles, log: log, reg: reg, clk: &clock.Clock{}, status: &status{}}
+	p.survival.log = log
 	p.status.set("starting")
 	p.front = newFront(p.status, reg, log, c.Listen.Admin, c.AdminHosts)
 	if roles.API {
@@ -156,7 +159,9 @@ func (p *process) connect(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	sayWhatSurvives(ctx, p.redis, c.Accept.After, p.log)
+	if err := survive.Read(ctx, p.stores()).Evicts(); err != nil && !c.Development {
+		return err
+	}
 	if p.db, err = store.Open(c.MySQL.DSN.Reveal(), c.MySQL.MaxOpen); err != nil {
 		return err
 	}
@@ -220,12 +225,13 @@ func (p *process) begin(base, work *tier) error {
 	p.shelf = stock.NewShelf(p.db, p.redis, p.log, p.reg)
 	carts := cart.New(cart.Config(c.Carts), p.db, p.shelf, p.clk, p.log, p.reg)
 
+	base.start("what survives", p.survival.watch(p.stores()))
 	base.start("catalog", p.catalog.Run)
 	base.start("standby lines", p.line.Run)
 	if p.roles.API || p.roles.Timer {
 		base.start("reconciler", p.reconciler.Keep)
 		base.start("stock", p.shelf.Keep)
-	} else if p.roles.Consumer {
+	} else { // whoever decides, or says what is not there, must know the life
 		base.start("life of redis", p.reconciler.Follow)
 	}
 	name := consumerName()
@@ -264,7 +270,7 @@ func (p *process) begin(base, work *tier) error {
 	}
 	operator := admin.New(admin.Config{
 		Token: c.AdminToken.Reveal(), DB: p.db, Redis: p.redis, Clock: p.clk, Audit: p.auditor(),
-		Reconcile: p.reconciler.Sale, Fence: p.fence(), Rebuild: p.shelf.Rebuild, Changed: p.catalog.Refresh, Queues: p.queues(), Book: p.book, Lists: p.lists, Concentration: p.origins, Letters: p.letters, Timeline: timelines.Of, Ready: p.reasons,
+		Reconcile: p.reconciler.Sale, Fence: p.fence(), Rebuild: p.shelf.Rebuild, Changed: p.catalog.Refresh, Queues: p.queues(), Book: p.book, Lists: p.lists, Concentration: p.origins, Letters: p.letters, Timeline: timelines.Of, Ready: p.reasons, Survives: p.survival.last.Load,
 		Log: p.log, Gatherer: p.reg, Register: p.reg,
 	})
 	if p.roles.Timer {
@@ -291,6 +297,11 @@ func (p *process) begin(base, work *tier) error {
 	p.front.become(operator)
 	p.status.set("")
 	return nil
+}
+
+// stores are those that are connected by now.
+func (p *process) stores() survive.Stores {
+	return survive.Stores{Redis: p.redis.Client(), DB: p.db, Broker: p.broker, Confirm: p.config.Accept.After == AfterConfirm}
 }
 
 func (p *process) auditor() *audit.Auditor {

@@ -9,33 +9,31 @@ import (
 
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/survive"
 )
 
-// The start says what an accepted order survives, by what Redis itself says; or that Redis does not say.
-func TestWhatSurvivesIsRedissOwnWord(t *testing.T) {
+// What an accepted order survives is logged when it is new, and never again while it stays the same. A Redis that does not say
+// how it is set is unknown, not taken for a good one.
+func TestWhatSurvivesIsLoggedOnChange(t *testing.T) {
 	admin := backendtest.Redis(t)
 	c := admin.Client()
-	settings := map[string]string{}
-	for _, name := range []string{"appendonly", "appendfsync"} {
-		m, err := c.Do(t.Context(), c.B().ConfigGet().Parameter(name).Build()).AsStrMap()
-		if err != nil {
-			t.Fatal(err)
-		}
-		settings[name] = m[name]
+	m, err := c.Do(t.Context(), c.B().ConfigGet().Parameter("appendfsync").Build()).AsStrMap()
+	if err != nil {
+		t.Fatal(err)
 	}
 	var out strings.Builder
-	sayWhatSurvives(t.Context(), admin, AfterFsync, valid().logger(&out))
-	want := "level=WARN"
-	if settings["appendonly"] == "yes" && settings["appendfsync"] == "always" {
-		want = "level=INFO msg=\"an accepted order survives the death of every process at once, a power cut"
+	s := survival{log: valid().logger(&out)}
+	s.read(t.Context(), survive.Stores{Redis: c})
+	if got := out.String(); strings.Count(got, "an accepted order survives") != 1 || !strings.Contains(got, "appendfsync="+m["appendfsync"]) {
+		t.Errorf("got %s, want one line with appendfsync=%s", got, m["appendfsync"])
 	}
-	if !strings.Contains(out.String(), want) || !strings.Contains(out.String(), "appendfsync="+settings["appendfsync"]) {
-		t.Errorf("got %s with %v, want %s", out.String(), settings, want)
-	}
-
 	out.Reset()
-	sayWhatSurvives(t.Context(), admin, AfterConfirm, valid().logger(&out))
-	if got := out.String(); !strings.Contains(got, "level=INFO") || !strings.Contains(got, "a failover to an older copy") || !strings.Contains(got, "accept.after=confirm") {
+	s.read(t.Context(), survive.Stores{Redis: c})
+	if out.Len() > 0 {
+		t.Errorf("nothing has changed, and it says %s", out.String())
+	}
+	s.read(t.Context(), survive.Stores{Redis: c, Confirm: true})
+	if got := out.String(); !strings.Contains(got, "a failover to an older copy") || !strings.Contains(got, "accept.after=confirm") {
 		t.Errorf("got %s, want what a confirm adds", got)
 	}
 
@@ -49,12 +47,12 @@ func TestWhatSurvivesIsRedissOwnWord(t *testing.T) {
 		t.Fatal(err)
 	}
 	out.Reset()
-	sayWhatSurvives(t.Context(), denied, AfterFsync, valid().logger(&out))
+	r := s.read(t.Context(), survive.Stores{Redis: denied.Client()})
 	denied.Close()
 	if err := c.Do(t.Context(), c.B().AclDeluser().Username(user).Build()).Error(); err != nil {
 		t.Error(err)
 	}
-	if !strings.Contains(out.String(), "level=WARN") || !strings.Contains(out.String(), "redis does not say") || !strings.Contains(out.String(), "NOPERM") {
-		t.Errorf("got %s, want a warning that redis does not say", out.String())
+	if got := out.String(); !strings.Contains(got, "level=WARN") || !strings.Contains(got, "what is not known") || !strings.Contains(got, "appendfsync=unknown") || r.Evicts() != nil {
+		t.Errorf("got %s, %v, want a warning that Redis does not say, and no refusal", got, r.Evicts())
 	}
 }

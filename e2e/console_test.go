@@ -124,6 +124,9 @@ func TestConsole(t *testing.T) {
 		b.open(view)
 		b.until(fmt.Sprintf(`document.getElementById('main').innerText.includes(%q)`, text))
 	}
+	b.open("queue")
+	b.until(`document.querySelector('[data-el="survives"]')?.textContent.startsWith('With accept.after fsync: the death of every process at once, a power cut')`)
+	b.until(`document.querySelector('[data-el="settings"]').innerText.includes('innodb_flush_log_at_trx_commit')`)
 	b.open("log")
 	b.until(`document.querySelectorAll('[data-el="rows"] > tr').length >= 8`)
 	for _, action := range []string{"sale.create", "sale.pause", "sale.resume", "sale.restock", "sale.close", "order.cancel", "title: A <b>lamp</b> → A lamp"} {

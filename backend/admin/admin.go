@@ -35,6 +35,7 @@ import (
 	"floodgate.internal/backend/eligibility"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/survive"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/problem"
 	shared "floodgate.internal/shared/timeline"
@@ -67,7 +68,9 @@ type Config struct {
 	// Letters are the dead letters.
 	Letters *deadletter.Box
 	// Ready returns what keeps the process from its work; nothing means ready.
-	Ready    func(ctx context.Context) []string
+	Ready func(ctx context.Context) []string
+	// Survives returns what an accepted order survives by the stores' settings, nil before they were read. It may be nil.
+	Survives func() *survive.Report
 	Log      *slog.Logger
 	Gatherer prometheus.Gatherer // of /metrics
 	Register prometheus.Registerer
@@ -245,8 +248,14 @@ func (a *Admin) ready(r *request) (*answer, error) {
 	if len(reasons) > 0 {
 		status, word = http.StatusServiceUnavailable, "not ready"
 	}
+	var promise *survive.Report
+	if a.Survives != nil {
+		promise = a.Survives()
+	}
 	return &answer{status: status, value: struct {
 		Status  string   `json:"status"`
 		Reasons []string `json:"reasons"`
-	}{word, reasons}}, nil
+		// Promise is what an accepted order survives.
+		Promise *survive.Report `json:"promise,omitempty"`
+	}{word, reasons, promise}}, nil
 }

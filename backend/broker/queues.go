@@ -48,35 +48,79 @@ func (b *Broker) Queues(ctx context.Context) ([]QueueState, error) {
 	return states, err
 }
 
+// Kind is what a queue is made of.
+type Kind struct {
+	Name    string
+	Type    string // quorum, or what somebody else has made of it
+	Members int    // that hold a copy; 0: not known
+}
+
+// Kinds returns the kind of each partition's queue. Members, and a type that is another by now, are known only where there is a
+// management API that answers. Without it a queue is what it was declared as when this process connected: the broker refuses to
+// declare a queue that is there and of another type.
+func (b *Broker) Kinds(ctx context.Context) ([]Kind, error) {
+	if _, err := b.publisher(ctx); err != nil {
+		return nil, fmt.Errorf("rabbitmq's queues: %w", err)
+	}
+	var all []struct {
+		Name    string   `json:"name"`
+		Type    string   `json:"type"`
+		Members []string `json:"members"`
+	}
+	if b.cfg.ManagementURL != "" {
+		if err := b.manage(ctx, "/api/queues/"+url.PathEscape(b.vhost)+"?disable_stats=true&enable_queue_totals=true", &all); err != nil {
+			all = nil
+		}
+	}
+	var kinds []Kind
+	for i := range b.cfg.Partitions {
+		k := Kind{Name: QueueName(i), Type: amqp.QueueTypeQuorum}
+		for _, q := range all {
+			if q.Name == k.Name && q.Type != "" {
+				k.Type, k.Members = q.Type, len(q.Members)
+			}
+		}
+		kinds = append(kinds, k)
+	}
+	return kinds, nil
+}
+
 var managementClient = &http.Client{Timeout: 10 * time.Second}
 
 // unacknowledged asks the management API, by queue.
 func (b *Broker) unacknowledged(ctx context.Context) (map[string]int64, error) {
-	u := b.cfg.ManagementURL + "/api/queues/" + url.PathEscape(b.vhost) + "?disable_stats=false&columns=name,messages_unacknowledged"
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u, nil)
-	if err != nil {
-		return nil, fmt.Errorf("rabbitmq's queues: %w", err)
-	}
-	res, err := managementClient.Do(req)
-	if err != nil {
-		return nil, fmt.Errorf("rabbitmq's queues: %w", err)
-	}
-	defer res.Body.Close()
-	if res.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("rabbitmq's queues: the management API answered %s", res.Status)
-	}
 	var all []struct {
 		Name    string `json:"name"`
 		Unacked int64  `json:"messages_unacknowledged"`
 	}
-	if err := json.UnmarshalRead(http.MaxBytesReader(nil, res.Body, 1<<20), &all); err != nil {
-		return nil, fmt.Errorf("rabbitmq's queues: %w", err)
+	if err := b.manage(ctx, "/api/queues/"+url.PathEscape(b.vhost)+"?disable_stats=false&columns=name,messages_unacknowledged", &all); err != nil {
+		return nil, err
 	}
 	unacked := make(map[string]int64, len(all))
 	for _, q := range all {
 		unacked[q.Name] = q.Unacked
 	}
 	return unacked, nil
+}
+
+// manage reads what the management API answers at a path.
+func (b *Broker) manage(ctx context.Context, path string, into any) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, b.cfg.ManagementURL+path, nil)
+	if err != nil {
+		return fmt.Errorf("rabbitmq's queues: %w", err)
+	}
+	res, err := managementClient.Do(req)
+	if err != nil {
+		return fmt.Errorf("rabbitmq's queues: %w", err)
+	}
+	defer res.Body.Close()
+	if res.StatusCode != http.StatusOK {
+		return fmt.Errorf("rabbitmq's queues: the management API answered %s", res.Status)
+	}
+	if err := json.UnmarshalRead(http.MaxBytesReader(nil, res.Body, 1<<20), into); err != nil {
+		return fmt.Errorf("rabbitmq's queues: %w", err)
+	}
+	return nil
 }
 
 // declared asks for what is ready and who consumes by a passive declaration of each queue, which leaves it as it is.

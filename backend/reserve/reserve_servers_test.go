@@ -352,3 +352,25 @@ func TestNobodyIsToldThatAnOrderIsNotThereWhileTheSaleIsWrittenAnew(t *testing.T
 		t.Errorf("behind a closed gate, what is there: got %+v, %v, %v", h, ok, err)
 	}
 }
+
+// A Redis that came back with an older copy has its gates open until a reconciler closes them. What it does not hold then may
+// have been promised all the same.
+func TestAnOlderCopyIsNotSureOfWhatItDoesNotHold(t *testing.T) {
+	s := loaded(t, func(l *reserve.Loaded) {
+		l.Orders = []reserve.Held{{ID: "o1", UID: "ann", Quantity: 1, Slots: "1", Entry: "-", At: 5}}
+	})
+	sure := func(want bool) {
+		t.Helper()
+		_, ok, err := s.Lookup(t.Context(), sale, "o9")
+		_, unsure, err2 := s.OrdersOf(t.Context(), []int64{sale}, "bob")
+		if ok || err2 != nil || (err == nil) != want || !want && !errors.Is(err, reserve.ErrGateClosed) || (len(unsure) == 0) != want {
+			t.Errorf("got %t, %v; unsure %v, %v; want it sure: %t", ok, err, unsure, err2, want)
+		}
+		if h, ok, err := s.Lookup(t.Context(), sale, "o1"); !ok || err != nil || h.UID != "ann" {
+			t.Errorf("what it holds: got %+v, %t, %v", h, ok, err)
+		}
+	}
+	sure(true)
+	s.Believe("a life that this Redis does not know: it was started anew, and nobody has closed its gates yet")
+	sure(false)
+}

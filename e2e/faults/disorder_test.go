@@ -3,6 +3,7 @@
 package faults
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"sync"
@@ -61,6 +62,9 @@ type trial struct {
 	log   *oracle.Log
 	loads []*load // on that sale, with that log: buyers who keep what they get, and who pay or cancel
 	rest  func()  // ends the load, once whoever came was told something final
+	// places is how many buyers of each load press at once, and pace how often one comes to each; 0: few.
+	places int
+	pace   time.Duration
 }
 
 // lasts is how long a fault lasts that ends by itself: longer than a call of Redis or of the backend may take; in a soak
@@ -128,8 +132,8 @@ func (s *trial) watch(units int64) (stopped func()) {
 	})
 }
 
-// places is how many buyers of each of a trial's loads press at once.
-const places = 5
+// fewPlaces is how many buyers of each of a trial's loads press at once, if the trial does not say.
+const fewPlaces = 5
 
 // press begins the load, or begins it again after rest.
 func (s *trial) press() {
@@ -137,7 +141,7 @@ func (s *trial) press() {
 	var crowd sync.WaitGroup
 	for _, l := range s.loads {
 		crowd.Go(func() {
-			if err := l.keep(s.ctx, stop, places, everySo); err != nil {
+			if err := l.keep(s.ctx, stop, cmp.Or(s.places, fewPlaces), cmp.Or(s.pace, everySo)); err != nil {
 				s.Error(err)
 			}
 		})

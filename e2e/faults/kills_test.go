@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -20,11 +21,12 @@ import (
 	"floodgate.internal/e2e/stack"
 )
 
-// victim is a component that the kill loop kills.
+// victim is a component that the kill loop kills, or several of them in the same moment.
 type victim struct {
 	name    string
-	weight  int // of 100
+	weight  int // of 100; 0 for several
 	process func(*world) *stack.Process
+	several []*victim
 	opened  [2][]time.Duration // until each of the two sales decided again: the one to keep, and the one to expire
 	gates   [2][]time.Duration // of redis alone: until the gate of each was open, as redis has it
 }
@@ -55,6 +57,53 @@ func pick(r *rand.Rand, all []*victim) *victim {
 		}
 	}
 	panic("BUG: the weights are not 100")
+}
+
+// Of so many kills one takes two components at once, and one all five: RabbitMQ, which is among them, takes seconds to start.
+const (
+	twoOf     = 6
+	allFiveOf = 60
+)
+
+// pickSome chooses one component, or two or all of them that die at once.
+func pickSome(r *rand.Rand, all []*victim, two, five *victim) *victim {
+	switch first := pick(r, all); {
+	case r.IntN(allFiveOf) == 0:
+		five.several = all
+		return five
+	case r.IntN(twoOf) == 0:
+		second := pick(r, all)
+		for second == first {
+			second = pick(r, all)
+		}
+		two.several = []*victim{first, second}
+		return two
+	default:
+		return first
+	}
+}
+
+// processes are those that die.
+func (v *victim) processes(w *world) (list []*stack.Process) {
+	for _, one := range v.several {
+		list = append(list, one.processes(w)...)
+	}
+	if v.process != nil {
+		list = append(list, v.process(w))
+	}
+	return list
+}
+
+// names are what died, for a person.
+func (v *victim) names() string {
+	if len(v.several) == 0 {
+		return v.name
+	}
+	var names []string
+	for _, one := range v.several {
+		names = append(names, one.name)
+	}
+	return v.name + ": " + strings.Join(names, ", ")
 }
 
 const (
@@ -97,7 +146,7 @@ func seed(t *testing.T) uint64 {
 	return n
 }
 
-// TestKills kills a random component again and again, under a load that never pauses, starts it again at once, and waits
+// TestKills kills a random component, or two or all of them at once, again and again, under a load that never pauses, starts it again at once, and waits
 // until orders of both sales are promised again. After some kills the load ends, and all that was promised is held against the stores.
 //
 // Rows B3, D9: any process dies at any moment, and nothing accepted is lost.
@@ -114,6 +163,7 @@ func TestKills(t *testing.T) {
 	note("The kill loop's seed was %d (FLOODGATE_SEED), and it went on for at least %v (FLOODGATE_SOAK).", chosen, long)
 	r := rand.New(rand.NewPCG(chosen, 0))
 	all := victims()
+	two, five := &victim{name: "two at once"}, &victim{name: "all five at once"}
 	began := time.Now()
 	var total oracle.Tally
 	var settled, afterBack []time.Duration // of each round: after its last kill, and after what was killed served again
@@ -122,7 +172,7 @@ func TestKills(t *testing.T) {
 		least = fewestInSoak
 	}
 	for round := 1; kills < least || time.Since(began) < long; round++ {
-		tally, rest, back := w.round(t, r, all, round)
+		tally, rest, back := w.round(t, func() *victim { return pickSome(r, all, two, five) }, r, round)
 		kills += rests
 		total = total.Plus(tally)
 		settled, afterBack = append(settled, rest), append(afterBack, back)
@@ -131,13 +181,10 @@ func TestKills(t *testing.T) {
 		}
 	}
 	w.drained(t)
-	for _, v := range all {
-		for i, sale := range []string{"", ", the second sale"} {
-			if n := len(v.opened[i]); n > 0 {
-				report(partKills, line{fault: "kill loop: " + v.name + sale, injected: "SIGKILL at random", times: n, opened: v.opened[i]})
-			}
-			if n := len(v.gates[i]); n > 0 {
-				report(partKills, line{fault: "kill loop: " + v.name + sale + ": the gate alone", injected: "SIGKILL at random", times: n, opened: v.gates[i]})
+	for _, v := range append(all, two, five) {
+		for i, sale := range []string{"the first", "the second"} {
+			if len(v.opened[i]) > 0 {
+				reportAgain(again{v.name, sale, v.opened[i], v.gates[i]})
 			}
 		}
 	}
@@ -150,7 +197,7 @@ func TestKills(t *testing.T) {
 }
 
 // round is some kills on one sale whose orders stay, and one whose orders expire; it ends with every equation.
-func (w *world) round(t *testing.T, r *rand.Rand, all []*victim, round int) (tally oracle.Tally, rest, afterBack time.Duration) {
+func (w *world) round(t *testing.T, next func() *victim, r *rand.Rand, round int) (tally oracle.Tally, rest, afterBack time.Duration) {
 	t.Helper()
 	const units = 1000000
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
@@ -175,8 +222,8 @@ func (w *world) round(t *testing.T, r *rand.Rand, all []*victim, round int) (tal
 	var last, back time.Time
 	var fallen []fall
 	for range rests {
-		v := pick(r, all)
-		p := v.process(w)
+		v := next()
+		all := v.processes(w)
 		said := w.saidSoFar()
 		var gates [2]func() time.Time
 		for i, l := range []*load{stays, expires} {
@@ -184,15 +231,15 @@ func (w *world) round(t *testing.T, r *rand.Rand, all []*victim, round int) (tal
 				gates[i] = w.watchGate(ctx, t, l.sale)
 			}
 		}
-		if err := p.Kill(ctx); err != nil {
-			t.Errorf("kill %s: %v", v.name, err)
+		if err := each(ctx, all, (*stack.Process).Kill); err != nil {
+			t.Errorf("kill %s: %v", v.names(), err)
 			break
 		}
 		last = stays.fell()
-		fallen = append(fallen, fall{v.name, last, said})
+		fallen = append(fallen, fall{v.names(), last, said})
 		expires.fell()
-		if err := p.Start(ctx); err != nil {
-			t.Errorf("start %s: %v", v.name, err)
+		if err := each(ctx, all, (*stack.Process).Start); err != nil {
+			t.Errorf("start %s: %v", v.names(), err)
 			break
 		}
 		back = time.Now()
@@ -209,13 +256,13 @@ func (w *world) round(t *testing.T, r *rand.Rand, all []*victim, round int) (tal
 					}
 				}
 			case <-reach.Done():
-				t.Errorf("%s was killed: no order of sale %d is promised for %v; answers: %s", v.name, l.sale, patience, l.log.Summary())
+				t.Errorf("%s was killed: no order of sale %d is promised for %v; answers: %s", v.names(), l.sale, patience, l.log.Summary())
 			}
 		}
 		if soak {
 			wait(ctx, time.Duration(r.Int64N(int64(longestInSoak))))
 		} else if err := expires.log.Await(reach, expires.log.Promised()+r.IntN(mostBetween)); err != nil {
-			t.Errorf("%s was killed: %v", v.name, err)
+			t.Errorf("%s was killed: %v", v.names(), err)
 		}
 		end()
 		if t.Failed() {

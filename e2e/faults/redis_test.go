@@ -17,6 +17,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/redis/rueidis"
 
+	"floodgate.internal/e2e/powercut"
 	"floodgate.internal/e2e/stack"
 	"floodgate.internal/shared/wire"
 )
@@ -24,6 +25,7 @@ import (
 // redisFaults are a Redis that keeps all that it has acknowledged, and what accept.after: fsync makes of it.
 func redisFaults(t *testing.T, g *ground) {
 	own := openServers(t, filepath.Join(g.dir, "redis"))
+	disk := g.cuttable(t, own.Redis, powercut.Disk{})
 	must(t, own.Redis.Start(t.Context()))
 	w := g.world(t, options{redis: own, ownConsumer: true, maxLag: "1h"})
 	w.group(t, partRedis,
@@ -39,12 +41,9 @@ func redisFaults(t *testing.T, g *ground) {
 			heal:   func(s *trial) { s.w.config(s.T, "maxmemory", "0") },
 		},
 		disorder{
-			what: "redis: restarted with its file cut back", injected: "SIGKILL, the append-only file cut behind the last order that was promised", twice: true,
-			strike: func(s *trial) {
-				must(s.T, own.Redis.Kill(s.ctx))
-				cutBehindPromised(s, own)
-			},
-			heal: func(s *trial) { must(s.T, own.Redis.Start(s.ctx)) },
+			what: "redis: a power cut", injected: "SIGKILL, its files cut back to exactly what it had synced", twice: true,
+			strike: func(s *trial) { powerless(s, own.Redis, disk) },
+			heal:   func(s *trial) { must(s.T, own.Redis.Start(s.ctx)) },
 		},
 		tornWrite(own),
 		disorder{
@@ -257,30 +256,6 @@ func aof(t *testing.T, v *stack.Servers) string {
 		t.Fatalf("append-only files: %v, %v; want one", found, err)
 	}
 	return found[0]
-}
-
-// cutBehindPromised leaves of the file what a power cut leaves at least: with appendfsync always, all that was acknowledged.
-func cutBehindPromised(s *trial, v *stack.Servers) {
-	s.Helper()
-	for _, l := range s.loads {
-		l.answered() // so that the log has every promise that was made before the kill
-	}
-	path := aof(s.T, v)
-	text, err := os.ReadFile(path)
-	must(s.T, err)
-	last := 0
-	for _, id := range s.log.Promises() {
-		at := bytes.LastIndex(text, []byte(id))
-		if at < 0 {
-			s.Errorf("order %s was promised and is not in the file", id)
-		}
-		last = max(last, at)
-	}
-	if end := bytes.Index(text[last:], []byte("EXEC\r\n")); end >= 0 {
-		last += end + len("EXEC\r\n")
-	}
-	must(s.T, os.Truncate(path, int64(last)))
-	s.Logf("%d of %d bytes are left", last, len(text))
 }
 
 // key is the name of one of the sale's keys in Redis.

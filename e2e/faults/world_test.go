@@ -75,6 +75,7 @@ type options struct {
 	after       string // accept.after, "" for the default
 	batch       int    // orders.batch, 0 for the default
 	maxLag      string // orders.max_lag, "" for the default
+	maxOutage   string // orders.max_outage, the same
 	ownConsumer bool   // the consumer role is a process of its own
 	linked      bool   // all links have a proxy
 	// Servers of the world's own, of which only that one runs; nil: the ground's.
@@ -291,12 +292,12 @@ redis: {addrs: ["%s"], prefix: "%s"}
 mysql: {dsn: "%s"}
 queue: {driver: rabbitmq, url: "%s"}
 accept: {after: %s}
-orders: {batch: %d, max_lag: %s}
+orders: {batch: %d, max_lag: %s, max_outage: %s}
 outbox: {claim_idle: %s}
 carts: {abandoned_after: 1s}
 log: {level: info}
 `, internal, admin, development.AdminToken, development.SigningKeyID, development.SigningSecret, redis, w.books.Prefix, w.dsn, w.url,
-			cmp.Or(w.after, "fsync"), cmp.Or(w.batch, 200), cmp.Or(w.maxLag, "10s"), map[string]string{"": "1s", "confirm": "4s"}[w.after]), 0o600))
+			cmp.Or(w.after, "fsync"), cmp.Or(w.batch, 200), cmp.Or(w.maxLag, "10s"), cmp.Or(w.maxOutage, "10s"), map[string]string{"": "1s", "confirm": "4s"}[w.after]), 0o600))
 	}
 	backend("backend.yaml", w.ports.Internal, w.ports.Admin)
 	if w.ownConsumer {

@@ -60,6 +60,28 @@ func NewProcess(dir string, p Program) *Process {
 	}
 }
 
+// With adds to the environment and to the arguments of each later start, and calls before, nil for nothing, when its data is there
+// and it is about to start. What it was given before stays.
+func (p *Process) With(env, args []string, before func() error) {
+	command, prepare := p.command, p.prepare
+	p.command = func() *exec.Cmd {
+		cmd := command()
+		cmd.Env, cmd.Args = append(cmd.Env, env...), append(cmd.Args, args...)
+		return cmd
+	}
+	p.prepare = func(ctx context.Context) error {
+		if prepare != nil {
+			if err := prepare(ctx); err != nil {
+				return err
+			}
+		}
+		if before == nil {
+			return nil
+		}
+		return before()
+	}
+}
+
 // Name is what its files are called by.
 func (p *Process) Name() string { return p.name }
 

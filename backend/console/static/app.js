@@ -78,6 +78,9 @@ every(HEALTH_EVERY, () => true, async () => {
   setState(el('health'), res.ok ? 'good' : 'bad', res.ok ? 'Ready' : res.status === 0 ? 'No answer' : 'Not ready');
   setHidden(el('reasons'), reasons.length === 0);
   setText(el('reasons'), reasons.join('; '));
+  const promise = res.data.promise;
+  setHidden(el('promise'), token === null || !promise || !promise.weak);
+  setText(el('promise'), promise ? 'An accepted order survives ' + promise.survives + '. See Queue for what to do.' : '');
   if (token === null) return;
   const queue = await api('GET', '/queue');
   if (!queue.ok) return;

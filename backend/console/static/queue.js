@@ -1,6 +1,6 @@
 // What is on its way, and what could not be processed.
 
-import { api, newKey, say, told } from './api.js';
+import { api, call, newKey, say, told } from './api.js';
 import { chart } from './chart.js';
 import { age, copy, count, el, make, moment, rows, setHidden, setState, setText } from './page.js';
 
@@ -26,6 +26,11 @@ export function queue(alive) {
     setHidden($('none'), q.outboxes.length > 0);
     setHidden($('broker'), q.queues.length === 0);
     rows($('queues'), q.queues, (b) => b.name, (b) => [make('code', b.name), [count(b.depth), 'n'], [count(b.ready), 'n'], [b.unacked < 0 ? '–' : count(b.unacked), 'n'], [count(b.consumers), 'n']]);
+    const { promise } = (await call('GET', '/-/ready', { timeout: 4000 })).data;
+    if (!alive() || !promise) return;
+    setHidden($('promise'), false);
+    setText($('survives'), 'With accept.after ' + promise.accept_after + ': ' + promise.survives + '. The settings are read each minute.');
+    rows($('settings'), promise.settings, (s) => [s.store, s.where, s.setting].join(), (s) => [[s.store + ' ' + s.where, 'text'], make('code', s.setting), s.value, [s.advice || '–', 'text']]);
   };
 }
 

@@ -34,29 +34,29 @@ type phase struct {
 var (
 	// Their tests empty the shared Redis of its scripts, which others would take for a restart.
 	flushing = []string{"./lua", "./backend/reserve", "./backend/reconcile", "./backend/stock"}
-	// They take all the processors there are; what else is in e2e mostly waits, for servers of its own.
-	busy = []string{"./e2e/planted", "./e2e/faults"}
 	// It explores millions of states, one after the other: there is no race to detect.
 	model = []string{"./backend/reconcile/model"}
 )
 
-// lanes run beside each other; the phases of a lane one after the other.
+// lanes run beside each other; the phases of a lane one after the other. Those of the first use the shared servers, and some make Redis
+// forget its scripts; those of the second have servers of their own, or none, and wait a lot, which leaves processors to the first.
 var lanes = [][]phase{
 	{
-		{name: "scripts", race: true, args: []string{"-timeout=15m", "-p=1"}, packages: flushing},
-		{name: "modules", race: true, args: []string{"-timeout=15m", "-p=3"},
+		{name: "scripts", race: true, args: []string{"-timeout=25m", "-p=1"}, packages: flushing},
+		{name: "modules", race: true, args: []string{"-timeout=25m", "-p=3"},
 			packages: []string{"./shared/...", "./lua/...", "./gateway/...", "./backend/...", "./embedded/..."}, but: slices.Concat(flushing, model)},
-		{name: "e2e", args: []string{"-timeout=15m", "-p=3", "-parallel=3"}, packages: []string{"./e2e/..."}, but: busy},
-		{name: "faults", args: []string{"-timeout=25m", "-p=2"}, packages: busy},
+		{name: "planted", args: []string{"-timeout=25m"}, packages: []string{"./e2e/planted"}},
 	},
 	{
 		{name: "lint", command: []string{"make", "--no-print-directory", "lint"}},
-		{name: "model", args: []string{"-timeout=15m"}, packages: model},
+		{name: "model", args: []string{"-timeout=25m"}, packages: model},
+		{name: "e2e", args: []string{"-timeout=25m", "-p=3", "-parallel=3"}, packages: []string{"./e2e/..."}, but: []string{"./e2e/planted", "./e2e/faults"}},
+		{name: "faults", args: []string{"-timeout=25m"}, packages: []string{"./e2e/faults"}},
 	},
 }
 
 type grammar struct {
-	Phases []string `arg:"" optional:"" help:"lint, model, scripts, modules, e2e, faults; all of them if none is named."`
+	Phases []string `arg:"" optional:"" help:"scripts, modules, planted, lint, model, e2e, faults; all of them if none is named."`
 	Times  int      `default:"1" help:"Run them so many times, and stop at the first failure."`
 }
 

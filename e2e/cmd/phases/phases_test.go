@@ -110,7 +110,7 @@ func TestChoose(t *testing.T) {
 			names = append(names, p.name)
 		}
 	}
-	if strings.Join(names, " ") != "e2e model" {
+	if strings.Join(names, " ") != "model e2e" {
 		t.Errorf("got %v", names)
 	}
 	if _, err := choose([]string{"e2e", "nonsense"}); err == nil || !strings.Contains(err.Error(), "nonsense") {

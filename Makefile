@@ -1,20 +1,9 @@
 # Floodgate. `make help` lists the targets; CONTRIBUTING.md says more.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo run up down test check lint build soak bench rehearse
+.PHONY: help demo run up down test check lint build soak bench pages rehearse
 
 MODULES := gateway backend shared lua embedded e2e tools
-
-TEST_MODULES := shared lua gateway backend embedded
-
-# Their tests empty Redis of its scripts, which others would take for a restart.
-FLUSHING := lua backend/reserve backend/reconcile backend/stock
-
-# They take all the processors there are; what else is in e2e mostly waits, for servers of its own.
-BUSY := e2e/planted e2e/faults
-
-# It explores millions of states, one after the other: there is no race to detect.
-MODEL := backend/reconcile/model
 
 # Everything but the race detector builds without a C compiler.
 export CGO_ENABLED := 0
@@ -66,27 +55,42 @@ lint:
 	build/tools/staticcheck -tags servers work
 	@for m in $(MODULES); do echo "GOWORK=off go -C $$m build ./..."; GOWORK=off go -C $$m build ./... || exit 1; done
 
-# What e2e tests are other processes, which are built as they are shipped: without the race detector.
-test: lint build ## everything CI runs, on private real servers; installs them, gcc and chromium where missing, with apt
+# Which phases of the tests, and how often, stopping at the first failure: make test PHASES=e2e TIMES=20. e2e/cmd/phases says what they are.
+PHASES ?=
+TIMES ?= 1
+
+test: build ## everything CI runs, on private real servers; installs them, gcc and chromium where missing, with apt
 	build/stack install servers race browser
-	@echo 'build/stack exec: first what empties the shared Redis of its scripts, then the rest three packages at a time, beside the model, then e2e, then the faults beside the planted bugs'
-	@CGO_ENABLED=1 build/stack exec -memory -dir build/test-servers -- sh -ec ' \
-		go test -timeout 15m -count=1 ./$(MODEL) & model=$$!; \
-		go test -race -tags servers -timeout 15m -count=1 -p 1 $(FLUSHING:%=./%); \
-		go test -race -tags servers -timeout 15m -count=1 -p 3 $$(go list $(TEST_MODULES:%=./%/...) | grep -vxF $(FLUSHING:%=-e floodgate.internal/%) -e floodgate.internal/$(MODEL)); \
-		wait $$model; \
-		go test -tags servers -timeout 15m -count=1 -p 3 -parallel 3 $$(go list ./e2e/... | grep -vxF $(BUSY:%=-e floodgate.internal/%)); \
-		go test -tags servers -timeout 25m -count=1 -p 2 $(BUSY:%=./%)'
+	@$(build_to) ./e2e/cmd/phases
+	@build/stack exec -memory -dir build/test-servers -- build/phases --times $(TIMES) $(PHASES)
 
 MINUTES ?= 30
 
-soak: build ## kill random parts of the real system under load for MINUTES=30, then every other fault; ends with the table build/faults.md
+soak: build ## kill random parts of the real system under load for MINUTES=30, then every other fault; ends with the table build/soak.md
 	build/stack install servers
 	FLOODGATE_SOAK=$(MINUTES)m go test -tags servers -count=1 -timeout $$(($(MINUTES) + 60))m -v ./e2e/faults
 
-bench: build ## the speed table, side by side with the plainest programs that do the same and nginx, which it installs; build/bench.html and build/bench.json
+RUNS ?= 3
+
+bench: build ## the speed table of RUNS=3 whole runs, side by side with the plainest programs that do the same and nginx, which it installs: build/bench.html, bench.json, speed.md
 	$(build_to) ./e2e/cmd/bench
-	@build/stack exec -dir build/bench-servers -- build/bench
+	@rm -rf build/bench-runs
+	@for run in $$(seq $(RUNS)); do build/stack exec -dir build/bench-servers -- build/bench --out build/bench-runs/$$run || exit 1; done
+	@build/bench merge build/bench-runs/*/bench.json
+
+# Made by runs, to build/. docs/rows.md is made of the tests' comments.
+PAGES := faults planted powercut outages speed soak
+
+pages: build ## every generated page of docs/ anew, with SOAK=1 the soak's, too: tests of faults and planted bugs, outages, bench, rows
+	build/stack install servers
+	rm -f $(PAGES:%=build/%.md)
+	$(MAKE) test PHASES=faults
+	build/stack exec -dir build/test-servers -- go test -tags servers -timeout 15m -count=1 -run '^$$' -bench Outages -benchtime 1x ./e2e
+	$(MAKE) bench
+	$(if $(SOAK),$(MAKE) soak)
+	go test -count=1 ./e2e -run TestEveryRowHasItsTests -write-rows
+	@for page in $(PAGES); do [ ! -f build/$$page.md ] || cp build/$$page.md docs/; done
+	go test -count=1 ./e2e/bench -run TestReadmeQuotesTheSpeedTable -write-readme
 
 SHOPPERS ?= 20000
 STOCK ?= 500

@@ -22,6 +22,7 @@ import (
 
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/shared/cli"
+	"floodgate.internal/shared/ports"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/signing"
 	"floodgate.internal/shared/wire"
@@ -61,17 +62,15 @@ func (l *logBuffer) String() string {
 	return l.b.String()
 }
 
-// freePorts finds ports that nobody listens on.
-func freePorts(t *testing.T, n int) []string {
+// freePorts finds ports that nobody listens on, nor will before the test process ends.
+func freePorts(t *testing.T, n int) (addrs []string) {
 	t.Helper()
-	var addrs []string
-	for range n {
-		ln, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer ln.Close()
-		addrs = append(addrs, ln.Addr().String())
+	free, err := ports.Free(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, port := range free {
+		addrs = append(addrs, fmt.Sprintf("127.0.0.1:%d", port))
 	}
 	return addrs
 }

@@ -1,6 +1,7 @@
 package backend
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -22,6 +23,7 @@ import (
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/shared/cli"
 	"floodgate.internal/shared/conf"
+	"floodgate.internal/shared/hosts"
 	"floodgate.internal/shared/signing"
 	"floodgate.internal/shared/wire"
 )
@@ -31,12 +33,15 @@ type Config struct {
 	Development bool          `yaml:"development"`
 	Listen      Listen        `yaml:"listen"`
 	AdminToken  conf.Secret   `yaml:"admin_token"`
+	AdminHosts  []string      `yaml:"admin_hosts"`
 	SigningKeys []SigningKey  `yaml:"signing_keys"`
 	Redis       Redis         `yaml:"redis"`
+	Locks       Locks         `yaml:"locks"`
 	MySQL       MySQL         `yaml:"mysql"`
 	Queue       Queue         `yaml:"queue"`
 	Accept      Accept        `yaml:"accept"`
 	Orders      Orders        `yaml:"orders"`
+	Sales       Sales         `yaml:"sales"`
 	Outbox      Outbox        `yaml:"outbox"`
 	Carts       Carts         `yaml:"carts"`
 	Standby     Standby       `yaml:"standby"`
@@ -65,6 +70,11 @@ type Redis struct {
 	Username string      `yaml:"username"`
 	Password conf.Secret `yaml:"password"`
 	Prefix   string      `yaml:"prefix"`
+}
+
+// Locks says how the processes' locks in Redis are held.
+type Locks struct {
+	Lease time.Duration `yaml:"lease"`
 }
 
 // MySQL says where MySQL is.
@@ -107,7 +117,18 @@ type Orders struct {
 	MaxQueued   int64         `yaml:"max_queued"`
 	MaxLag      time.Duration `yaml:"max_lag"`
 	MaxOutage   time.Duration `yaml:"max_outage"`
+	MaxEnded    int           `yaml:"max_ended"`
 }
+
+// Sales says what becomes of sales that are over.
+type Sales struct {
+	ArchiveAfter time.Duration `yaml:"archive_after"` // 0: archiveAfter
+}
+
+// archiveAfter is when the timer archives a sale that is over, unless sales.archive_after says when.
+const archiveAfter = 24 * time.Hour
+
+func (s Sales) archiveAfter() time.Duration { return cmp.Or(s.ArchiveAfter, archiveAfter) }
 
 // Outbox says how the outbox is read.
 type Outbox struct {
@@ -178,11 +199,13 @@ func DefaultConfig() Config {
 	return Config{
 		Listen: Listen{Internal: "127.0.0.1:9080", Admin: "127.0.0.1:9081"},
 		Redis:  Redis{Addrs: []string{"127.0.0.1:6379"}, Prefix: "fg:"},
+		Locks:  Locks{Lease: 3 * time.Second},
 		MySQL:  MySQL{MaxOpen: 16},
 		Queue:  Queue{Driver: RabbitMQ, Partitions: 4},
 		Accept: Accept{After: AfterFsync, ConfirmWithin: 2 * time.Second},
 		Orders: Orders{Batch: 200, BatchWait: 2 * time.Millisecond, QueuedBound: 30 * time.Second, MaxQueued: 100_000,
-			MaxLag: 10 * time.Second, MaxOutage: 10 * time.Second},
+			MaxLag: 10 * time.Second, MaxOutage: 10 * time.Second, MaxEnded: 20},
+		Sales:    Sales{ArchiveAfter: archiveAfter},
 		Outbox:   Outbox{ClaimIdle: 10 * time.Second},
 		Carts:    Carts{PayWithin: 15 * time.Minute, AbandonedAfter: 30 * time.Second, MaxInFlight: 64},
 		Standby:  Standby{MaxLine: 1000, AcceptWithin: 2 * time.Minute},
@@ -196,13 +219,14 @@ func DefaultConfig() Config {
 // LoadConfig reads and validates the file. Its errors are usage errors (exit code 2).
 func LoadConfig(path string) (Config, error) {
 	c := DefaultConfig()
-	if _, err := conf.Load(path, &c); errors.Is(err, fs.ErrNotExist) {
+	file, err := conf.Load(path, &c)
+	if errors.Is(err, fs.ErrNotExist) {
 		return c, cli.Usage("-config %s: there is no such file; configs/backend.yaml is one to begin with", path)
 	} else if err != nil {
 		return c, cli.Usage("-config: %w", err) // it names the file
 	}
-	if err := c.Validate(); err != nil {
-		return c, cli.Usage("-config %s: %w", path, err)
+	if err := file.Explain(c.Validate()); err != nil {
+		return c, cli.Usage("-config: %w", err)
 	}
 	return c, nil
 }
@@ -271,7 +295,7 @@ func (c Config) Keys() []signing.Key {
 // Validate returns everything that is wrong, each with its field, its value and its bound.
 func (c Config) Validate() error {
 	var errs []error
-	wrong := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	wrong := func(format string, args ...any) { errs = append(errs, conf.Wrong(format, args...)) }
 	between := func(name string, v, low, high int64) {
 		if v < low || v > high {
 			wrong("%s: %d must be between %d and %d", name, v, low, high)
@@ -294,6 +318,14 @@ func (c Config) Validate() error {
 		wrong("admin_token: it is empty; it must be a secret of at least 16 bytes")
 	} else if n < 16 && !c.AdminToken.Development() {
 		wrong("admin_token: %d bytes must be at least 16", n)
+	}
+	if n := len(c.AdminHosts); n > maxHosts {
+		wrong("admin_hosts: %d of them, there must be at most %d", n, maxHosts)
+	}
+	for i, h := range c.AdminHosts {
+		if !hosts.Valid(h) {
+			wrong("admin_hosts[%d]: %q must be a name or an address, with a port or without", i, h)
+		}
 	}
 	if len(c.SigningKeys) == 0 {
 		wrong("signing_keys: there is none; gateways sign with one of them")
@@ -326,6 +358,7 @@ func (c Config) Validate() error {
 	c.validateQueue(wrong)
 	c.validateAccept(wrong)
 	c.Payments.validate(wrong)
+	span("locks.lease", c.Locks.Lease, time.Second, time.Minute)
 	between("mysql.max_open", int64(c.MySQL.MaxOpen), 1, 1000)
 	between("queue.partitions", int64(c.Queue.Partitions), 1, 256)
 	between("orders.batch", int64(c.Orders.Batch), 1, 1000)
@@ -333,12 +366,16 @@ func (c Config) Validate() error {
 	span("orders.queued_bound", c.Orders.QueuedBound, time.Second, time.Hour)
 	between("orders.max_queued", c.Orders.MaxQueued, 1, 100_000_000)
 	span("orders.max_lag", c.Orders.MaxLag, time.Second, time.Hour)
-	span("orders.max_outage", c.Orders.MaxOutage, 5*time.Second, time.Hour)                    // a look at MySQL that fails may take 3.5 s
+	span("orders.max_outage", c.Orders.MaxOutage, 5*time.Second, time.Hour) // a look at MySQL that fails may take 3.5 s
+	between("orders.max_ended", int64(c.Orders.MaxEnded), 1, 1000)
+	if c.Sales.ArchiveAfter != 0 {
+		span("sales.archive_after", c.Sales.ArchiveAfter, time.Second, 10*365*24*time.Hour)
+	}
 	span("accept.confirm_within", c.Accept.ConfirmWithin, 100*time.Millisecond, 4*time.Second) // a request has 5 s in all
 	span("outbox.claim_idle", c.Outbox.ClaimIdle, time.Second, time.Hour)
 	if least := 2 * c.Accept.ConfirmWithin; c.Accept.After == AfterConfirm && c.Outbox.ClaimIdle < least {
 		// Else relays take over from each other, again and again, what one of them is about to publish.
-		wrong("outbox.claim_idle: %v must be at least twice accept.confirm_within, %v, with accept.after: confirm", c.Outbox.ClaimIdle, least)
+		wrong("outbox.claim_idle: %v must be at least twice accept.confirm_within, %v, with accept.after: confirm", c.Outbox.ClaimIdle, conf.Of("accept.confirm_within", least))
 	}
 	span("carts.pay_within", c.Carts.PayWithin, time.Second, 30*24*time.Hour)
 	span("carts.abandoned_after", c.Carts.AbandonedAfter, time.Second, time.Hour)
@@ -351,8 +388,8 @@ func (c Config) Validate() error {
 	between("api.max_deciding", int64(c.API.MaxDeciding), 0, 1_000_000)
 	between("api.max_line", int64(c.API.MaxLine), 0, 1_000_000)
 	if n := c.API.line().Slots; n+c.API.MaxLine >= c.API.MaxInFlight {
-		wrong("api.max_line: %d in line and %d being decided (api.max_deciding) must be less than api.max_in_flight: %d, so that orders leave room for other requests",
-			c.API.MaxLine, n, c.API.MaxInFlight)
+		wrong("api.max_line: %d in line and %v being decided (api.max_deciding) must be less than api.max_in_flight: %v, so that orders leave room for other requests",
+			c.API.MaxLine, conf.Of("api.max_deciding", n), conf.Of("api.max_in_flight", c.API.MaxInFlight))
 	}
 	between("api.line_per_unit", int64(c.API.LinePerUnit), 1, 1_000_000)
 	span("api.line_wait", c.API.LineWait, time.Millisecond, 4*time.Second) // a request has 5 s in all
@@ -398,12 +435,15 @@ func (c Config) validateAccept(wrong func(string, ...any)) {
 	case AfterFsync:
 	case AfterConfirm:
 		if c.Queue.Driver != RabbitMQ {
-			wrong("accept.after: %s takes a broker that confirms: queue.driver: %s must be %s", AfterConfirm, c.Queue.Driver, RabbitMQ)
+			wrong("accept.after: %s takes a broker that confirms: queue.driver: %s must be %s", AfterConfirm, conf.Of("queue.driver", c.Queue.Driver), RabbitMQ)
 		}
 	default:
 		wrong("accept.after: %q must be %s or %s", c.Accept.After, AfterFsync, AfterConfirm)
 	}
 }
+
+// maxHosts bounds the names of the admin listener.
+const maxHosts = 64
 
 // maxProviders bounds the payment providers.
 const maxProviders = 32
@@ -412,7 +452,7 @@ func (p Payments) validate(wrong func(string, ...any)) {
 	if n := len(p.Providers); n > maxProviders {
 		wrong("payments.providers: %d of them, there must be at most %d", n, maxProviders)
 	}
-	names, owners := map[string]bool{}, map[conf.Secret]string{}
+	names, owners := map[string]bool{}, map[conf.Secret]int{}
 	for i, c := range p.Providers {
 		field := fmt.Sprintf("payments.providers[%d]", i)
 		if !wire.ValidProvider(c.Name) {
@@ -428,10 +468,10 @@ func (p Payments) validate(wrong func(string, ...any)) {
 			name := fmt.Sprintf("%s.secrets[%d]", field, j)
 			if n := len(s.Reveal()); n < signing.MinSecret {
 				wrong("%s: %d bytes must be at least %d", name, n, signing.MinSecret)
-			} else if other, ok := owners[s]; ok && other != c.Name {
-				wrong("%s: it is a secret of %s, too: who signs with it could speak for both", name, other)
+			} else if other, ok := owners[s]; ok && other != i {
+				wrong("%s: it is a secret of %s, too: who signs with it could speak for both", name, conf.Of(fmt.Sprintf("payments.providers[%d].name", other), p.Providers[other].Name))
 			}
-			owners[s] = c.Name
+			owners[s] = i
 		}
 	}
 }
@@ -483,7 +523,7 @@ func (l Log) level() (slog.Level, error) {
 	levels := map[string]slog.Level{"debug": slog.LevelDebug, "info": slog.LevelInfo, "warn": slog.LevelWarn, "error": slog.LevelError}
 	level, ok := levels[l.Level]
 	if !ok {
-		return level, fmt.Errorf("log.level: %q must be debug, info, warn or error", l.Level)
+		return level, conf.Wrong("log.level: %q must be debug, info, warn or error", l.Level)
 	}
 	return level, nil
 }

@@ -17,7 +17,7 @@ import (
 func setSample(t *testing.T) {
 	t.Setenv("FLOODGATE_ADMIN_TOKEN", "an-admin-token-of-some-length")
 	t.Setenv("FLOODGATE_SIGNING_KEY", "a-signing-key-of-at-least-32-bytes")
-	t.Setenv("REDIS_PASSWORD", "")
+	t.Setenv("REDIS_PASSWORD", "a-password")
 	t.Setenv("MYSQL_DSN", "fg:secret@tcp(127.0.0.1:3306)/floodgate")
 	t.Setenv("AMQP_URL", "amqp://fg:secret@127.0.0.1:5672/")
 }
@@ -35,6 +35,8 @@ func TestSampleLoadsAndShowsTheDefaults(t *testing.T) {
 	want := DefaultConfig()
 	want.AdminToken, want.SigningKeys, want.MySQL.DSN, want.Queue.URL = got.AdminToken, got.SigningKeys, got.MySQL.DSN, got.Queue.URL
 	want.Payments.TestProvider = got.Payments.TestProvider
+	want.AdminHosts = []string{}
+	want.Redis.Password = got.Redis.Password
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("the sample differs from the defaults (-default +sample):\n%s", diff)
 	}
@@ -69,12 +71,16 @@ func TestValidateNamesFieldValueAndBound(t *testing.T) {
 		"orders.queued_bound: 0s must be between 1s and 1h":                      func(c *Config) { c.Orders.QueuedBound = 0 },
 		"orders.max_queued: 0 must be":                                           func(c *Config) { c.Orders.MaxQueued = 0 },
 		"orders.max_lag: 500ms must be between 1s and 1h":                        func(c *Config) { c.Orders.MaxLag = 500 * time.Millisecond },
+		"orders.max_ended: 0 must be between 1 and 1000":                         func(c *Config) { c.Orders.MaxEnded = 0 },
+		"sales.archive_after: 1ms must be between 1s and 87600h0m0s":             func(c *Config) { c.Sales.ArchiveAfter = time.Millisecond },
 		"orders.max_outage: 1s must be between 5s and 1h":                        func(c *Config) { c.Orders.MaxOutage = time.Second },
 		`accept.after: "publish" must be fsync or confirm`:                       func(c *Config) { c.Accept.After = "publish" },
 		"accept.after: confirm takes a broker that confirms":                     func(c *Config) { c.Accept.After, c.Queue.Driver = AfterConfirm, RedisStream },
 		"accept.confirm_within: 5s must be between 100ms and 4s":                 func(c *Config) { c.Accept.ConfirmWithin = 5 * time.Second },
 		"outbox.claim_idle: 0s must be":                                          func(c *Config) { c.Outbox.ClaimIdle = 0 },
 		"outbox.claim_idle: 3s must be at least twice accept.confirm_within, 4s": func(c *Config) { c.Accept.After, c.Outbox.ClaimIdle = AfterConfirm, 3*time.Second },
+		"locks.lease: 999ms must be between 1s and 1m0s":                         func(c *Config) { c.Locks.Lease = 999 * time.Millisecond },
+		"locks.lease: 1m1s must be between 1s and 1m0s":                          func(c *Config) { c.Locks.Lease = 61 * time.Second },
 		"mysql.max_open: 0 must be":                                              func(c *Config) { c.MySQL.MaxOpen = 0 },
 		"timeline.keep: 1m0s must be between 1h":                                 func(c *Config) { c.Timeline.Keep = time.Minute },
 		"timeline.max_rows_per_sale: 0 must be":                                  func(c *Config) { c.Timeline.MaxRowsPerSale = 0 },
@@ -169,6 +175,7 @@ func TestValidateAccepts(t *testing.T) {
 
 // Row D12: as many orders are decided at once as suits the machine, unless the file says how many.
 func TestTheLineIsSizedToTheMachine(t *testing.T) {
+	t.Attr("row", "D12")
 	for _, c := range []struct{ deciding, inFlight, want int }{
 		{7, 1024, 7}, {0, 1 << 20, 256 * runtime.GOMAXPROCS(0)}, {0, 100, 50}, {0, 1, 1},
 	} {

@@ -16,7 +16,7 @@ func (p *process) consumer(name string) func(context.Context) error {
 	c := p.config
 	if p.broker != nil {
 		return func(ctx context.Context) error {
-			return p.broker.Consume(ctx, c.Orders.Batch, c.Orders.BatchWait, p.book.Settle, func(ctx context.Context, batch []reserve.Entry) {
+			return p.broker.Consume(ctx, c.Orders.Batch, c.Orders.BatchWait, p.book.SettleOrDefer, func(ctx context.Context, batch []reserve.Entry) {
 				if err := p.book.Retire(ctx, batch); err != nil { // they are published again, MySQL knows them, and they are retired then
 					p.log.Warn("settled orders stay in the outbox for now", "orders", len(batch), "error", err)
 				}
@@ -47,26 +47,48 @@ func (p *process) consumer(name string) func(context.Context) error {
 }
 
 // settle brings entries that come straight from the outbox to their end, and retires them. Those for which MySQL takes no
-// row at all become dead letters, stay in the outbox, which holds their units, and are named in an order.PoisonError.
+// row at all become dead letters, stay in the outbox, which holds their units, and are named in an order.PoisonError. Where
+// some are of a closed sale the others are settled and retired, and the error is the order.ClosedError: the reader tries each
+// sale by itself then.
 func (p *process) settle(ctx context.Context, batch []reserve.Entry) error {
 	err := p.book.Settle(ctx, batch)
 	var poison *order.PoisonError
-	if err != nil && !errors.As(err, &poison) {
+	var closed *order.ClosedError
+	isPoison, isClosed := errors.As(err, &poison), errors.As(err, &closed)
+	if err != nil && !isPoison && !isClosed {
 		return err
 	}
-	if poison == nil {
-		return p.book.Retire(ctx, batch)
+	if isPoison && !isClosed {
+		if err := p.letters.Poison(ctx, outbox.Queue, poison); err != nil {
+			return err
+		}
 	}
-	if err := p.letters.Poison(ctx, outbox.Queue, poison); err != nil {
-		return err
+	good := batch
+	if isPoison {
+		good = without(good, poison.Entries)
 	}
-	good := slices.DeleteFunc(slices.Clone(batch), func(e reserve.Entry) bool {
-		return slices.ContainsFunc(poison.Entries, func(bad reserve.Entry) bool { return bad.ID == e.ID })
-	})
+	if isClosed {
+		good = without(good, closed.Entries)
+	}
 	if err := p.book.Retire(ctx, good); err != nil {
 		return err
 	}
-	return poison
+	switch {
+	case isClosed:
+		return closed
+	case isPoison:
+		return poison
+	}
+	return nil
+}
+
+// without is a batch without those of its entries whose orders are named.
+func without(batch, named []reserve.Entry) []reserve.Entry {
+	ids := make(map[string]bool, len(named))
+	for _, e := range named {
+		ids[e.ID] = true
+	}
+	return slices.DeleteFunc(slices.Clone(batch), func(e reserve.Entry) bool { return ids[e.ID] })
 }
 
 // settleGrace is how long a batch that is being settled may go on when the process ends.

@@ -31,6 +31,7 @@ type morgue struct {
 	queue string
 	amqp  string // "" with redis-stream
 	sale  int64
+	end   func() error // of the first process
 }
 
 // newMorgue has a sale of 10 open, and nobody who settles orders. More is added to the configuration.
@@ -46,7 +47,7 @@ func newMorgue(t *testing.T, driver string, more ...string) *morgue {
 	if err := m.run(t.Context(), "migrate"); err != nil {
 		t.Fatal(err)
 	}
-	m.start("-roles", "api,relay")
+	m.end = m.start("-roles", "api,relay")
 	m.waitReady()
 	m.sale = m.createSale(t, 10)
 	return m
@@ -192,6 +193,7 @@ func bothDrivers(t *testing.T, test func(t *testing.T, driver string)) {
 //
 // Rows B4, B7: a poison order dies alone, is kept, and is replayed.
 func TestDeadLettersFromDeathToReplay(t *testing.T) {
+	t.Attr("row", "B4 B7")
 	bothDrivers(t, func(t *testing.T, driver string) {
 		m := newMorgue(t, driver)
 		dead := m.dies("alice")
@@ -345,6 +347,7 @@ func TestAnOrderThatMySQLRefusesIsKeptUntilItDoesNot(t *testing.T) {
 //
 // Row B7: a replay has one effect.
 func TestAReplayedOrderIsSettledOnce(t *testing.T) {
+	t.Attr("row", "B7")
 	m := newMorgue(t, RedisStream)
 	a := m.press("alice")
 	snap, err := m.redis.Snapshot(t.Context(), m.sale)

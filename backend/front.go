@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"floodgate.internal/backend/admin"
+	"floodgate.internal/shared/hosts"
 	"floodgate.internal/shared/problem"
 )
 
@@ -25,12 +26,14 @@ func (s *status) get() string    { return *s.why.Load() }
 // once the admin API is there.
 type front struct {
 	log  *slog.Logger
+	only http.Handler // checks the Host
 	then atomic.Pointer[http.Handler]
 	mux  *http.ServeMux
 }
 
-func newFront(s *status, gatherer prometheus.Gatherer, log *slog.Logger) *front {
+func newFront(s *status, gatherer prometheus.Gatherer, log *slog.Logger, listen string, names []string) *front {
 	f := &front{log: log, mux: http.NewServeMux()}
+	f.only = hosts.Only(listen, func() []string { return names }, http.HandlerFunc(f.answer))
 	answer := func(w http.ResponseWriter, code int, kind string, body []byte) {
 		w.Header().Set("Content-Type", kind)
 		w.Header().Set("Cache-Control", "no-store")
@@ -64,7 +67,10 @@ func newFront(s *status, gatherer prometheus.Gatherer, log *slog.Logger) *front 
 // become gives the listener to the admin API.
 func (f *front) become(h http.Handler) { f.then.Store(&h) }
 
-func (f *front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+// ServeHTTP implements http.Handler.
+func (f *front) ServeHTTP(w http.ResponseWriter, r *http.Request) { f.only.ServeHTTP(w, r) }
+
+func (f *front) answer(w http.ResponseWriter, r *http.Request) {
 	if h := f.then.Load(); h != nil {
 		(*h).ServeHTTP(w, r)
 		return

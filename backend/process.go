@@ -70,7 +70,7 @@ func newProcess(c Config, roles Roles, log *slog.Logger) *process {
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	p := &process{config: c, roles: roles, log: log, reg: reg, clk: &clock.Clock{}, status: &status{}}
 	p.status.set("starting")
-	p.front = newFront(p.status, reg, log)
+	p.front = newFront(p.status, reg, log, c.Listen.Admin, c.AdminHosts)
 	if roles.API {
 		p.api = api.New(api.Config{
 			Keys: c.Keys(), Clock: p.clk, Log: log, Register: reg,
@@ -137,7 +137,9 @@ func addr(ln net.Listener) string {
 func (p *process) connect(ctx context.Context) (err error) {
 	c := p.config
 	err = p.insist(ctx, "redis", func(ctx context.Context) (err error) {
-		p.redis, err = reserve.Open(c.Redis.config())
+		options := c.Redis.config()
+		options.MaxEnded = c.Orders.MaxEnded
+		p.redis, err = reserve.Open(options)
 		return err
 	})
 	if err != nil {
@@ -213,6 +215,7 @@ func (p *process) begin(base, work *tier) error {
 	}
 	timelines := timeline.New(p.db, p.book, p.clk, timeline.Limits{Keep: c.Timeline.Keep, Rows: c.Timeline.MaxRowsPerSale}, p.log, p.reg)
 	p.reconciler = reconcile.New(p.db, p.redis, fence, p.log, p.reg)
+	p.reconciler.Lease(c.Locks.Lease)
 
 	p.shelf = stock.NewShelf(p.db, p.redis, p.log, p.reg)
 	carts := cart.New(cart.Config(c.Carts), p.db, p.shelf, p.clk, p.log, p.reg)
@@ -247,6 +250,7 @@ func (p *process) begin(base, work *tier) error {
 			relay.Spare(c.Accept.ConfirmWithin)
 		}
 		relay.Bury = p.letters.Take
+		relay.Deferred = func(ctx context.Context, sale int64) (bool, error) { return order.HasDeferred(ctx, p.db, sale) }
 		work.start("relay", relay.Run)
 	}
 	if p.roles.Consumer {
@@ -254,6 +258,9 @@ func (p *process) begin(base, work *tier) error {
 		if p.broker != nil {
 			work.start("dead letters", func(ctx context.Context) error { return p.broker.ConsumeDead(ctx, p.letters.Take) })
 		}
+		work.start("deferred orders", p.repeat("deferred orders", deferredEvery, func(ctx context.Context) (int, error) {
+			return p.book.SettleDeferred(ctx, p.letters.Deferred)
+		}))
 	}
 	operator := admin.New(admin.Config{
 		Token: c.AdminToken.Reveal(), DB: p.db, Redis: p.redis, Clock: p.clk, Audit: p.auditor(),
@@ -268,8 +275,13 @@ func (p *process) begin(base, work *tier) error {
 		work.start("intents of SKUs", p.repeat("intents of SKUs", timerEvery, stock.Intents{DB: p.db, Redis: p.redis, Clock: p.clk}.Run))
 		work.start("carts", p.repeat("carts", timerEvery, carts.Sweep))
 		work.start("unsold units", p.repeat("unsold units", timerEvery, operator.ReturnUnsold))
+		work.start("sales that are over", p.repeatWithin("the archive of sales that are over", pruneEvery, archiveTime, func(ctx context.Context) (int, error) {
+			return operator.ArchiveOver(ctx, c.Sales.archiveAfter())
+		}))
 		work.start("histories of sales", timelines.Watch(p.catalog.Feed))
 		work.start("old timelines", p.repeat("old timelines", pruneEvery, timelines.Prune))
+		work.start("old requests of carts", p.repeat("old requests of carts", pruneEvery, carts.Prune))
+		work.start("old places in standby lines", p.repeat("old places in standby lines", pruneEvery, p.line.Prune))
 		work.start("payments", p.repeat("payments", pruneEvery, p.payments.Tend))
 		work.start("done intents", p.repeat("done intents", pruneEvery, p.book.PruneIntents))
 		work.start("old Idempotency-Keys", p.repeat("old Idempotency-Keys", pruneEvery, operator.PruneKeys))
@@ -289,12 +301,17 @@ func (p *process) auditor() *audit.Auditor {
 	return a.WithBroker(p.broker)
 }
 
-// fence is nil without a broker.
+// fence waits until what was published of a sale before is settled. It is nil without a broker.
 func (p *process) fence() func(context.Context, int64) error {
 	if p.broker == nil {
 		return nil
 	}
-	return p.broker.Fence
+	return func(ctx context.Context, sale int64) error {
+		if err := p.broker.Fence(ctx, sale); err != nil {
+			return err
+		}
+		return order.UntilNoneDeferred(ctx, p.db, sale)
+	}
 }
 
 // queues is nil without a broker.
@@ -305,20 +322,33 @@ func (p *process) queues() func(context.Context) ([]broker.QueueState, error) {
 	return p.broker.Queues
 }
 
-// How long the timer rests when there is nothing to do: for orders and units, and where it only tidies up.
+// How long the timer rests when there is nothing to do: for orders and units, for deferred orders, which keep a sale closed, and
+// where it only tidies up.
 const (
-	timerEvery = time.Second
-	pruneEvery = 10 * time.Second
+	timerEvery    = time.Second
+	deferredEvery = 200 * time.Millisecond
+	pruneEvery    = 10 * time.Second
+)
+
+// How long one pass of the timer may take; one that archives a sale, whose audit reads all of its orders.
+const (
+	passTime    = 30 * time.Second
+	archiveTime = 2 * time.Minute
 )
 
 // repeat makes one pass after the other while there is something to do, and else rests. A failure is logged once, and tried
 // again with growing pauses.
 func (p *process) repeat(what string, every time.Duration, pass func(context.Context) (int, error)) func(context.Context) error {
+	return p.repeatWithin(what, every, passTime, pass)
+}
+
+// repeatWithin is repeat, with a time-out of its own for each pass.
+func (p *process) repeatWithin(what string, every, within time.Duration, pass func(context.Context) (int, error)) func(context.Context) error {
 	return func(ctx context.Context) error {
 		const most = 10 * time.Second
 		rest, failing := every, false
 		for {
-			try, cancel := context.WithTimeout(ctx, 30*time.Second)
+			try, cancel := context.WithTimeout(ctx, within)
 			n, err := pass(try)
 			cancel()
 			switch {

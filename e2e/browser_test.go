@@ -164,6 +164,7 @@ const (
 //
 // Row D1: the page greys its button, sends one order per x seconds, and counts by the server's clock.
 func TestShopperPage(t *testing.T) {
+	t.Attr("row", "D1")
 	t.Parallel()
 	w := newWorld(t, options{})
 	b := newBrowser(t)

@@ -216,7 +216,7 @@ func (w *world) skuRests(sku int64) (u units) {
 
 func (w *world) skuState(sku int64, want wire.SKUState) {
 	w.t.Helper()
-	w.until(fmt.Sprintf("SKU %d is %s at the gateway", sku, want), 10*time.Second, func() (bool, string) {
+	w.until(fmt.Sprintf("SKU %d is %s at the gateway", sku, want), patience, func() (bool, string) {
 		a := w.public("GET", wire.SKUsPath, "", "")
 		var list wire.SKUList
 		if a.status != 200 {
@@ -229,6 +229,7 @@ func (w *world) skuState(sku int64, want wire.SKUState) {
 
 // TestCartStory is what a person tries with carts, through the gateway alone. Rows E1, E3, E7, E10, D7, D8.
 func TestCartStory(t *testing.T) {
+	t.Attr("row", "E1 E3 E7 E10 D7 D8")
 	t.Parallel()
 	w := newWorld(t, options{orders: freely, carts: "{pay_within: 2s, abandoned_after: 1s}"})
 	mug, cup, lid := w.newSKU(10, 900), w.newSKU(2, 250), w.newSKU(5, 100)
@@ -363,6 +364,7 @@ func (w *world) finish(ctx context.Context, c *cartTold, what string) error {
 // loses everything, SKUs are restocked, and one is rebuilt from the command line. In the end every equation holds, and every
 // shopper has what they were told. Rows E1, E2, E3, E6, E7, E10.
 func TestCartsUnderFire(t *testing.T) {
+	t.Attr("row", "E1 E2 E3 E6 E7 E10")
 	w := newWorld(t, options{orders: "{rate: 1000, burst: 1000, max_keys: 1000000}", carts: "{pay_within: 5m, abandoned_after: 1s}", second: true})
 	const shoppers, carts = 24, 12
 	seed := rand.Uint64()

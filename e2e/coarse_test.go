@@ -18,6 +18,7 @@ import (
 // Row D7: readers learn "available" or "sold out", and no answer to the public carries a count that the stock has, or had:
 // every operation of the contract is asked, in every state of a sale, by strangers, buyers and owners.
 func TestNoAnswerCarriesACount(t *testing.T) {
+	t.Attr("row", "D7")
 	t.Parallel()
 	w := newWorld(t, options{orders: freely})
 	c := &coarse{w: w, counts: map[string]string{}, asked: map[string]bool{}}

@@ -13,7 +13,7 @@ import (
 func TestComposeConfigs(t *testing.T) {
 	p, err := loadCompose(t.Context(), []string{
 		"FLOODGATE_ADMIN_TOKEN=" + strings.Repeat("a", 32), "FLOODGATE_OPS_TOKEN=" + strings.Repeat("o", 32),
-		"FLOODGATE_SIGNING_KEY=" + strings.Repeat("k", 64), "LOGIN_PUBLIC_KEY=" + base64.StdEncoding.EncodeToString(make([]byte, 32)),
+		"FLOODGATE_SIGNING_KEY=" + strings.Repeat("k", 64), "LOGIN_AUDIENCE=shop", "LOGIN_PUBLIC_KEY=" + base64.StdEncoding.EncodeToString(make([]byte, 32)),
 		"REDIS_PASSWORD=r", "RABBITMQ_PASSWORD=q", "MYSQL_PASSWORD=m", "MYSQL_ROOT_PASSWORD=n",
 	}, "../docker-compose.yml")
 	if err != nil {

@@ -54,6 +54,10 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
+// raced reports whether the binaries are built with the race detector (see TestTheBinariesHaveNoDataRace); else they are built as they
+// are shipped.
+func raced() bool { return os.Getenv("FLOODGATE_RACE") != "" }
+
 func startMachine() {
 	machine.err = func() (err error) {
 		if machine.dir, err = os.MkdirTemp("", "floodgate-e2e-"); err != nil {
@@ -64,9 +68,13 @@ func startMachine() {
 			return err
 		}
 		machine.bin = filepath.Join(machine.dir, "bin")
-		build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-o", machine.bin+"/", "./gateway/cmd/gateway", "./backend/cmd/backend")
+		args, cgo := []string{"build", "-trimpath", "-buildvcs=false"}, "CGO_ENABLED=0"
+		if raced() {
+			args, cgo = append(args, "-race"), "CGO_ENABLED=1"
+		}
+		build := exec.Command("go", append(args, "-o", machine.bin+"/", "./gateway/cmd/gateway", "./backend/cmd/backend")...)
 		build.Dir = root
-		build.Env = append(os.Environ(), "CGO_ENABLED=0")
+		build.Env = append(os.Environ(), cgo)
 		if out, err := build.CombinedOutput(); err != nil {
 			return fmt.Errorf("%s: %w\n%s", strings.Join(build.Args, " "), err, out)
 		}

@@ -253,6 +253,7 @@ func (w *world) beside() *world {
 // Every change reaches every gateway, also one that knows another backend than the one that was asked; how soon is measured.
 // Row D13: bans and lists of eligible uids, changed while the sale runs.
 func TestChangesReachEveryGateway(t *testing.T) {
+	t.Attr("row", "D13")
 	t.Parallel()
 	const buyers = 40
 	w := newWorld(t, options{orders: freely})

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"floodgate.internal/e2e/made"
 	"floodgate.internal/e2e/stack"
 	"floodgate.internal/shared/netfault"
 	"floodgate.internal/shared/wire"
@@ -53,11 +54,13 @@ func BenchmarkOutages(b *testing.B) {
 		var doc strings.Builder
 		fmt.Fprintf(&doc, `# What shoppers see when a backend is away
 
-Written by `+"`go test -tags servers -run '^$' -bench Outages -benchtime 1x ./e2e`"+`: the real system on one machine. Each second 100 new shoppers press, 30 owners
+%s
+
+The real system on one machine. Each second 100 new shoppers press, 30 owners
 ask for their order and 30 strangers for the sale's page, whatever the answers before; each line has those who came in that second. From second %d to %d the
 backend is away. Busy is 503 OVERLOADED (nothing was done), unknown is 503 OUTCOME_UNKNOWN (ask again with the same key). Who is told either asks again with
 the same key when it is over; then every promise is held against Redis, MySQL and the broker.
-`, begins, ends)
+`, made.By("go test -tags servers -run '^$' -bench Outages -benchtime 1x ./e2e"), begins, ends)
 		for _, o := range outages {
 			o.try(b, &doc)
 		}

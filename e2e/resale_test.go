@@ -169,6 +169,7 @@ func TestHalfNeverPay(t *testing.T) {
 //
 // Row D9: the sold-out mark clears when stock returns.
 func TestReturnedUnitsAreSoldAgain(t *testing.T) {
+	t.Attr("row", "D9")
 	t.Parallel()
 	const rounds = 10
 	w := newWorld(t, options{orders: "{rate: 1000, burst: 1000, max_keys: 1000000}"})

@@ -36,24 +36,24 @@ var rows = []struct{ id, what string }{
 	{"B5", "the consumer checks again in its transaction; a failed check ends in a row"},
 	{"B6", "a cold sale is loaded, orders in flight subtracted; an unknown id is no load on the database"},
 	{"B7", "operators see the queue and its dead letters, and replay them"},
-	{"C1", "coupons: category, publishing, validity, a limit for each user, used exactly once"},
+	{"C1", "coupons: the category that a claim may ask for, publishing, validity, a limit for each user, used exactly once"},
 	{"C2", "no coupon too many, with several processes issuing"},
 	{"C3", "a version column as a selectable guard beside the conditional decrement"},
-	{"C4", "a renewing lock where one is needed, which outlives the crash of its holder"},
+	{"C4", "a renewing lock where one is needed, its lease configurable, which outlives the crash of its holder"},
 	{"D1", "the page: a greyed button, one order per x seconds, the server's clock"},
 	{"D2", "a limit for each uid in the gateway's own memory"},
 	{"D3", "a page cache; who is over the limit gets the page there is"},
 	{"D4", "a bounded line before the database, told at once when the stock is gone"},
-	{"D5", "reads come from the cache"},
+	{"D5", "reads come from the cache: MySQL is asked by what keeps it fresh, not by readers"},
 	{"D6", "stock released in timed tranches"},
 	{"D7", "readers see available or sold out, never a count"},
 	{"D8", "ordering and paying are separate steps"},
 	{"D9", "a local sold-out mark that clears when stock returns; a refused duplicate eats no stock; a restart resets none"},
 	{"D10", "a global bucket that waits a bounded time for a token"},
 	{"D11", "a request without a valid login is refused"},
-	{"D12", "bounded, fair concurrency; a line too long for what is left is turned away"},
+	{"D12", "bounded, fair concurrency; a line too long for what is left is turned away; a sale's stock lives in Redis, where its script, one call at a time, stands for the compare-and-swap"},
 	{"D13", "limits by address, bans and invitations that change at run time, a report of concentration"},
-	{"E1", "available + locked + sold = total for each SKU, in MySQL and in Redis"},
+	{"E1", "available + locked + sold = total for each SKU, in MySQL and in Redis; of a sale that is its stock row in MySQL, and stock + reservations = total in Redis"},
 	{"E2", "reading stock loads Redis once, however many ask"},
 	{"E3", "a cart: each line on its own, and the answer says which"},
 	{"E4", "the reduce script's four answers"},
@@ -65,16 +65,18 @@ var rows = []struct{ id, what string }{
 	{"E10", "a SKU is replenished while it sells"},
 }
 
-// naming is how a test's comment names rows: "Row A1: ...", "Rows C4 and E2: ...", "Row E3, Row D2: ...".
+// naming is how a comment names rows: "Row A1: ...", "Rows C4 and E2: ...", "Row E3, Row D2: ...". A comment alone shows nothing.
 var naming = regexp.MustCompile(`\b[Rr]ows? ((?:[A-E]\d+(?:,? and |, |)(?:[Rr]ow )?)+)`)
 
-// Every row has a test that names it, and docs/rows.md says which.
+// Every row has a test that says, when it runs, that it shows it, t.Attr("row", "A7") or for several "A7 C4", and docs/rows.md says
+// which. Make test holds docs/rows.md against the tests that ran and passed.
 func TestEveryRowHasItsTests(t *testing.T) {
 	named := namedRows(t)
 	var doc strings.Builder
 	doc.WriteString("# Where each part is built and shown\n\n" +
-		"Each part of the system, the packages that have tests of it, and the tests. Written from the tests' own comments by\n" +
-		"`go test ./e2e -run TestEveryRowHasItsTests -write-rows`; `make check` holds it against them.\n\n" +
+		"Each part of the system, the packages that have tests of it, and the tests. Written from what the tests say of themselves,\n" +
+		"`t.Attr(\"row\", ...)`, by `go test ./e2e -run TestEveryRowHasItsTests -write-rows`. `make check` holds it against their source,\n" +
+		"`make test` against the tests that ran and passed.\n\n" +
 		"| row | what must work | package | tests |\n|---|---|---|---|\n")
 	for _, r := range rows {
 		tests := named[r.id]
@@ -132,13 +134,19 @@ func namedRows(t *testing.T) map[string]map[string][]string {
 			if !ok || f.Recv != nil || !strings.HasPrefix(f.Name.Name, "Test") {
 				continue
 			}
+			shown := shownRows(f)
+			for _, id := range shown {
+				if named[id] == nil {
+					named[id] = map[string][]string{}
+				}
+				if !slices.Contains(named[id][pkg], f.Name.Name) {
+					named[id][pkg] = append(named[id][pkg], f.Name.Name)
+				}
+			}
 			for _, m := range naming.FindAllStringSubmatch(strings.Join(strings.Fields(f.Doc.Text()), " "), -1) {
 				for _, id := range regexp.MustCompile(`[A-E]\d+`).FindAllString(m[1], -1) {
-					if named[id] == nil {
-						named[id] = map[string][]string{}
-					}
-					if !slices.Contains(named[id][pkg], f.Name.Name) {
-						named[id][pkg] = append(named[id][pkg], f.Name.Name)
+					if !slices.Contains(shown, id) {
+						t.Errorf("%s: the comment of %s names row %s, the test does not: add t.Attr(\"row\", %q) to it", path, f.Name.Name, id, id)
 					}
 				}
 			}
@@ -149,4 +157,25 @@ func namedRows(t *testing.T) map[string]map[string][]string {
 		t.Fatal(err)
 	}
 	return named
+}
+
+// shownRows are the rows that a test says it shows: the fields of each t.Attr("row", "A7 C4") in it.
+func shownRows(test *ast.FuncDecl) (ids []string) {
+	ast.Inspect(test, func(n ast.Node) bool {
+		call, ok := n.(*ast.CallExpr)
+		if !ok || len(call.Args) != 2 {
+			return true
+		}
+		method, ok := call.Fun.(*ast.SelectorExpr)
+		if !ok || method.Sel.Name != "Attr" {
+			return true
+		}
+		key, ok := call.Args[0].(*ast.BasicLit)
+		value, ok2 := call.Args[1].(*ast.BasicLit)
+		if ok && ok2 && key.Value == `"row"` {
+			ids = append(ids, strings.Fields(strings.Trim(value.Value, `"`))...)
+		}
+		return true
+	})
+	return ids
 }

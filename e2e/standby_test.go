@@ -41,6 +41,7 @@ func (w *world) becomes(sale int64, token string, states ...wire.StandbyState) w
 
 // Row D9, beyond it: a whole story of a standby line, through the gateway, while others press all the time.
 func TestStandbyStory(t *testing.T) {
+	t.Attr("row", "D9")
 	t.Parallel()
 	w := newWorld(t, options{orders: freely, second: true})
 	sale := w.newSale("One, and a line for it", 1, time.Now().Add(-time.Minute), 600)

@@ -16,6 +16,7 @@ import (
 //
 // Rows A1, D8, D9: one order from the press to the payment.
 func TestStory(t *testing.T) {
+	t.Attr("row", "A1 D8 D9")
 	t.Parallel()
 	w := newWorld(t, options{})
 	sale := w.newSale("One keyboard", 1, time.Now().Add(-time.Minute), 600)

@@ -8,6 +8,7 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -80,13 +81,16 @@ func says(t timeline.Timeline) (list []string) {
 // A shopper is too fast, gives a unit back, comes too late, gets one that came back, and pays; the timeline tells it all, in the
 // order of time, to the shopper and to operators, and to nobody else. Row D7: and says nothing of how many there were.
 func TestWhyDidntIGetOne(t *testing.T) {
+	t.Attr("row", "D7")
 	t.Parallel()
-	w := newWorld(t, options{})
-	sale := w.newSale("Two lamps", 2, time.Now().Add(time.Second), 600)
+	const slow, fast = "{rate: 0.001, burst: 1, max_keys: 1000000}", "{rate: 1, burst: 1, max_keys: 1000000}"
+	w := newWorld(t, options{orders: slow}) // nobody gets a second token before the limit is changed
+	sale := w.newSale("Two lamps", 2, time.Now().Add(time.Hour), 600)
+	w.state(sale, wire.Upcoming)
+	w.begin(sale)
 	tokens := w.tokens(1, 4)
 	ann, bob, cyd, dan := tokens[0], tokens[1], tokens[2], tokens[3]
 	path := fmt.Sprintf("/v1/sales/%d/orders", sale)
-	w.state(sale, wire.Open)
 	limited := 0
 	order := func(token string) (id string) { // as soon as the limit lets it through
 		t.Helper()
@@ -116,6 +120,9 @@ func TestWhyDidntIGetOne(t *testing.T) {
 	w.want(w.public("POST", path, ann, ""), 409, "SOLD_OUT") // by the gate: of nobody
 	cancel(first, bob)
 	w.state(sale, wire.Open)
+	config, err := os.ReadFile(filepath.Join(w.dir, "gateway.yaml"))
+	w.must(err)
+	w.write("gateway.yaml", strings.Replace(string(config), slow, fast, 1)) // which it watches
 	got := order(ann)
 	w.want(w.public("POST", "/v1/orders/"+got+"/payment", ann, ""), 200, "")
 	w.state(sale, wire.SoldOut)

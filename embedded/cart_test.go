@@ -48,6 +48,7 @@ func ask(t *testing.T, method, url, token, key, body string, out any) (status in
 
 // Rows E1, E3, E7, E10 on the stand-ins: the same code against the in-memory servers.
 func TestCarts(t *testing.T) {
+	t.Attr("row", "E1 E3 E7 E10")
 	var log buffer
 	s, err := Start(t.Context(), Options{Dir: t.TempDir(), Log: &log})
 	if err != nil {

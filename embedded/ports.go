@@ -3,14 +3,12 @@ package embedded
 import (
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net"
-	"os"
 	"strconv"
-	"strings"
 	"syscall"
 
 	"floodgate.internal/shared/development"
+	"floodgate.internal/shared/ports"
 )
 
 // Addrs are where the system listens.
@@ -41,33 +39,12 @@ func (a Addrs) InUse() error {
 	return errors.Join(errs...)
 }
 
-// FreeAddrs chooses four loopback addresses on which nobody listens. Their ports lie below those that the kernel gives to
-// outgoing connections, so that none is taken before the system listens there.
+// FreeAddrs chooses four loopback addresses on which nobody listens, and which no other system is given while this process lives.
 func FreeAddrs() (Addrs, error) {
-	const low, tries = 10240, 1000
-	high := 32768
-	if b, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range"); err == nil {
-		if f := strings.Fields(string(b)); len(f) == 2 {
-			if n, err := strconv.Atoi(f[0]); err == nil && n > low+tries {
-				high = n
-			}
-		}
+	p, err := ports.Free(4)
+	if err != nil {
+		return Addrs{}, err
 	}
-	var held []net.Listener // until all are chosen, so that none is chosen twice
-	defer func() {
-		for _, l := range held {
-			l.Close()
-		}
-	}()
-	for range tries {
-		l, err := net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(low+rand.IntN(high-low)))
-		if err != nil {
-			continue
-		}
-		if held = append(held, l); len(held) == 4 {
-			at := func(i int) string { return held[i].Addr().String() }
-			return Addrs{Public: at(0), Ops: at(1), Internal: at(2), Admin: at(3)}, nil
-		}
-	}
-	return Addrs{}, fmt.Errorf("no four free ports between %d and %d on 127.0.0.1", low, high)
+	at := func(i int) string { return "127.0.0.1:" + strconv.Itoa(p[i]) }
+	return Addrs{Public: at(0), Ops: at(1), Internal: at(2), Admin: at(3)}, nil
 }

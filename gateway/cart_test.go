@@ -12,6 +12,7 @@ import (
 
 // Row E3, Row D2: a cart goes to the backend anew, in the name of the token's user, and draws on the limit of orders.
 func TestCartGoesThrough(t *testing.T) {
+	t.Attr("row", "E3 D2")
 	p := newPeer(t)
 	p.set(1, nil)
 	p.on(func(ctx *fasthttp.RequestCtx, c call) {
@@ -80,6 +81,7 @@ func TestCartGoesThrough(t *testing.T) {
 
 // Row D3, Row D5: what carts can hold is a page like any other.
 func TestSKUsAreAPage(t *testing.T) {
+	t.Attr("row", "D3 D5")
 	p := newPeer(t)
 	p.on(func(ctx *fasthttp.RequestCtx, c call) {
 		ctx.Response.Header.Set("ETag", `W/"a"`)

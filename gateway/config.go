@@ -13,6 +13,7 @@ import (
 	"floodgate.internal/gateway/limit"
 	"floodgate.internal/gateway/network"
 	"floodgate.internal/shared/conf"
+	"floodgate.internal/shared/hosts"
 	"floodgate.internal/shared/signing"
 	"floodgate.internal/shared/wire"
 )
@@ -23,6 +24,7 @@ type Config struct {
 	Development bool             `yaml:"development" reload:"restart"`
 	Listen      ListenConfig     `yaml:"listen"`
 	OpsToken    conf.Secret      `yaml:"ops_token"`
+	OpsHosts    []string         `yaml:"ops_hosts"`
 	Trusted     []string         `yaml:"trusted_proxies"`
 	Backends    []string         `yaml:"backends"`
 	SigningKey  SigningKeyConfig `yaml:"signing_key"`
@@ -34,6 +36,9 @@ type Config struct {
 	Cache       CacheConfig      `yaml:"cache"`
 	Timeline    TimelineConfig   `yaml:"timeline"`
 	Log         LogConfig        `yaml:"log"`
+
+	// File is where the configuration was read.
+	File *conf.File `yaml:"-"`
 }
 
 // ListenConfig is where the gateway listens.
@@ -50,8 +55,16 @@ type SigningKeyConfig struct {
 
 // IdentityConfig is whose tokens are taken.
 type IdentityConfig struct {
-	Leeway time.Duration  `yaml:"leeway"`
-	Keys   []identity.Key `yaml:"keys"`
+	Issuer      []string       `yaml:"issuer"`
+	Audience    []string       `yaml:"audience"`
+	Types       []string       `yaml:"types"`
+	MaxLifetime time.Duration  `yaml:"max_lifetime"`
+	Leeway      time.Duration  `yaml:"leeway"`
+	Keys        []identity.Key `yaml:"keys"`
+}
+
+func (c IdentityConfig) rules() identity.Rules {
+	return identity.Rules{Issuers: c.Issuer, Audiences: c.Audience, Types: c.Types, MaxLifetime: c.MaxLifetime, Leeway: c.Leeway}
 }
 
 // LimitsConfig is the token buckets, and who has none or is turned away.
@@ -94,6 +107,12 @@ type GlobalConfig struct {
 const (
 	maxNetworks = 10_000
 	maxUIDs     = 100_000
+)
+
+// What the ops listener takes: the least length of its token where it is not on loopback, and how many names.
+const (
+	minOpsToken = 16
+	maxHosts    = 64
 )
 
 // ServerConfig bounds the public listener.
@@ -149,7 +168,7 @@ func DefaultConfig() Config {
 	return Config{
 		Listen:   ListenConfig{Public: "127.0.0.1:8080", Ops: "127.0.0.1:8081"},
 		Backends: []string{"http://127.0.0.1:9080"},
-		Identity: IdentityConfig{Leeway: 30 * time.Second},
+		Identity: IdentityConfig{MaxLifetime: 24 * time.Hour, Leeway: 30 * time.Second},
 		Limits: LimitsConfig{
 			Order: rule(0.2, 1, 1_000_000), Payment: rule(10, 20, 1_000_000), Read: rule(10, 20, 1_000_000), IP: rule(50, 100, 1_000_000),
 			Webhook: rule(200, 1000, 10_000),
@@ -170,20 +189,20 @@ func DefaultConfig() Config {
 // Load reads, expands and validates a configuration file.
 func Load(path string) (c Config, hash string, err error) {
 	c = DefaultConfig()
-	if hash, err = conf.Load(path, &c); err != nil {
+	if c.File, err = conf.Load(path, &c); err != nil {
 		return c, "", err
 	}
-	if err := c.Validate(); err != nil {
-		return c, "", fmt.Errorf("%s: %w", path, err)
+	if err := c.File.Explain(c.Validate()); err != nil {
+		return c, "", err
 	}
-	return c, hash, nil
+	return c, c.File.Hash, nil
 }
 
 // Validate names every field that is out of its bounds.
 func (c *Config) Validate() error {
 	var errs []error
 	bad := func(field, format string, args ...any) {
-		errs = append(errs, fmt.Errorf("%s: "+format, append([]any{field}, args...)...))
+		errs = append(errs, conf.Wrong("%s: "+format, append([]any{field}, args...)...))
 	}
 	duration := func(field string, d, least, most time.Duration) {
 		if d < least || d > most {
@@ -209,6 +228,17 @@ func (c *Config) Validate() error {
 		}
 	}
 	secret("ops_token", c.OpsToken)
+	if n := len(c.OpsToken); n < minOpsToken && !c.Development && !conf.Loopback(c.Listen.Ops) {
+		bad("ops_token", "%d bytes, at least %d are needed where listen.ops is not on loopback", n, minOpsToken)
+	}
+	if len(c.OpsHosts) > maxHosts {
+		bad("ops_hosts", "%d of them, at most %d are taken", len(c.OpsHosts), maxHosts)
+	}
+	for i, h := range c.OpsHosts {
+		if !hosts.Valid(h) {
+			bad(fmt.Sprintf("ops_hosts[%d]", i), "%q must be a name or an address, with a port or without", h)
+		}
+	}
 	if len(c.Backends) < 1 || len(c.Backends) > 64 {
 		bad("backends", "%d of them, there must be 1 to 64", len(c.Backends))
 	}
@@ -231,6 +261,23 @@ func (c *Config) Validate() error {
 	}
 	secret("signing_key.secret", c.SigningKey.Secret)
 
+	for _, l := range []struct {
+		field string
+		texts []string
+	}{{"identity.issuer", c.Identity.Issuer}, {"identity.audience", c.Identity.Audience}, {"identity.types", c.Identity.Types}} {
+		if n := len(l.texts); n > 64 {
+			bad(l.field, "%d of them, at most 64 are taken", n)
+		}
+		for i, text := range l.texts {
+			if text == "" || len(text) > 256 {
+				bad(fmt.Sprintf("%s[%d]", l.field, i), "%q must have 1 to 256 bytes", text)
+			}
+		}
+	}
+	if len(c.Identity.Audience) == 0 && !c.Development {
+		bad("identity.audience", "it is empty; without development: true it must name whom tokens are for, so that none for another purpose is taken")
+	}
+	duration("identity.max_lifetime", c.Identity.MaxLifetime, time.Minute, 10*365*24*time.Hour)
 	duration("identity.leeway", c.Identity.Leeway, 0, 5*time.Minute)
 	if len(c.Identity.Keys) < 1 || len(c.Identity.Keys) > 64 {
 		bad("identity.keys", "%d of them, there must be 1 to 64", len(c.Identity.Keys))
@@ -239,7 +286,7 @@ func (c *Config) Validate() error {
 	for i, k := range c.Identity.Keys {
 		field := fmt.Sprintf("identity.keys[%d]", i)
 		if err := k.Check(); err != nil {
-			errs = append(errs, fmt.Errorf("%s.%w", field, err))
+			errs = append(errs, conf.Under(field+".", err))
 		}
 		if kids[k.KID] {
 			bad(field+".kid", "%q is there twice", k.KID)
@@ -259,7 +306,7 @@ func (c *Config) Validate() error {
 		}
 		number(field+".burst", int64(l.Burst), 1, 1_000_000)
 		if l.Rate > 0 && float64(l.Burst)/l.Rate > limit.MaxFill.Seconds() {
-			bad(field+".burst", "%d tokens at %v a second fill in more than %v", l.Burst, l.Rate, limit.MaxFill)
+			bad(field+".burst", "%d tokens at %v a second fill in more than %v", l.Burst, conf.Of(field+".rate", l.Rate), limit.MaxFill)
 		}
 	}
 	for _, r := range []struct {
@@ -285,7 +332,7 @@ func (c *Config) Validate() error {
 		if len(l.networks) > maxNetworks {
 			bad(l.field, "%d networks, at most %d are taken", len(l.networks), maxNetworks)
 		} else if _, err := network.Parse(l.networks); err != nil {
-			errs = append(errs, fmt.Errorf("%s%w", l.field, err))
+			errs = append(errs, conf.Under(l.field, err))
 		}
 	}
 	for _, l := range []struct {

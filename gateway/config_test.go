@@ -28,6 +28,8 @@ func TestSampleLoadsAndHoldsTheDefaults(t *testing.T) {
 	want := DefaultConfig()
 	want.OpsToken, want.SigningKey = "an-ops-token", SigningKeyConfig{"gw-1", "0123456789abcdef0123456789abcdef"}
 	want.Identity.Keys = []identity.Key{{KID: "login-1", Alg: "EdDSA", PublicKey: base64.StdEncoding.EncodeToString(pub)}}
+	want.File = c.File
+	want.OpsHosts, want.Identity.Issuer, want.Identity.Audience, want.Identity.Types = []string{}, []string{}, []string{"shop"}, []string{}
 	want.Trusted, want.Limits.IPExempt, want.Limits.BannedNetworks = []string{}, []string{}, []string{}
 	want.Limits.UIDExempt, want.Limits.BannedUIDs, want.Limits.EligibleUIDs = []string{}, []string{}, []string{}
 	if !reflect.DeepEqual(c, want) {
@@ -92,7 +94,7 @@ func TestValidateNamesFieldValueAndBound(t *testing.T) {
 		{"ip_exempt:", "banned_uids: [" + strings.Repeat("u, ", maxUIDs) + "u]\n  ip_exempt:", "limits.banned_uids: 100001 uids, at most 100000"},
 		{"ip_exempt:", "uid_exempt: [monitor, \"\"]\n  ip_exempt:", "limits.uid_exempt[1]: \"\" must be 1 to 64 of"},
 		{"ip_exempt:", "uid_exempt: [" + strings.Repeat("u, ", maxUIDs) + "u]\n  ip_exempt:", "limits.uid_exempt: 100001 uids, at most 100000"},
-		{"ip_exempt:", "uid_exempt: monitor\n  ip_exempt:", "monitor"},
+		{"ip_exempt:", "uid_exempt: monitor\n  ip_exempt:", "limits.uid_exempt: it must be a list"},
 		{"ip_exempt:", "eligible_uids: [a/b]\n  ip_exempt:", "limits.eligible_uids[0]: \"a/b\" must be 1 to 64 of"},
 		{"ip_exempt:", "eligible_uids: [" + strings.Repeat("u, ", maxUIDs) + "u]\n  ip_exempt:", "limits.eligible_uids: 100001 uids, at most 100000"},
 		{"limits:", "trusted_proxies: [proxy.example]\nlimits:", "trusted_proxies[0]: \"proxy.example\" must be a network"},
@@ -100,6 +102,17 @@ func TestValidateNamesFieldValueAndBound(t *testing.T) {
 		{"read_timeout: 2s", "read_timeout: 0s", "server.read_timeout: 0s must be"},
 		{"read_timeout: 2s", "raed_timeout: 2s", "raed_timeout"},
 		{`public: "127.0.0.1:0"`, `public: "0.0.0.0:0"`, "listen.public: \"0.0.0.0:0\" must be on loopback"},
+		{"development: true", "development: false", "identity.audience: it is empty"},
+		{`development: true
+listen: {public: "127.0.0.1:0", ops: "127.0.0.1:0"}
+ops_token: ""`, `listen: {ops: "10.0.0.1:8081"}`, "ops_token: 0 bytes, at least 16 are needed where listen.ops is not on loopback"},
+		{`development: true
+listen: {public: "127.0.0.1:0", ops: "127.0.0.1:0"}
+ops_token: ""`, `listen: {ops: ":8081"}
+ops_token: fifteen-bytes-0`, "ops_token: 15 bytes, at least 16"},
+		{`ops_token: ""`, `ops_hosts: [ops.example, "http://x"]`, "ops_hosts[1]: \"http://x\" must be a name or an address"},
+		{"max_lifetime: 8760h", "max_lifetime: 0s", "identity.max_lifetime: 0s must be 1m0s to"},
+		{"max_lifetime: 8760h", "audience: [shop, \"\"]", "identity.audience[1]: \"\" must have 1 to 256 bytes"},
 		{`ops: "127.0.0.1:0"`, `ops: "8081"`, "listen.ops: \"8081\" must be host:port"},
 		{"development: true", "development: false", "signing_key.secret: a development secret"},
 		{"development: true", "development: false", "identity.keys[0].sign: a key that signs"},

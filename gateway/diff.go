@@ -32,7 +32,11 @@ func tree(v reflect.Value) any {
 	case reflect.Struct:
 		m := map[string]any{}
 		for i := range v.NumField() {
-			name, e := key(v.Type().Field(i)), tree(v.Field(i))
+			name := key(v.Type().Field(i))
+			if name == "-" {
+				continue
+			}
+			e := tree(v.Field(i))
 			if inline, ok := e.(map[string]any); ok && name == "" {
 				maps.Copy(m, inline)
 				continue
@@ -68,7 +72,8 @@ func join(path, key string) string {
 // Tree is the configuration for JSON, secrets masked.
 func (c Config) Tree() any { return tree(reflect.ValueOf(c)) }
 
-// Diff says in words what changes from c to next, a line for each value, sorted. A changed secret is named and not shown.
+// Diff says in words what changes from c to next, a line for each value, sorted. A changed secret, or a value that came from the
+// environment, is named and not shown.
 func (c Config) Diff(next Config) []string {
 	lines := diffTrees(c.Tree(), next.Tree())
 	var secrets func(path string, a, b reflect.Value)
@@ -80,6 +85,9 @@ func (c Config) Diff(next Config) []string {
 			}
 		case a.Kind() == reflect.Struct:
 			for i := range a.NumField() {
+				if key(a.Type().Field(i)) == "-" {
+					continue
+				}
 				secrets(join(path, key(a.Type().Field(i))), a.Field(i), b.Field(i))
 			}
 		case a.Kind() == reflect.Slice:
@@ -90,8 +98,19 @@ func (c Config) Diff(next Config) []string {
 	}
 
 	secrets("", reflect.ValueOf(c), reflect.ValueOf(next))
+	return maskEnvironment(lines, c.File, next.File)
+}
+
+// maskEnvironment leaves the values out of a diff's lines about fields that the environment gave in one of the files.
+func maskEnvironment(lines []string, files ...*conf.File) []string {
+	for i, line := range lines {
+		field, _, _ := strings.Cut(line, ": ")
+		if slices.ContainsFunc(files, func(f *conf.File) bool { return f.FromEnv(field) }) {
+			lines[i] = field + ": another value, from the environment"
+		}
+	}
 	slices.Sort(lines)
-	return lines
+	return slices.Compact(lines)
 }
 
 // restarts names the changed fields that need a restart.

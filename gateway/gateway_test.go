@@ -113,6 +113,7 @@ ops_token: ""
 backends: [%s]
 signing_key: {id: %s, secret: %s}
 identity:
+  max_lifetime: 8760h # the peer's clock is an hour behind the one that mints
   keys:
     - {kid: dev-login, alg: HS256, secret: dev-login-secret-for-tests-only-000001, sign: true}
 limits:

@@ -15,6 +15,7 @@ func global(value string) edit {
 
 // Row D10: all orders together are bounded, whoever presses, and nothing else is.
 func TestTheGlobalLimit(t *testing.T) {
+	t.Attr("row", "D10")
 	p := newPeer(t)
 	p.set(1, nil)
 	g := run(t, []string{p.addr}, global("{rate: 0.01, burst: 2, max_wait: 0s}"))
@@ -47,6 +48,7 @@ func TestTheGlobalLimit(t *testing.T) {
 
 // Row D10: an order waits for a token, as long as it may, and goes through.
 func TestAnOrderWaitsForAToken(t *testing.T) {
+	t.Attr("row", "D10")
 	p := newPeer(t)
 	p.set(1, nil)
 	g := run(t, []string{p.addr}, global("{rate: 50, burst: 1, max_wait: 10s}"))
@@ -70,6 +72,7 @@ func TestAnOrderWaitsForAToken(t *testing.T) {
 
 // Row D10: those who wait are bounded in number; one more is told at once, and not before the user's own token is back.
 func TestTooManyWaitForAToken(t *testing.T) {
+	t.Attr("row", "D10")
 	p := newPeer(t)
 	p.set(1, nil)
 	g := run(t, []string{p.addr}, global("{rate: 0.101, burst: 1, max_wait: 10s, max_waiting: 0}"))
@@ -85,6 +88,7 @@ func TestTooManyWaitForAToken(t *testing.T) {
 
 // Row D10: a reload changes the law, not the level.
 func TestReloadKeepsTheGlobalLevel(t *testing.T) {
+	t.Attr("row", "D10")
 	p := newPeer(t)
 	p.set(1, nil)
 	g := run(t, []string{p.addr}, global("{rate: 0.001, burst: 1, max_wait: 0s}"))

@@ -1,9 +1,11 @@
 package gateway
 
 import (
+	"bufio"
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"regexp"
 	"slices"
 	"strconv"
@@ -473,6 +475,98 @@ func TestPipeline(t *testing.T) {
 	statuses, _ = exchangeRaw(g, "GET /v1/time HTTP/1.1\r\nHost: x\r\n\r\n"+"GET /v1/time HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n"+"GET /v1/time HTTP/1.1\r\nHost: x\r\n\r\n")
 	if fmt.Sprint(statuses) != "[200 400]" {
 		t.Errorf("got %v", statuses)
+	}
+}
+
+// An answer is there before the next request is, whatever of that has come already.
+func TestAnAnswerWaitsForNothingOfTheNextRequest(t *testing.T) {
+	p := newPeer(t)
+	p.set(1, nil)
+	g := run(t, []string{p.addr}, with("read_timeout: 2s", "read_timeout: 60s"))
+	first := "GET /v1/time HTTP/1.1\r\nHost: x\r\n\r\n"
+	next := "POST /v1/sales/1/orders HTTP/1.1\r\nHost: x\r\n" + g.as("7") + "\r\nContent-Type: application/json\r\nContent-Length: 14\r\n\r\n"
+	const body = `{"quantity":1}`
+	for name, begun := range map[string]string{"a head without its body": next, "half a body": next + body[:5], "half a head": next[:30]} {
+		c := g.raw()
+		r := bufio.NewReader(c)
+		io.WriteString(c, first+first+begun)
+		for i := range 2 {
+			resp, err := http.ReadResponse(r, nil)
+			if err != nil || resp.StatusCode != 200 {
+				t.Fatalf("%s behind it, answer %d: got %v, %v", name, i, resp, err)
+			}
+			io.Copy(io.Discard, resp.Body)
+		}
+		io.WriteString(c, (next + body)[len(begun):])
+		if resp, err := http.ReadResponse(r, nil); err != nil || resp.StatusCode != 202 && resp.StatusCode != 429 {
+			t.Errorf("%s: the second request got %v, %v", name, resp, err)
+		}
+	}
+}
+
+// A client that wants its connection closed has it closed, however it says so.
+func TestConnectionClose(t *testing.T) {
+	p := newPeer(t)
+	g := run(t, []string{p.addr}, with("idle_timeout: 5s", "idle_timeout: 60s"))
+	for _, value := range []string{"close", "Close", "CLOSE", "close, x", "x, Close", "keep-alive,\tclose", "close\r\nConnection: keep-alive", "x\r\nConnection: close"} {
+		for _, sale := range []string{"/v1/time", "/v1/sales/99"} {
+			c := g.raw()
+			io.WriteString(c, "GET "+sale+" HTTP/1.1\r\nHost: x\r\nConnection: "+value+"\r\n\r\n")
+			if b, err := io.ReadAll(c); err != nil || !strings.Contains(string(b), "\r\nConnection: close\r\n") {
+				t.Errorf("Connection: %s: got %q, %v; want an answer and the end", value, b, err)
+			}
+		}
+	}
+	c := g.raw()
+	io.WriteString(c, strings.Repeat("GET /v1/time HTTP/1.1\r\nHost: x\r\nConnection: keep-alive, closed\r\n\r\n", 2))
+	r := bufio.NewReader(c)
+	for range 2 {
+		if resp, err := http.ReadResponse(r, nil); err != nil || resp.Close {
+			t.Fatalf("no close: got %v, %v", resp, err)
+		} else {
+			io.Copy(io.Discard, resp.Body)
+		}
+	}
+}
+
+// A body that is refused for its size is refused before the client is told to send it.
+func TestExpectOfABodyThatIsTooLarge(t *testing.T) {
+	p := newPeer(t)
+	p.set(1, nil)
+	g := run(t, []string{p.addr})
+	for _, fields := range []string{"Expect: 100-continue\r\nContent-Length: 65537\r\n", "Content-Length: 999999999\r\nexpect: 100-Continue\r\n"} {
+		c := g.raw()
+		io.WriteString(c, "POST /v1/sales/1/orders HTTP/1.1\r\nHost: x\r\n"+g.as("7")+"\r\n"+fields+"\r\n")
+		if b, err := io.ReadAll(c); err != nil || !strings.HasPrefix(string(b), "HTTP/1.1 413 ") || !strings.Contains(string(b), "PAYLOAD_TOO_LARGE") {
+			t.Errorf("%q: got %q, %v; want 413 and nothing before", fields, b, err)
+		}
+	}
+	if n := len(p.got("/v1/sales/1/orders")); n != 0 {
+		t.Errorf("%d orders reached the backend", n)
+	}
+}
+
+// Who is over the bound of connections is told so also where the request came first, or the client is slow to read.
+func TestTheAnswerToAConnectionOverTheBoundArrives(t *testing.T) {
+	p := newPeer(t)
+	g := run(t, []string{p.addr}, with(`ip_exempt: ["127.0.0.0/8"]`, `ip_exempt: []`), with("server: {", "server: {max_connections_per_ip: 1, "))
+	held := g.raw()
+	io.WriteString(held, "GET /v1/time HTTP/1.1\r\nHost: x\r\n\r\n")
+	if n, err := held.Read(make([]byte, 4096)); n == 0 || err != nil {
+		t.Fatal(err)
+	}
+	for i := range 50 {
+		c := g.raw()
+		for range 4 { // whatever the gateway does in between
+			if _, err := io.WriteString(c, "GET /v1/time HTTP/1.1\r\nHost: x\r\nX: "+strings.Repeat("x", 4000)+"\r\n\r\n"); err != nil {
+				t.Fatalf("connection %d: %v while it is sent", i, err)
+			}
+		}
+		b, err := io.ReadAll(c)
+		if err != nil || !strings.HasPrefix(string(b), "HTTP/1.1 503 ") || !strings.Contains(string(b), "OVERLOADED") {
+			t.Fatalf("connection %d: got %q, %v; want 503 and the end", i, b, err)
+		}
+		c.Close()
 	}
 }
 

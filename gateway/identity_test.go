@@ -4,6 +4,7 @@ import (
 	"crypto/ed25519"
 	"encoding/base64"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -102,10 +103,53 @@ func TestTokensGoByTheShopsClock(t *testing.T) {
 		"begun on the machine's clock alone":          {jwt.MapClaims{"exp": later, "nbf": now.Add(30 * time.Minute).Unix()}, 401},
 		"issued now on the machine's clock":           {jwt.MapClaims{"exp": later, "iat": time.Now().Unix()}, 401},
 		"issued a moment ahead, within the leeway":    {jwt.MapClaims{"exp": later, "iat": now.Add(20 * time.Second).Unix()}, 200},
-		"begun long ago, and expires in a day's time": {jwt.MapClaims{"exp": later, "nbf": 1, "iat": 1}, 200},
+		"begun long ago, and expires in a day's time": {jwt.MapClaims{"exp": later, "nbf": 1, "iat": now.Add(-24 * time.Hour).Unix()}, 200},
 	} {
 		if a := g.do("GET", "/v1/orders", token(c.claims)); a.code != c.code {
 			t.Errorf("%s: got %v, want %d", what, a, c.code)
 		}
 	}
+}
+
+// What a token must say besides whose it is comes and goes by reload, for tokens that are remembered, too; the tokens of
+// "gateway token" follow.
+func TestRulesOfTokensAreReloaded(t *testing.T) {
+	p := newPeer(t)
+	p.on(echo)
+	g := run(t, []string{p.addr})
+	generation := 1
+	rules := func(more string) {
+		t.Helper()
+		g.write(configText([]string{p.addr}, with("identity:\n", "identity:\n"+more)))
+		g.reload()
+		generation++
+		g.until("the rules are taken over", func() bool { return g.generation() == generation })
+	}
+	plain := g.as("7")
+	reset := signed(t, jwt.SigningMethodHS256, "dev-login", []byte("dev-login-secret-for-tests-only-000001"),
+		jwt.MapClaims{"sub": "7", "aud": "password-reset", "exp": p.now().Add(time.Hour).Unix()})
+	check := func(when, token string, code int) {
+		t.Helper()
+		for range 2 { // the second time from memory, where there is one
+			if a := g.do("GET", "/v1/orders", token); a.code != code {
+				t.Errorf("%s: got %v, want %d", when, a, code)
+			}
+		}
+	}
+	check("a token without an audience, without rules", plain, 200)
+	check("a password reset, without rules", reset, 200)
+	rules("  audience: [shop]\n")
+	check("a token without an audience", plain, 401)
+	check("a password reset", reset, 401)
+	check("a minted token", g.as("7"), 200)
+	rules("  issuer: [https://login.example]\n  audience: [shop, app]\n  types: [at+jwt]\n")
+	check("a password reset, with all rules", reset, 401)
+	check("a minted token, with all rules", g.as("7"), 200)
+	if a := g.do("POST", "/v1/dev/session", `{"uid":"7"}`); a.code != 200 {
+		t.Errorf("a session: got %v", a)
+	} else {
+		check("a session's token", "Cookie: "+strings.Split(a.header.Get("Set-Cookie"), ";")[0], 200)
+	}
+	rules("")
+	check("without rules again", reset, 200)
 }

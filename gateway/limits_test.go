@@ -53,6 +53,7 @@ func from(addr string) string { return "X-Forwarded-For: " + addr }
 // Rows D2, D10, D13: whoever is refused and waits exactly as long as told is admitted, by every rule, and by several at once;
 // and was told to wait no longer than is needed.
 func TestWaitingAsToldIsEnough(t *testing.T) {
+	t.Attr("row", "D2 D10 D13")
 	const order, exempt = "/v1/sales/1/orders", "10.0.0.1"
 	change := "/v1/orders/" + orderID
 	for _, c := range []struct {
@@ -128,6 +129,7 @@ func TestWaitingAsToldIsEnough(t *testing.T) {
 // Rows D2, D10: also who was let through and is OVERLOADED after all, by the backend or for want of one, finds the limits open when
 // they come back as told.
 func TestOverloadedWaitsForTheLimits(t *testing.T) {
+	t.Attr("row", "D2 D10")
 	p := newPeer(t)
 	p.set(1, nil)
 	p.on(func(ctx *fastCtx, _ call) {
@@ -153,6 +155,7 @@ func TestOverloadedWaitsForTheLimits(t *testing.T) {
 
 // Row D13: behind proxies the address is the one that a trusted hop has seen, whatever the client writes; IPv6 goes by its /64.
 func TestTheClientsAddress(t *testing.T) {
+	t.Attr("row", "D13")
 	p := newPeer(t)
 	p.set(1, nil)
 	strict := with("ip: {rate: 50, burst: 100", "ip: {rate: 0.001, burst: 1")
@@ -239,6 +242,7 @@ func TestReloadOfConnectionBounds(t *testing.T) {
 
 // Row D13: who is banned costs no more than the refusal, and what is not said of them stays as it is.
 func TestBans(t *testing.T) {
+	t.Attr("row", "D13")
 	p := newPeer(t)
 	p.set(1, nil)
 	g := run(t, []string{p.addr}, behind, limits(`banned_networks: ["203.0.113.0/24", "2001:db8::/32"]`, `banned_uids: [mallory]`))
@@ -284,6 +288,7 @@ func TestBans(t *testing.T) {
 // Row D13: while there is a list of who may order, nobody else does; who is banned does not either, and a repeat is no exception.
 // What they have stays theirs, and their timeline tells why.
 func TestWhoMayOrder(t *testing.T) {
+	t.Attr("row", "D13")
 	p := newPeer(t)
 	p.set(1, nil)
 	g := run(t, []string{p.addr}, soon)
@@ -355,6 +360,7 @@ func TestWhoMayOrder(t *testing.T) {
 
 // Row D2: exempt users have no limits of users; those of addresses, of all orders and the lists hold for them as for everybody.
 func TestExemptUsers(t *testing.T) {
+	t.Attr("row", "D2")
 	p := newPeer(t)
 	p.set(1, nil)
 	text := func(lists ...string) []edit {

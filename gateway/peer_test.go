@@ -14,6 +14,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
+	"floodgate.internal/shared/ports"
 	"floodgate.internal/shared/signing"
 	"floodgate.internal/shared/timeline"
 	"floodgate.internal/shared/wire"
@@ -63,7 +64,11 @@ func peerOf(t testing.TB) *peer {
 
 func newPeer(t testing.TB) *peer {
 	p := peerOf(t)
-	p.start("127.0.0.1:0")
+	free, err := ports.Free(1) // it may be stopped, and started again at the same address
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.start(fmt.Sprintf("127.0.0.1:%d", free[0]))
 	t.Cleanup(p.stop)
 	return p
 }

@@ -132,6 +132,7 @@ func TestStalePageIsBetterThanNone(t *testing.T) {
 
 // Row D3: who is over the limit gets the page that there is, and 429 only where there is none.
 func TestOverTheLimitGetsThePageThereIs(t *testing.T) {
+	t.Attr("row", "D3")
 	p := newPeer(t)
 	p.set(1, nil)
 	p.set(2, nil)
@@ -222,6 +223,7 @@ func TestLimits(t *testing.T) {
 
 // Row D13: an address has a limit of its own.
 func TestIPLimit(t *testing.T) {
+	t.Attr("row", "D13")
 	p := newPeer(t)
 	p.set(1, nil)
 	g := run(t, []string{p.addr}, with(`ip_exempt: ["127.0.0.0/8"]`, `ip_exempt: []`), with("ip: {rate: 50, burst: 100", "ip: {rate: 0.01, burst: 3"))

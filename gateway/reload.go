@@ -6,8 +6,10 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -21,6 +23,7 @@ import (
 
 	"floodgate.internal/gateway/ops"
 	"floodgate.internal/shared/cli"
+	"floodgate.internal/shared/conf"
 	"floodgate.internal/shared/failpoint"
 	"floodgate.internal/shared/wire"
 )
@@ -188,12 +191,16 @@ func (c checkCommand) run(ctx context.Context, stdout io.Writer) error {
 	if err != nil {
 		return &cli.UsageError{Err: err}
 	}
-	now, err := askRunning(ctx, config.Listen.Ops)
+	now, err := askRunning(ctx, config)
+	if errors.Is(err, errToken) {
+		fmt.Fprintf(stdout, "ok (the gateway on %s refuses this ops_token: nothing to compare with)\n", config.Listen.Ops)
+		return nil
+	}
 	if err != nil {
 		fmt.Fprintf(stdout, "ok (no gateway answers on %s to compare with)\n", config.Listen.Ops)
 		return nil
 	}
-	diff := diffTrees(now, config.Tree())
+	diff := maskEnvironment(diffTrees(now, config.Tree()), config.File)
 	fmt.Fprintln(stdout, "ok")
 	fmt.Fprintf(stdout, "%s (secrets are not compared)\n", words(diff))
 	for _, field := range restartFields(diff) {
@@ -229,12 +236,24 @@ func restartNames(t reflect.Type, path string, names map[string]bool) map[string
 	return names
 }
 
-func askRunning(ctx context.Context, addr string) (any, error) {
+var errToken = errors.New("the ops token is refused")
+
+// askRunning asks the gateway that runs on the file's ops listener for its configuration.
+func askRunning(ctx context.Context, c Config) (any, error) {
+	addr := c.Listen.Ops
+	if host, port, err := net.SplitHostPort(addr); err == nil && !conf.Loopback(addr) {
+		if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
+			addr = net.JoinHostPort("127.0.0.1", port)
+		}
+	}
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+"/-/config", nil)
 	if err != nil {
 		return nil, err
+	}
+	if c.OpsToken != "" {
+		req.Header.Set("Authorization", "Bearer "+c.OpsToken.Reveal())
 	}
 	transport := &http.Transport{DisableKeepAlives: true}
 	resp, err := (&http.Client{Transport: transport}).Do(req)
@@ -242,6 +261,9 @@ func askRunning(ctx context.Context, addr string) (any, error) {
 		return nil, err
 	}
 	defer resp.Body.Close()
+	if resp.StatusCode == http.StatusUnauthorized {
+		return nil, errToken
+	}
 	body, err := io.ReadAll(io.LimitReader(resp.Body, 64<<20))
 	if err != nil {
 		return nil, err

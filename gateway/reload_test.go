@@ -16,7 +16,7 @@ import (
 
 func (g *gw) generation() int {
 	var c struct{ Generation int }
-	json.Unmarshal([]byte(g.do("GET", "http://"+g.ops+"/-/config").body), &c)
+	json.Unmarshal([]byte(g.do("GET", "http://"+g.ops+"/-/config", "Authorization: Bearer dev-ops").body), &c)
 	return c.Generation
 }
 

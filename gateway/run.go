@@ -125,33 +125,21 @@ func (r *running) build(old *Config, c Config) (edge.Settings, error) {
 	s.Patience = limit.Patience{Wait: c.Limits.Global.MaxWait, Places: c.Limits.Global.MaxWaiting}
 	s.Trusted, s.Exempt, s.BannedNetworks = networks(c.Trusted), networks(c.Limits.IPExempt), networks(c.Limits.BannedNetworks)
 	s.ExemptUsers, s.BannedUsers, s.EligibleUsers = uids(c.Limits.UIDExempt), uids(c.Limits.BannedUIDs), uids(c.Limits.EligibleUIDs)
-	if s.Verifier == nil || !sameIdentity(old.Identity, c.Identity) {
-		v, err := identity.NewVerifier(c.Identity.Keys, c.Identity.Leeway, r.clk.Now)
+	if s.Verifier == nil || !reflect.DeepEqual(old.Identity, c.Identity) {
+		v, err := identity.NewVerifier(c.Identity.Keys, c.Identity.rules(), r.clk.Now)
 		if err != nil {
 			return s, err
 		}
 		s.Verifier = v
 	}
 	s.Sign = nil
-	if k, ok := identity.Signing(c.Identity.Keys); ok && c.Development {
+	if k, ok := identity.Signing(c.Identity.Keys, c.Identity.rules()); ok && c.Development {
 		s.Sign = &k
 	}
 	s.Pages = pagecache.Rule{TTL: c.Cache.TTL, Stale: c.Cache.Stale}
 	s.InsecureCookies = c.Development
 	s.LogEvery = c.Log.AccessEvery
 	return s, nil
-}
-
-func sameIdentity(a, b IdentityConfig) bool {
-	if a.Leeway != b.Leeway || len(a.Keys) != len(b.Keys) {
-		return false
-	}
-	for i := range a.Keys {
-		if a.Keys[i] != b.Keys[i] {
-			return false
-		}
-	}
-	return true
 }
 
 // apply puts a generation in force. It cannot fail. The caller holds mu.
@@ -228,6 +216,8 @@ func (r *running) forOperators() ops.Running {
 		Noisiest: r.edge.Noisiest,
 		Reloads:  r.reloads,
 		Token:    func() string { return r.current.Load().OpsToken.Reveal() },
+		Listen:   r.current.Load().Listen.Ops,
+		Hosts:    func() []string { return r.current.Load().OpsHosts },
 	}
 }
 
@@ -241,7 +231,7 @@ func words(diff []string) string {
 
 // mint writes a test token for each uid of which.
 func mint(c Config, which string, now time.Time, stdout io.Writer) error {
-	k, ok := identity.Signing(c.Identity.Keys)
+	signer, ok := identity.Signing(c.Identity.Keys, c.Identity.rules())
 	if !ok {
 		return cli.Usage("identity.keys: none has sign: true, so no token can be minted")
 	}
@@ -257,7 +247,7 @@ func mint(c Config, which string, now time.Time, stdout io.Writer) error {
 	}
 	w := bufio.NewWriter(stdout)
 	for _, uid := range uids {
-		token, _, err := identity.Mint(k, uid, now, 24*time.Hour)
+		token, _, err := signer.Mint(uid, now, 24*time.Hour)
 		if err != nil {
 			return &cli.UsageError{Err: err}
 		}

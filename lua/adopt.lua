@@ -51,7 +51,7 @@ local entry = redis.call('XADD', KEYS[5], '*', 'id', order, 'uid', uid, 'quantit
   'epoch', epoch, 'at', at, 'trace', ARGV[8])
 redis.call('HSET', KEYS[2], order, uid .. ' ' .. quantity .. ' ' .. slots .. ' ' .. entry .. ' ' .. at .. ' ' .. key)
 if key ~= '' then redis.call('HSET', KEYS[4], uid .. ':' .. key, order .. ' ' .. quantity) end
-if old and old ~= '-' then
+if old and old ~= '-' and old ~= entry then -- the same in a stream that was lost and begun anew within a millisecond
   redis.call('XACK', KEYS[5], ARGV[9], old)
   redis.call('XDEL', KEYS[5], old)
 end

@@ -4,7 +4,7 @@
 -- ARGV  1 token that closed the gate   2 step, then what the step takes:
 --   begin                                     forgets what the four hold, and says that they are not whole
 --   orders   order uid quantity slots entry at key, ...   adds reservations, each once after a begin
---   keys     uid:key "order quantity", ...    adds accepted Idempotency-Keys
+--   keys     uid:key "order quantity", ...    adds accepted Idempotency-Keys; and, as uid n, that n orders of the buyer have ended
 --   applied  id, ...                          adds intents
 --   finish   epoch stock total starts ends limit paused closed later version standby
 --            writes the state, says that the four are whole and opens the gate to adopt; a definition newer than version stays

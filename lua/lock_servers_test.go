@@ -92,6 +92,7 @@ func (m *mutex) leaseLeft(lease time.Duration) {
 
 // Row A5: one owner, who alone can give the lock back.
 func TestALockIsOneOwners(t *testing.T) {
+	t.Attr("row", "A5")
 	m := newMutex(t)
 	m.granted("ann", 10*time.Hour, 1)
 	m.leaseLeft(10 * time.Hour)
@@ -109,6 +110,7 @@ func TestALockIsOneOwners(t *testing.T) {
 
 // Row A6: the holds of one owner are counted, and the last one that is given back frees the lock.
 func TestHoldsAreCounted(t *testing.T) {
+	t.Attr("row", "A6")
 	m := newMutex(t)
 	fence := m.granted("ann", 10*time.Hour, 1)
 	if again := m.granted("ann", time.Hour, 2); again != fence {
@@ -130,6 +132,7 @@ func TestHoldsAreCounted(t *testing.T) {
 
 // Row A7: a renewal makes the lease begin anew, and never makes it shorter.
 func TestRenew(t *testing.T) {
+	t.Attr("row", "A7")
 	m := newMutex(t)
 	m.granted("ann", 5*time.Hour, 1)
 	want(t, m.renew("ann", 10*time.Hour), lua.Renewed)
@@ -145,6 +148,7 @@ func TestRenew(t *testing.T) {
 
 // Row A7: each grant has a higher fence than every one before, whatever became of the lock, and of Redis.
 func TestTheFenceOnlyRises(t *testing.T) {
+	t.Attr("row", "A7")
 	m := newMutex(t)
 	last := m.now() - 1
 	rises := func(owner string) {

@@ -179,6 +179,7 @@ const (
 	AlreadyOrdered = "already_ordered"
 	SoldOut        = "sold_out"
 	NotEnough      = "not_enough"
+	TooMany        = "too_many"
 	NotStarted     = "not_started"
 	Ended          = "ended"
 	Paused         = "paused"

@@ -24,7 +24,7 @@ type model struct {
 	place               int64             // the newest in the standby line; 0: nobody waits
 	definition          map[string]string // as in the state hash, never changed in place; nil until a load was finished
 	orders              map[string]reservation
-	keys                map[string]string // "uid:key" -> "order quantity"
+	keys                map[string]string // "uid:key" -> "order quantity"; uid -> how many of the buyer's orders have ended
 	applied             map[string]bool
 	outbox              map[string]map[string]string // entry id -> fields
 	newest, read        string                       // entry ids: the last that was added, and the last that the group delivered
@@ -63,7 +63,7 @@ func (m *model) step(c call, got []string) []string {
 	a := c.args
 	switch c.name {
 	case "reserve":
-		return m.reserve(a[0], a[1], number(a[2]), a[3], a[4], a[5], a[6], got)
+		return m.reserve(a[0], a[1], number(a[2]), a[3], a[4], a[5], a[6], number(a[7]), got)
 	case "standby":
 		return m.standby(a[0], a[1])
 	case "adopt":
@@ -82,6 +82,7 @@ func (m *model) step(c call, got []string) []string {
 		}
 		m.stock += r.quantity
 		delete(m.orders, a[0])
+		m.keys[r.uid] = text(number(m.keys[r.uid]) + 1)
 		return words(lua.Released, m.stock)
 	case "adjust":
 		units := number(a[1])
@@ -158,7 +159,7 @@ func (m *model) step(c call, got []string) []string {
 	panic("BUG: no call " + c.name)
 }
 
-func (m *model) reserve(epoch, uid string, quantity int64, order, key, trace, line string, got []string) []string {
+func (m *model) reserve(epoch, uid string, quantity int64, order, key, trace, line string, most int64, got []string) []string {
 	switch {
 	case m.gate == "":
 		return words(lua.NotLoaded)
@@ -192,6 +193,8 @@ func (m *model) reserve(epoch, uid string, quantity int64, order, key, trace, li
 		return words(lua.SoldOut)
 	case available < quantity:
 		return words(lua.NotEnough, available)
+	case most > 0 && number(m.keys[uid]) >= most:
+		return words(lua.TooMany, m.keys[uid])
 	}
 	r := reservation{uid: uid, quantity: quantity, slots: free(mine, quantity), at: part(got, 6), key: key}
 	m.stock -= quantity

@@ -97,7 +97,8 @@ func rarely[V any](t *rapid.T, label string, n int, usual, other V) V {
 }
 
 func drawPress(t *rapid.T) press {
-	return press{uid: roll(t, "uid", "ann", "bob", "cyd"), quantity: roll[int64](t, "quantity", 1, 1, 1, 2, 3), key: roll(t, "key", "", "", "k", "a b%"), tr: roll(t, "trace", "", "00-abc"), line: rarely(t, "line", 3, "", lua.ForLine)}
+	return press{uid: roll(t, "uid", "ann", "bob", "cyd"), quantity: roll[int64](t, "quantity", 1, 1, 1, 2, 3), key: roll(t, "key", "", "", "k", "a b%"), tr: roll(t, "trace", "", "00-abc"), line: rarely(t, "line", 3, "", lua.ForLine),
+		most: roll[int64](t, "most", 0, 1, 2)}
 }
 
 // drawDefinition is starts, ends, limit, paused, closed, later, version.
@@ -196,7 +197,7 @@ func (c *client) plan(what command) {
 	p := c.presses[i]
 	switch what.kind {
 	case "reserve":
-		add("reserve", n(c.epoch+what.off), p.uid, n(p.quantity), p.order, p.key, p.tr, p.line)
+		add("reserve", n(c.epoch+what.off), p.uid, n(p.quantity), p.order, p.key, p.tr, p.line, n(p.most))
 	case "ask":
 		add("standby", lua.StepLook, p.uid)
 	case "wait":
@@ -302,8 +303,13 @@ func (c *client) reconcile(r reconciliation) {
 		orders = append(orders, p.order, p.uid, n(p.quantity), join(slots), c.entry(i), n(longAgo+int64(i)), p.key)
 		known(p)
 	}
+	ended := map[string]int64{}
 	for _, i := range r.keys {
 		known(c.presses[i])
+		ended[c.presses[i].uid]++
+	}
+	for _, uid := range slices.Sorted(maps.Keys(ended)) {
+		keys = append(keys, uid, n(ended[uid]))
 	}
 	for _, i := range r.intents {
 		intents = append(intents, fmt.Sprint(i))
@@ -507,7 +513,7 @@ func play(p program, scripts map[string]lua.Script, run func(*scene) error) erro
 	base := "p" + rand.Text() + ":{sale:7}:"
 	state, orders, buyers, keys, outbox, applied := base+"state", base+"orders", base+"buyers", base+"idem", base+"outbox", base+"applied"
 	s := &scene{program: p, scripts: scripts, keys: map[string][]string{
-		"reserve": {state, orders, buyers, keys, outbox}, "adopt": {state, orders, buyers, keys, outbox}, "release": {state, orders, buyers},
+		"reserve": {state, orders, buyers, keys, outbox}, "adopt": {state, orders, buyers, keys, outbox}, "release": {state, orders, buyers, keys},
 		"load": {state, orders, buyers, keys, applied}, "adjust": {state, applied}, "define": {state}, "standby": {state, buyers}, "close": {state}, "open": {state},
 		"retire": {outbox}, "sweep": {outbox}}}
 	for _, script := range scripts { // what an earlier program left is no part of this one

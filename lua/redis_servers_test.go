@@ -189,10 +189,11 @@ type press struct {
 	quantity       int64 // 0: 1
 	order, key, tr string
 	line           string // "": for the public
+	most           int64  // orders that may have ended; 0: any number
 }
 
 func (s *sale) tryReserve(p press) ([]string, error) {
-	return s.try(lua.Reserve, keys(s.state, s.orders, s.buyers, s.idem, s.outbox), n(max(1, p.epoch)), p.uid, n(max(1, p.quantity)), p.order, p.key, p.tr, p.line)
+	return s.try(lua.Reserve, keys(s.state, s.orders, s.buyers, s.idem, s.outbox), n(max(1, p.epoch)), p.uid, n(max(1, p.quantity)), p.order, p.key, p.tr, p.line, n(p.most))
 }
 
 func (s *sale) reserve(p press) []string {
@@ -222,7 +223,7 @@ func (s *sale) withoutEntry(words []string) []string {
 
 func (s *sale) release(order string) []string {
 	s.t.Helper()
-	return s.call(lua.Release, keys(s.state, s.orders, s.buyers), order)
+	return s.call(lua.Release, keys(s.state, s.orders, s.buyers, s.idem), order)
 }
 
 // adopt calls adopt.lua for an order as a message of an older epoch carries it.

@@ -1,9 +1,9 @@
 -- release: gives the units of an order that ended back, once.
 --
--- KEYS  1 state   2 orders   3 buyers      (as in reserve)
+-- KEYS  1 state   2 orders   3 buyers   4 idem   (as in reserve)
 -- ARGV  1 order id
 -- Returns a list, its first member one of
---   released, stock after   the units are back and the buyer's slots are free
+--   released, stock after   the units are back, the buyer's slots are free, and one more of the buyer's orders has ended
 --   done                    the order holds nothing here: it was released before, or never reserved
 --   gate_closed             the sale is being reconciled: keep the intent, ask again
 --   not_loaded              the sale is not in this Redis: keep the intent, ask again
@@ -23,4 +23,5 @@ end
 local stock = redis.call('HINCRBY', KEYS[1], 'stock', quantity)
 redis.call('HDEL', KEYS[2], order)
 if #left == 0 then redis.call('HDEL', KEYS[3], uid) else redis.call('HSET', KEYS[3], uid, table.concat(left, ',')) end
+redis.call('HINCRBY', KEYS[4], uid, 1)
 return {'released', stock}

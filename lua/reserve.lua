@@ -3,10 +3,11 @@
 -- KEYS  1 state   hash: epoch gate token stock total starts ends limit paused closed later version standby
 --       2 orders  hash: order id -> "uid quantity slots entry at key"; the reservations
 --       3 buyers  hash: uid -> "slot=order,slot=order"; the slots that are taken
---       4 idem    hash: "uid:key" -> "order quantity"; accepted Idempotency-Keys
+--       4 idem    hash: "uid:key" -> "order quantity", accepted Idempotency-Keys; uid -> how many of the buyer's orders have ended
 --       5 outbox  stream: id uid quantity slots key epoch at trace
 -- ARGV  1 epoch the caller believes in   2 uid   3 quantity >= 1   4 order id, new   5 Idempotency-Key or ""
 --       6 traceparent or ""   7 line: on behalf of the standby line; "": for anybody else
+--       8 how many orders of a buyer may have ended; 0: any number
 -- Returns a list, its first member one of
 --   reserved, order, available after, reserved after, entry, slots, at   the order is made and stands in the outbox
 --   repeated, order        this order id, or this buyer's Idempotency-Key with this quantity, was accepted before
@@ -14,6 +15,7 @@
 --   already_ordered, order the buyer's limit leaves no room; order is the newest they hold
 --   sold_out               nothing is available now; or what is available is the standby line's, in which somebody waits
 --   not_enough, available  less is available than was asked for; or the limit, where that is less and the buyer holds nothing
+--   too_many, ended        so many of the buyer's orders in this sale have ended that no other is taken
 --   not_started, starts    by this Redis's clock; in milliseconds
 --   ended                  by the clock, or closed for good
 --   paused                 by an operator
@@ -63,6 +65,11 @@ for at, n in string.gmatch(later, '(%d+):(%d+)') do
 end
 if available <= 0 or state[11] and ARGV[7] ~= 'line' then return {'sold_out'} end
 if available < quantity then return {'not_enough', available} end
+local most = tonumber(ARGV[8])
+if most > 0 then
+  local ended = tonumber(redis.call('HGET', KEYS[4], uid) or 0)
+  if ended >= most then return {'too_many', ended} end
+end
 
 local slots, slot = {}, 1
 while #slots < quantity do

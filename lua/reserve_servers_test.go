@@ -27,6 +27,7 @@ func (s *sale) now() int64 {
 
 // Rows B2, B4: one script decides, and adds the order to the stream in the same moment.
 func TestReserveWritesEverything(t *testing.T) {
+	t.Attr("row", "B2 B4")
 	s := openSale(t, options{stock: 10, limit: 3})
 	before := s.now()
 	want(t, s.reserve(press{uid: "ann", quantity: 2, order: "o1", key: "k 1?{}", tr: "00-abc"}), lua.Reserved, "o1", "8", "2")
@@ -69,6 +70,7 @@ func TestReserveWritesEverything(t *testing.T) {
 //
 // Rows A1, A2, B2: each refusal has its own answer.
 func TestReserveRefuses(t *testing.T) {
+	t.Attr("row", "A1 A2 B2")
 	closed := func(gate string) func(*sale) { return func(s *sale) { s.set("gate", gate) } }
 	one := func(s *sale) { s.reserve(press{uid: "ann", quantity: 2, order: "o1", key: "k"}) }
 	far := int64(1) << 50
@@ -183,6 +185,7 @@ const never = 1 << 52 // milliseconds
 
 // Row A1: before the start and after the end, by one clock.
 func TestTheWindowIsJudgedByRedisTime(t *testing.T) {
+	t.Attr("row", "A1")
 	s := openSale(t, options{stock: 1000000, starts: never})
 	starts := s.now() + 150
 	s.define(2, starts, never, "")
@@ -210,6 +213,7 @@ func TestTheWindowIsJudgedByRedisTime(t *testing.T) {
 
 // Row D6: what is to come is not sold before its time, and needs no timer.
 func TestTranchesAreReleasedByRedisTime(t *testing.T) {
+	t.Attr("row", "D6")
 	later := func(first, second int64) string { return n(first) + ":4 " + n(second) + ":5" }
 	s := openSale(t, options{stock: 10, later: later(never, never)})
 	sold := 0
@@ -261,6 +265,7 @@ func TestFreedSlotsAreUsedAgain(t *testing.T) {
 
 // Row A2: 200 callers at once get what there is, and no unit more.
 func TestACrowdGetsExactlyTheStock(t *testing.T) {
+	t.Attr("row", "A2")
 	s := openSale(t, options{stock: 50, limit: 1})
 	got := all(t, 200, func(i int) ([]string, error) {
 		return s.tryReserve(press{uid: fmt.Sprint("u", i), order: fmt.Sprint("o", i)})
@@ -272,6 +277,7 @@ func TestACrowdGetsExactlyTheStock(t *testing.T) {
 	s.adds(1)
 }
 
+// Row D12, for sales: of calls at the same time each decides by what the one before it left, also where they ask for several units.
 func TestACrowdWithQuantitiesGetsExactlyTheStock(t *testing.T) {
 	s := openSale(t, options{stock: 70, limit: 3})
 	got := all(t, 200, func(i int) ([]string, error) { // 40 buyers press five times each
@@ -290,6 +296,7 @@ func TestACrowdWithQuantitiesGetsExactlyTheStock(t *testing.T) {
 
 // Row A4: one person, one order, however often and however much at once they press.
 func TestOneBuyerPressing200TimesGetsOne(t *testing.T) {
+	t.Attr("row", "A4")
 	s := openSale(t, options{stock: 50, limit: 1})
 	got := all(t, 200, func(i int) ([]string, error) { return s.tryReserve(press{uid: "ann", order: fmt.Sprint("o", i)}) })
 	counted(t, got, map[string]int{lua.Reserved: 1, lua.AlreadyOrdered: 199})
@@ -319,7 +326,9 @@ func TestOneKeyFrom200CallersIsOneOrder(t *testing.T) {
 func TestAReleaseHappensOnce(t *testing.T) {
 	s := openSale(t, options{stock: 5, limit: 3})
 	s.reserve(press{uid: "ann", quantity: 3, order: "o1"})
-	got := all(t, 200, func(int) ([]string, error) { return s.try(lua.Release, keys(s.state, s.orders, s.buyers), "o1") })
+	got := all(t, 200, func(int) ([]string, error) {
+		return s.try(lua.Release, keys(s.state, s.orders, s.buyers, s.idem), "o1")
+	})
 	counted(t, got, map[string]int{lua.Released: 1, lua.Done: 199})
 	if got := s.hash(s.state)["stock"]; got != "5" {
 		t.Errorf("stock: got %s, want 5", got)
@@ -339,7 +348,7 @@ func TestASessionKeepsItsSums(t *testing.T) {
 		id := fmt.Sprintf("o%03d", i)
 		words, err := s.tryReserve(press{uid: fmt.Sprint("u", i%25), quantity: int64(i%2) + 1, order: id, key: fmt.Sprint("k", i%7)})
 		if err == nil && words[0] == lua.Reserved && i%3 == 0 {
-			return s.try(lua.Release, keys(s.state, s.orders, s.buyers), id)
+			return s.try(lua.Release, keys(s.state, s.orders, s.buyers, s.idem), id)
 		}
 		return words, err
 	})
@@ -375,7 +384,7 @@ func TestTheStandbyLineKeepsWhatIsAvailable(t *testing.T) {
 	want(t, s.reserve(press{uid: "bob", order: "o2"}), lua.SoldOut)
 	want(t, s.reserve(press{uid: "cyd", order: "o3", key: "standby o3", line: lua.ForLine}), lua.Reserved, "o3", "0", "2")
 	want(t, s.reserve(press{uid: "dan", order: "o4", line: lua.ForLine}), lua.SoldOut)
-	want(t, s.call(lua.Release, keys(s.state, s.orders, s.buyers), "o3"), lua.Released, "1")
+	want(t, s.call(lua.Release, keys(s.state, s.orders, s.buyers, s.idem), "o3"), lua.Released, "1")
 	want(t, s.reserve(press{uid: "cyd", order: "o3", key: "standby o3", line: lua.ForLine}), lua.Repeated, "o3") // once offered, never again
 	want(t, step(lua.StepRest, "4"), lua.Kept)                                                                   // somebody came since
 	want(t, step(lua.StepRest, "5"), lua.Done)

@@ -145,6 +145,7 @@ func (s *sku) numbers(available, locked, sold int64) {
 
 // Row E4: no such key, not enough, already applied, or what is available and locked after.
 func TestReduceAnswers(t *testing.T) {
+	t.Attr("row", "E4")
 	s := openSKU(t, 10)
 	before := s.now()
 	want(t, s.reduce("o1", 4), lua.Reduced, "6", "4", "3.1")
@@ -172,6 +173,7 @@ func TestReduceAnswers(t *testing.T) {
 
 // Row E1: paying makes locked units sold, the end of an order makes them available, once each.
 func TestUnlockAnswers(t *testing.T) {
+	t.Attr("row", "E1")
 	s := openSKU(t, 10)
 	s.reduce("paid", 4)
 	s.reduce("cancelled", 3)
@@ -201,6 +203,7 @@ func TestUnlockAnswers(t *testing.T) {
 
 // Row E10.
 func TestAdjustSKUAnswers(t *testing.T) {
+	t.Attr("row", "E10")
 	s := openSKU(t, 10)
 	want(t, s.adjust(11, 5), lua.Applied, "15", "15")
 	want(t, s.adjust(11, 5), lua.Done)
@@ -218,6 +221,7 @@ func TestAdjustSKUAnswers(t *testing.T) {
 
 // Row E2: who claims reads MySQL, the others wait for it; whoever was taken over writes nothing more.
 func TestLoadSKUAnswers(t *testing.T) {
+	t.Attr("row", "E2")
 	s := newSKU(t)
 	want(t, s.step("a", lua.StepFinish, "1", "1", "0", "0", "0"), lua.Lost)
 	want(t, s.claim("a", false), lua.Claimed)

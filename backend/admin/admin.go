@@ -79,15 +79,21 @@ type Admin struct {
 	token    [sha256.Size]byte
 	requests *prometheus.CounterVec
 	mux      *http.ServeMux
+
+	unarchived map[int64]time.Time // see ArchiveOver: when it looks at a sale again
+	stuck      prometheus.Gauge
 }
 
 // New makes an Admin. It registers its metrics.
 func New(c Config) *Admin {
-	a := &Admin{Config: c, token: sha256.Sum256([]byte(c.Token)), mux: http.NewServeMux()}
+	a := &Admin{Config: c, token: sha256.Sum256([]byte(c.Token)), mux: http.NewServeMux(), unarchived: map[int64]time.Time{}}
 	a.requests = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "backend_admin_requests_total", Help: "Requests to the admin listener, by route and status.",
 	}, []string{"route", "status"})
-	c.Register.MustRegister(a.requests)
+	a.stuck = prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "backend_sales_unarchived", Help: "Sales that are over for longer than sales.archive_after, and that this process could not archive: the log says why, and so does `backend sale archive`.",
+	})
+	c.Register.MustRegister(a.requests, a.stuck)
 	a.routes()
 	return a
 }

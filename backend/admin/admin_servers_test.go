@@ -22,6 +22,7 @@ import (
 
 // Rows B1, D9: creating a sale writes MySQL and loads Redis.
 func TestASaleIsMadeAndLoaded(t *testing.T) {
+	t.Attr("row", "B1 D9")
 	o := newOffice(t, 1) // one connection is enough: the embedded profile has no more
 	r := send(o.Admin, "POST", "/admin/v1/sales", openSale(`,"per_user_limit":2,"pay_within_s":60`))
 	s := read[saleJSON](t, r)
@@ -372,6 +373,7 @@ func TestTheAuditLogIsPaged(t *testing.T) {
 
 // Row B7: length, groups, consumers, what they hold, and for how long.
 func TestQueueShowsWhoHoldsWhat(t *testing.T) {
+	t.Attr("row", "B7")
 	o := newOffice(t, 4)
 	s := do[saleJSON](o, 201, "POST", "/admin/v1/sales", openSale(``))
 	if q := do[queueJSON](o, 200, "GET", "/admin/v1/queue", ""); q.Depth != 0 || len(q.Outboxes) != 0 || q.Ready != 3 || q.Unacked != 2 || q.Consumers != 1 || q.DeadLetters != 1 {
@@ -422,6 +424,7 @@ func (o *office) entry(sale int64, id string) string {
 //
 // Row B7: dead letters with payload and reason.
 func TestDeadLettersArePaged(t *testing.T) {
+	t.Attr("row", "B7")
 	o := newOffice(t, 1)
 	for i := range 7 {
 		for range 1 + i%2 { // some die twice

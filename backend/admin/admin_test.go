@@ -23,6 +23,7 @@ import (
 	"floodgate.internal/backend/eligibility"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/clock"
+	"floodgate.internal/shared/ports"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
 )
@@ -32,15 +33,11 @@ const token = "dev-admin"
 // offline is an Admin whose MySQL is not there: whatever is refused by the request alone is refused all the same.
 func offline(t *testing.T) *Admin {
 	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	nobody, err := ports.Free(1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	address := ln.Addr().String()
-	if err := ln.Close(); err != nil { // nobody listens there
-		t.Fatal(err)
-	}
-	db, err := store.Open("nobody:nothing@tcp("+address+")/floodgate", 1)
+	db, err := store.Open(fmt.Sprintf("nobody:nothing@tcp(127.0.0.1:%d)/floodgate", nobody[0]), 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -229,6 +226,7 @@ func TestWrongSKUsAndQuantities(t *testing.T) {
 
 // Row C1: each wrong field of a new campaign is refused by its name, before MySQL is asked for anything.
 func TestWrongCampaigns(t *testing.T) {
+	t.Attr("row", "C1")
 	a := offline(t)
 	good := map[string]string{"title": `"x"`, "valid_from": `"2026-07-01T10:00:00Z"`, "valid_until": `"2026-07-02T10:00:00Z"`, "total": "5"}
 	huge := strings.Repeat("9", 400)

@@ -5,13 +5,16 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/catalog"
 	"floodgate.internal/backend/eligibility"
+	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/failpoint"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
@@ -41,11 +44,22 @@ func (a *Admin) archiveSale(r *request) (*answer, error) {
 	if before.ArchivedAt != nil {
 		return a.archiveAgain(r, id)
 	}
-	audited, err := a.over(r.Context(), before, s)
+	decide, err := a.archiving(r.Context(), before, s)
 	if err != nil {
 		return nil, err
 	}
-	return a.change(r, func(ctx context.Context, tx *sql.Tx) (change, error) {
+	return a.change(r, decide)
+}
+
+// archiving is the first look at a sale as it was read before; what it returns is the second look, and the archive. The refusal of either
+// is a problem.SaleStateConflict.
+func (a *Admin) archiving(ctx context.Context, before saleJSON, def catalog.Sale) (func(context.Context, *sql.Tx) (change, error), error) {
+	audited, err := a.over(ctx, before, def)
+	if err != nil {
+		return nil, err
+	}
+	id := before.ID
+	return func(ctx context.Context, tx *sql.Tx) (change, error) {
 		now, s, err := a.lockSale(ctx, tx, id)
 		if err != nil {
 			return change{}, err
@@ -93,7 +107,7 @@ func (a *Admin) archiveSale(r *request) (*answer, error) {
 		}
 		after, _, err := a.readSale(ctx, tx, id)
 		return change{status: http.StatusOK, action: "sale.archive", target: saleName(id), before: now, after: after, intents: append(todo, forget), sku: s.SKU}, err
-	})
+	}, nil
 }
 
 // archiveAgain answers with the sale as it is; keys that are in Redis again leave it.
@@ -117,6 +131,79 @@ func (a *Admin) archiveAgain(r *request, id int64) (*answer, error) {
 		}
 		return c, nil
 	})
+}
+
+// archiveRetry is how long ArchiveOver leaves a sale alone that could not be archived.
+const archiveRetry = 10 * time.Minute
+
+// ArchiveOver archives one of the sales that are over for longer than after, as an operator would, and says how many it looked at: call
+// again at once while that is more than none. A sale that cannot be archived yet is named in the log once, counted by
+// backend_sales_unarchived, and looked at again after archiveRetry. One call at a time; any number of processes.
+func (a *Admin) ArchiveOver(ctx context.Context, after time.Duration) (n int, err error) {
+	now := a.now()
+	var over []int64 // live sales are bounded by catalog.MaxLive
+	for last, more := int64(0), true; more; {
+		ids, err := newest(ctx, a.DB, `SELECT id FROM sales WHERE archived_at IS NULL AND id > ? AND (closed_at <= ? OR ends_at <= ?) ORDER BY id LIMIT ?`,
+			last, now.Add(-after), now.Add(-after), returnPage)
+		if err != nil {
+			return 0, fmt.Errorf("sales that are over: %w", err)
+		}
+		if more = len(ids) == returnPage; more {
+			last = ids[len(ids)-1]
+		}
+		over = append(over, ids...)
+	}
+	maps.DeleteFunc(a.unarchived, func(id int64, _ time.Time) bool { return !slices.Contains(over, id) })
+	defer func() { a.stuck.Set(float64(len(a.unarchived))) }()
+	for _, id := range over {
+		again, refused := a.unarchived[id]
+		if refused && now.Before(again) {
+			continue
+		}
+		err := a.archiveOver(ctx, id)
+		if err == nil {
+			delete(a.unarchived, id)
+			return 1, nil
+		}
+		a.unarchived[id] = now.Add(archiveRetry)
+		var p *problem.Problem
+		if !errors.As(err, &p) {
+			return 1, fmt.Errorf("archive sale %d: %w", id, err)
+		}
+		if !refused {
+			a.Log.Warn("a sale that is over cannot be archived: it is tried again now and then", "sale", id, "why", p.Detail, "every", archiveRetry)
+		}
+		return 1, nil
+	}
+	return 0, nil
+}
+
+func (a *Admin) archiveOver(ctx context.Context, id int64) error {
+	before, def, err := a.readSale(ctx, a.DB, id)
+	if err != nil || before.ArchivedAt != nil {
+		return err
+	}
+	decide, err := a.archiving(ctx, before, def)
+	done := change{nothing: true}
+	if err == nil {
+		err = store.InTx(ctx, a.DB, func(tx *sql.Tx) error {
+			if done, err = decide(ctx, tx); err != nil || done.nothing {
+				return err
+			}
+			return a.record(ctx, tx, timer, done)
+		})
+	}
+	if err != nil {
+		if now, _, e := a.readSale(ctx, a.DB, id); e == nil && now.ArchivedAt != nil {
+			return nil // another process was faster, and the looks of this one were at a sale that was leaving
+		}
+		return err
+	}
+	if !done.nothing {
+		a.Log.Info("a sale that is over is archived", "sale", id)
+		a.apply(ctx, done)
+	}
+	return nil
 }
 
 func inTheWay(sale int64, what ...string) error {

@@ -41,7 +41,11 @@ type intent struct {
 	units    int64
 }
 
-const who = "admin"
+// Who is in the audit log.
+const (
+	who   = "admin"
+	timer = "timer"
+)
 
 // errRepeat: the Idempotency-Key is in admin_requests already.
 var errRepeat = errors.New("the Idempotency-Key was used before")

@@ -90,7 +90,7 @@ func (a *Admin) returnUnsold(ctx context.Context, sale int64) (bool, error) {
 			return err
 		}
 		done = change{action: "sale.return", target: saleName(sale), before: before, after: after, intents: []intent{adjust}, sku: s.SKU}
-		return a.record(ctx, tx, "timer", done)
+		return a.record(ctx, tx, timer, done)
 	})
 	if err != nil || done.action == "" {
 		return false, err

@@ -22,6 +22,7 @@ func window(from, until time.Duration) string {
 
 // Row C1: a campaign has a category, a publish state, a window, a limit, a total and a guard.
 func TestACampaignIsMadeAndChanged(t *testing.T) {
+	t.Attr("row", "C1")
 	o := newOffice(t, 1)
 	r := send(o.Admin, "POST", "/admin/v1/coupons", `{"title":"10 off","category":"food","published":true,`+window(-time.Minute, time.Hour)+`,"per_user_limit":2,"total":30,"guard":"version"}`)
 	s := read[saleJSON](t, r)
@@ -67,6 +68,7 @@ func TestACampaignIsMadeAndChanged(t *testing.T) {
 
 // Row C1: what is not published is not to be claimed, and is published by a change of its own, not by resuming a pause.
 func TestPublishing(t *testing.T) {
+	t.Attr("row", "C1")
 	o := newOffice(t, 4)
 	s := do[saleJSON](o, 201, "POST", "/admin/v1/coupons", `{"title":"secret","published":false,`+window(-time.Minute, time.Hour)+`,"total":1}`)
 	path, sale := fmt.Sprintf("/admin/v1/coupons/%d", s.ID), fmt.Sprintf("/admin/v1/sales/%d", s.ID)
@@ -108,6 +110,7 @@ func TestPublishing(t *testing.T) {
 
 // Row C1: each wrong field of a change is refused by its name, and nothing is changed.
 func TestWrongChangesOfACampaignChangeNothing(t *testing.T) {
+	t.Attr("row", "C1")
 	o := newOffice(t, 4)
 	running := do[saleJSON](o, 201, "POST", "/admin/v1/coupons", `{"title":"x",`+window(-time.Minute, time.Hour)+`,"per_user_limit":3,"total":5}`)
 	coming := do[saleJSON](o, 201, "POST", "/admin/v1/coupons", `{"title":"x",`+window(time.Hour, 2*time.Hour)+`,"per_user_limit":3,"total":5}`)

@@ -24,6 +24,7 @@ type listJSON struct {
 
 // Row D13.
 func TestBansAndEligibleUIDs(t *testing.T) {
+	t.Attr("row", "D13")
 	o := newOffice(t, 1) // one connection is enough: the embedded profile has no more
 	lists := eligibility.New(o.DB, o.Log, prometheus.NewRegistry())
 	o.Lists = lists

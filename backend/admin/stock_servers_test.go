@@ -26,6 +26,7 @@ func (o *office) units(sku int64) backendtest.Units {
 
 // Rows E5, E10: whatever changes what carts can have is in the ledger, and in Redis at once.
 func TestASKUInRedisFollowsOperators(t *testing.T) {
+	t.Attr("row", "E5 E10")
 	o := newOffice(t, 4)
 	sku := do[skuJSON](o, 201, "POST", "/admin/v1/skus", `{"title":"Mug","price":900,"currency":"EUR","stock":10}`).ID
 	path := fmt.Sprintf("/admin/v1/skus/%d", sku)
@@ -99,6 +100,7 @@ func TestASKUBeingLoadedGetsItsChangesLater(t *testing.T) {
 
 // Row E6.
 func TestRebuildSKU(t *testing.T) {
+	t.Attr("row", "E6")
 	o := newOffice(t, 4)
 	sku := do[skuJSON](o, 201, "POST", "/admin/v1/skus", `{"title":"Mug","price":900,"currency":"EUR","stock":10}`).ID
 	path := fmt.Sprintf("/admin/v1/skus/%d", sku)
@@ -130,6 +132,7 @@ func TestRebuildSKU(t *testing.T) {
 
 // Row E9: optimistic, with a bounded number of attempts; no change of another's is lost.
 func TestSKUsAreChangedOptimistically(t *testing.T) {
+	t.Attr("row", "E9")
 	o := newOffice(t, 16)
 	sku := do[skuJSON](o, 201, "POST", "/admin/v1/skus", `{"title":"Mug","price":900,"currency":"EUR","stock":10}`)
 	path := fmt.Sprintf("/admin/v1/skus/%d", sku.ID)

@@ -29,6 +29,7 @@ func (w *working) cart(uid, key, body string) *fasthttp.Response {
 
 // Rows E3, E7, B6: what a cart is answered, and what is no cart.
 func TestCarts(t *testing.T) {
+	t.Attr("row", "E3 E7 B6")
 	w := work(t, Limits{InFlight: 100, Waiting: 1, Connections: 100, Queued: 100, Lag: time.Hour, Line: longLine}, os.Getenv("REDIS_ADDR"))
 	sku := backendtest.SKU(t, w.db, 5, 100, "EUR")
 	body := fmt.Sprintf(`{"items":[{"sku_id":%d,"quantity":3},{"sku_id":999}]}`, sku)
@@ -79,6 +80,7 @@ func TestCarts(t *testing.T) {
 
 // Row D7: what carts can hold, without a count.
 func TestSKUs(t *testing.T) {
+	t.Attr("row", "D7")
 	w := work(t, Limits{InFlight: 100, Waiting: 1, Connections: 100, Queued: 100, Lag: time.Hour, Line: longLine}, os.Getenv("REDIS_ADDR"))
 	sku := backendtest.SKU(t, w.db, 5, 100, "EUR")
 	backendtest.Sale(t, w.db, backendtest.SaleOptions{})

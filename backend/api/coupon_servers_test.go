@@ -4,6 +4,7 @@ package api
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"testing"
 	"time"
@@ -42,6 +43,7 @@ func (w *working) coupons(uid, query string) wire.ClaimList {
 
 // Row C1: claims are listed to their owner page by page, used once, and are nobody else's.
 func TestCoupons(t *testing.T) {
+	t.Attr("row", "C1")
 	w := work(t, Limits{InFlight: 100, Waiting: 1, Connections: 100, Queued: 1000, Lag: time.Hour, Line: longLine}, os.Getenv("REDIS_ADDR"))
 	sale := backendtest.Sale(t, w.db, backendtest.SaleOptions{Kind: wire.Coupon, Stock: 100, Limit: 60})
 	id := accepted(t, w.press("ann", sale, "", `{"quantity":59}`))
@@ -90,8 +92,51 @@ func TestCoupons(t *testing.T) {
 	backendtest.Balanced(t, w.db, sale)
 }
 
+// Row C1: a claim that asks for a category is made only where the campaign is of it, and is told which it is of.
+func TestAClaimAsksForACategory(t *testing.T) {
+	w := work(t, Limits{InFlight: 100, Waiting: 1, Connections: 100, Queued: 1000, Lag: time.Hour, Line: longLine}, os.Getenv("REDIS_ADDR"))
+	shoes := backendtest.Sale(t, w.db, backendtest.SaleOptions{Kind: wire.Coupon, Stock: 10, Limit: 5})
+	goods := backendtest.Sale(t, w.db, backendtest.SaleOptions{Stock: 10, Limit: 5})
+	if _, err := w.db.Exec(`UPDATE sales SET category = 'shoes' WHERE id = ?`, shoes); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Catalog.Refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	wantProblem(t, w.press("ann", shoes, "k", `{"quantity":1,"category":"hats"}`), problem.BadRequest, `of category "shoes"`)
+	wantProblem(t, w.press("ann", shoes, "k", `{"category":""}`), problem.BadRequest, `of category "shoes"`)
+	wantProblem(t, w.press("ann", goods, "", `{"category":""}`), problem.BadRequest, "no coupon campaign")
+	snap, err := w.redis.Snapshot(t.Context(), shoes)
+	if err != nil || len(snap.Orders) != 0 {
+		t.Errorf("a refused claim took something: %+v, %v", snap.Orders, err)
+	}
+	first := accepted(t, w.press("ann", shoes, "k", `{"quantity":1,"category":"shoes"}`))
+	if second := accepted(t, w.press("ann", shoes, "", `{"quantity":2}`)); second == first {
+		t.Errorf("got order %s again", first)
+	}
+	var told wire.Sale
+	for sale, want := range map[int64]string{shoes: "shoes", goods: ""} {
+		res := w.signed(w.request("GET", fmt.Sprintf("/v1/sales/%d", sale), ""), "")
+		if err := json.Unmarshal(res.Body(), &told); err != nil || told.Category != want {
+			t.Errorf("the page of sale %d: got %s, %v; want category %q", sale, res.Body(), err, want)
+		}
+		told = wire.Sale{}
+	}
+	// The campaign changes its category: what was accepted before is repeated all the same.
+	if _, err := w.db.Exec(`UPDATE sales SET category = 'hats' WHERE id = ?`, shoes); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the catalog has heard of it", func() bool {
+		return w.press("bob", shoes, "", `{"quantity":1,"category":"shoes"}`).StatusCode() == 400
+	})
+	if again := accepted(t, w.press("ann", shoes, "k", `{"quantity":1,"category":"shoes"}`)); again != first {
+		t.Errorf("a repeat: got order %s, want %s", again, first)
+	}
+}
+
 // Row C1: what is not published is unknown to the public, and what was issued before is its owner's all the same.
 func TestAHiddenCampaign(t *testing.T) {
+	t.Attr("row", "C1")
 	w := work(t, Limits{InFlight: 100, Waiting: 1, Connections: 100, Queued: 1000, Lag: time.Hour, Line: longLine}, os.Getenv("REDIS_ADDR"))
 	sale := backendtest.Sale(t, w.db, backendtest.SaleOptions{Kind: wire.Coupon, Stock: 100, Limit: 2})
 	id := accepted(t, w.press("ann", sale, "", ""))

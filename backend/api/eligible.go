@@ -37,7 +37,7 @@ func (s *Server) mayBuy(sale int64, uid string) *problem.Problem {
 // tooLate answers a press on an archived sale, of which MySQL alone knows: an Idempotency-Key that made an order gets it, as
 // it does from a sale that has ended and is not archived yet.
 func (s *Server) tooLate(ctx context.Context, r *request, sale int64, key string, body []byte) string {
-	quantity, err := wire.ParseOrderRequest(body, 1<<30)
+	quantity, _, err := wire.ParseOrderRequest(body, 1<<30)
 	if err != nil {
 		return r.refuse(badBody(err))
 	}

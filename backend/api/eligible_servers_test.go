@@ -48,6 +48,7 @@ func (w *working) lists() (change func(list int64, add, remove []string)) {
 
 // Row D13.
 func TestWhoMayNotBuyIsToldSo(t *testing.T) {
+	t.Attr("row", "D13")
 	w := work(t, roomy, os.Getenv("REDIS_ADDR"))
 	change := w.lists()
 	sale := backendtest.Sale(t, w.db, backendtest.SaleOptions{Stock: 10, Limit: 2})
@@ -99,6 +100,7 @@ func TestWhoMayNotBuyIsToldSo(t *testing.T) {
 
 // Row D13: a ban holds for carts, too; a cart that was ordered before stands.
 func TestWhoIsBannedMayNotBuyACart(t *testing.T) {
+	t.Attr("row", "D13")
 	w := work(t, roomy, os.Getenv("REDIS_ADDR"))
 	change := w.lists()
 	sku := backendtest.SKU(t, w.db, 5, 100, "EUR")
@@ -120,6 +122,7 @@ func TestWhoIsBannedMayNotBuyACart(t *testing.T) {
 
 // Row D13: where accepted orders come from is counted, as the gateway signed it.
 func TestWhereOrdersComeFromIsCounted(t *testing.T) {
+	t.Attr("row", "D13")
 	w := work(t, roomy, os.Getenv("REDIS_ADDR"))
 	w.Origins = concentration.New(w.Clock.Now())
 	sale := backendtest.Sale(t, w.db, backendtest.SaleOptions{Stock: 3})

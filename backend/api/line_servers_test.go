@@ -82,6 +82,7 @@ func (w *working) queue(sale int64, n int) (open func() []*fasthttp.Response) {
 
 // Row D4: of a hundred in line for twenty units twenty are decided; with the last unit the others are told, unasked.
 func TestOnlyAsManyAreDecidedAsThereIsStock(t *testing.T) {
+	t.Attr("row", "D4")
 	w := work(t, narrow(1000), os.Getenv("REDIS_ADDR"))
 	sale := backendtest.Sale(t, w.db, backendtest.SaleOptions{Stock: 20})
 	if err := w.Reconciler.Load(t.Context(), sale); err != nil {
@@ -111,6 +112,7 @@ func TestOnlyAsManyAreDecidedAsThereIsStock(t *testing.T) {
 
 // Row D12: the line is told, too, when another process has sold the last unit.
 func TestTheLineIsToldWhatAnotherProcessSold(t *testing.T) {
+	t.Attr("row", "D12")
 	w := work(t, narrow(1000), os.Getenv("REDIS_ADDR"))
 	sale := backendtest.Sale(t, w.db, backendtest.SaleOptions{Stock: 3})
 	other := workOn(t, narrow(1000), os.Getenv("REDIS_ADDR"), w.redis, w.db)
@@ -131,6 +133,7 @@ func TestTheLineIsToldWhatAnotherProcessSold(t *testing.T) {
 
 // Row D12: a line that is longer than what is left is worth is refused, and not as sold out.
 func TestALineLongerThanWhatIsLeftIsRefused(t *testing.T) {
+	t.Attr("row", "D12")
 	w := work(t, narrow(4), os.Getenv("REDIS_ADDR"))
 	sale := backendtest.Sale(t, w.db, backendtest.SaleOptions{Stock: 3})
 	if err := w.Reconciler.Load(t.Context(), sale); err != nil {

@@ -33,12 +33,14 @@ var refusals = map[string]struct {
 }{
 	lua.KeyReused:      {problem.IdempotencyKeyReused, "this Idempotency-Key was accepted with another quantity; use a new key for another order", false},
 	lua.AlreadyOrdered: {problem.AlreadyOrdered, "your orders in this sale leave no room for this one within its limit for each user", false},
-	lua.SoldOut:        {problem.SoldOut, "nothing is available now", false},
-	lua.NotEnough:      {problem.InsufficientStock, "less is available than you asked for", false},
-	lua.NotStarted:     {problem.SaleNotStarted, "the sale has not started", false},
-	lua.Ended:          {problem.SaleEnded, "the sale has ended", false},
-	lua.Paused:         {problem.Overloaded, "the sale is paused; nothing was done, ask again", true},
-	lua.StaleEpoch:     {problem.Overloaded, "the sale's stock is being checked; nothing was done, ask again", true},
+	lua.TooMany: {problem.TooManyOrders, "too many of your orders in this sale have ended without being paid, so no other is taken from this account; an order that you hold stays yours: " +
+		"see GET /v1/orders?sale_id=", false},
+	lua.SoldOut:    {problem.SoldOut, "nothing is available now", false},
+	lua.NotEnough:  {problem.InsufficientStock, "less is available than you asked for", false},
+	lua.NotStarted: {problem.SaleNotStarted, "the sale has not started", false},
+	lua.Ended:      {problem.SaleEnded, "the sale has ended", false},
+	lua.Paused:     {problem.Overloaded, "the sale is paused; nothing was done, ask again", true},
+	lua.StaleEpoch: {problem.Overloaded, "the sale's stock is being checked; nothing was done, ask again", true},
 }
 
 // postOrder makes an order: the one request that the whole system is for.
@@ -68,9 +70,12 @@ func (s *Server) postOrder(r *request) string {
 		}
 		return r.refuse(p)
 	}
-	quantity, err := wire.ParseOrderRequest(body, sale.PerUserLimit)
+	quantity, category, err := wire.ParseOrderRequest(body, sale.PerUserLimit)
 	if err != nil {
 		return r.refuse(badBody(err))
+	}
+	if category != nil && (sale.Kind != wire.Coupon || *category != sale.Category) {
+		return s.refuseUnlessRepeated(ctx, r, id, key, quantity, problem.Invalid("category", otherCategory(sale)), s.Redis.Accepted)
 	}
 	if p := s.mayBuy(id, uid); p != nil {
 		return s.refuseUnlessRepeated(ctx, r, id, key, quantity, p, s.Redis.Accepted)
@@ -115,6 +120,14 @@ func (s *Server) postOrder(r *request) string {
 		}
 	}
 	return r.refuse(s.refusal(id, verdict))
+}
+
+// otherCategory says which category a sale is of, to who named another.
+func otherCategory(s catalog.Sale) string {
+	if s.Kind != wire.Coupon {
+		return "this sale is no coupon campaign and has none"
+	}
+	return fmt.Sprintf("this campaign is of category %q", s.Category)
 }
 
 // sale finds a sale in the catalog.

@@ -16,6 +16,7 @@ import (
 // Row A8: processes that know nothing of each other make ids at once; none is made twice, and those of one process are in
 // the order in which they were made.
 func TestOrderIDsOfManyProcesses(t *testing.T) {
+	t.Attr("row", "A8")
 	const each = 20_000
 	if os.Getenv("MAKE_ORDER_IDS") != "" {
 		out := bufio.NewWriter(os.Stdout)

@@ -110,6 +110,8 @@ func (s *shop) balanced(available, queued, locked, sold, total int64) {
 	}
 }
 
+// Row E1, for sales: what is available, locked and sold adds up after each step of an order's life, in MySQL and, with what is
+// queued, in Redis.
 func TestALifeBalancesAtEveryStep(t *testing.T) {
 	s := newShop(t, backendtest.SaleOptions{Stock: 20, Limit: 3}, time.Minute)
 	s.balanced(20, 0, 0, 0, 20)
@@ -148,6 +150,7 @@ func TestCouponsBalance(t *testing.T) {
 
 // Row C1, row C2: the claims are held against the orders that were issued, one for each unit, and the finding names the order.
 func TestEachFaultOfAClaimIsFound(t *testing.T) {
+	t.Attr("row", "C1 C2")
 	for name, spoil := range map[string]func(s *shop, order string){
 		"a claim is missing":            func(s *shop, order string) { s.exec(`DELETE FROM coupon_claims WHERE id = ?`, order+".2") },
 		"all claims are missing":        func(s *shop, order string) { s.exec(`DELETE FROM coupon_claims`) },

@@ -32,6 +32,8 @@ type Broker struct {
 	Consumers int64  `json:"consumers"`
 	Unrouted  int64  `json:"unrouted"` // that found no queue
 	Dead      int64  `json:"dead"`     // dead messages that nobody has taken yet
+	// Deferred are messages of this sale that wait in MySQL, acknowledged, until the sale takes orders of older epochs.
+	Deferred int64 `json:"deferred"`
 	// DeadLetters of this sale are kept in MySQL, and were not replayed.
 	DeadLetters int64 `json:"dead_letters"`
 	// Unexplained says that it holds something that no outbox accounts for; Error, why it does not say.
@@ -90,6 +92,10 @@ func (a *Auditor) ask(ctx context.Context, sale int64) (asked, error) {
 	if err := a.db.QueryRowContext(ctx, `SELECT COUNT(*) FROM dead_letters WHERE sale_id = ? AND replayed_at IS NULL`, sale).Scan(&b.DeadLetters); err != nil {
 		return asked{}, fmt.Errorf("dead letters: %w", err)
 	}
+	var first int64
+	if err := a.db.QueryRowContext(ctx, `SELECT COUNT(*), COALESCE(MIN(n), 0) FROM deferred_orders WHERE sale_id = ?`, sale).Scan(&b.Deferred, &first); err != nil {
+		return asked{}, fmt.Errorf("deferred orders: %w", err)
+	}
 	limited, cancel := context.WithTimeout(ctx, 5*time.Second)
 	states, err := a.queues.Queues(limited)
 	cancel()
@@ -102,6 +108,8 @@ func (a *Auditor) ask(ctx context.Context, sale int64) (asked, error) {
 			r.findings = append(r.findings, Finding{Equation: eqBroker, Key: key, Fix: fix, Detail: fmt.Sprintf("%s, for %s; the bound is %s", detail, age.Round(time.Second), bound)})
 		}
 	}
+	odd("deferred orders", b.Deferred > 0, fmt.Sprint(first), a.bound, "the sale is closed, or Redis is away: see /-/ready of a process with the role timer",
+		fmt.Sprintf("%d orders of older epochs are deferred", b.Deferred))
 	if err != nil {
 		b.Error = err.Error()
 	}

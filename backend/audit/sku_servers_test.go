@@ -102,6 +102,7 @@ func (s *store) redisDel(sku int64, name string) {
 
 // Row E1, Row E5: a SKU that is in order, loaded or not, and with something in flight.
 func TestASKUInOrderIsBalanced(t *testing.T) {
+	t.Attr("row", "E1 E5")
 	s := newStore(t)
 	sku, unpaid, _ := s.sku()
 	a := New(s.db, s.redis, time.Hour)

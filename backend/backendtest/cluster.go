@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"os/exec"
 	"slices"
 	"strings"
@@ -16,6 +15,7 @@ import (
 
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/lua"
+	"floodgate.internal/shared/ports"
 )
 
 // Cluster is a Redis Cluster of a test's own: the primaries first, an equal part of the slots each; then the replicas, the i-th of the
@@ -46,16 +46,12 @@ func RedisCluster(t testing.TB, primaries, replicas int) *Cluster {
 	for range primaries + replicas {
 		n := &Node{t: t, dir: t.TempDir()}
 		t.Cleanup(n.Kill)
-		for range 20 { // a chosen port may be taken by the time that it is bound
-			n.port = 10240 + 2*rand.IntN(10000)
-			n.bus = n.port + 1
-			if n.start() == nil {
-				break
-			}
+		free, err := ports.Free(2)
+		if err != nil {
+			t.Fatal(err)
 		}
-		if n.server == nil {
-			t.Fatal("no redis-server could be started: see the test's output")
-		}
+		n.port, n.bus = free[0], free[1]
+		n.Start()
 		c.Nodes = append(c.Nodes, n)
 	}
 	for i, n := range c.Nodes {

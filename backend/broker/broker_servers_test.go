@@ -342,6 +342,62 @@ func TestAFenceInABatchWaitsForTheBatch(t *testing.T) {
 	}
 }
 
+// Row A9: what a consumer has at hand is bounded, and the rest waits where it is; while there is nothing the consumer waits.
+func TestAConsumerTakesNoMoreThanItMayHoldAndWaitsForMore(t *testing.T) {
+	const batch = 10
+	url := backendtest.AMQP(t)
+	b := open(t, url, 1)
+	bk := newBook()
+	var mu sync.Mutex // guards what follows
+	var calls int
+	gate := make(chan struct{})
+	close(gate)
+	consume(t, b, batch, func(ctx context.Context, es []reserve.Entry) error {
+		mu.Lock()
+		calls++
+		open := gate
+		mu.Unlock()
+		if len(es) == 0 {
+			t.Error("a consumer with nothing at hand does not wait")
+		}
+		select {
+		case <-open:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		return bk.settle(ctx, es)
+	}, bk.settled)
+	publish(t, b, orders(1, 1)) // then it no longer takes one at a time
+	bk.until(t, "the first order", func() bool { return len(bk.retired) == 1 })
+	mu.Lock()
+	gate = make(chan struct{})
+	mu.Unlock()
+	publish(t, b, orders(1, 200))
+	ch := channel(t, url)
+	eventually(t, "it holds as much as it may", func() bool { return ready(t, ch, broker.QueueName(0)) <= 200-2*batch })
+	publish(t, b, orders(1, 50))
+	eventually(t, "the others are queued", func() bool { return ready(t, ch, broker.QueueName(0)) >= 250-2*batch })
+	if n := ready(t, ch, broker.QueueName(0)); n != 250-2*batch {
+		t.Errorf("%d wait in the queue, want %d: a consumer holds two batches at most", n, 250-2*batch)
+	}
+	close(gate)
+	bk.until(t, "all of them", func() bool { return len(bk.retired) == 251 })
+	fence(t, b, 1)
+	mu.Lock()
+	before := calls
+	mu.Unlock()
+	for range 3 { // it has nothing to do, and is woken by what comes
+		fence(t, b, 1)
+	}
+	mu.Lock()
+	if calls != before {
+		t.Errorf("settle was called %d times with nothing to settle", calls-before)
+	}
+	mu.Unlock()
+	publish(t, b, orders(1, 1))
+	bk.until(t, "one that came later", func() bool { return len(bk.retired) == 252 })
+}
+
 func TestStoppingEndsAHoldAndPutsTheOrdersBack(t *testing.T) {
 	url := backendtest.AMQP(t)
 	b := open(t, url, 1)
@@ -466,6 +522,48 @@ func TestWhatCanNeverBeSettledIsADeadLetter(t *testing.T) {
 	if want := slices.Concat(ids(es[:3]), ids(es[4:9])); !slices.Equal(ids(bk.retired), want) {
 		t.Errorf("retired: got %v, want %v", ids(bk.retired), want)
 	}
+}
+
+// A deferred order is safe elsewhere: its message goes, but it is not settled. Poison in the same batch is buried all the same.
+func TestADeferredOrderIsAcknowledgedAndNotSettled(t *testing.T) {
+	url := backendtest.AMQP(t)
+	b := open(t, url, 1)
+	es := orders(1, 10)
+	publish(t, b, es)
+	bk := newBook()
+	stop := consume(t, b, 100, func(ctx context.Context, batch []reserve.Entry) error {
+		var good, later, bad []reserve.Entry
+		for _, e := range batch {
+			switch e.ID {
+			case es[0].ID, es[4].ID, es[9].ID: // the only one of a careful batch; the last
+				later = append(later, e)
+			case es[5].ID:
+				bad = append(bad, e)
+			default:
+				good = append(good, e)
+			}
+		}
+		if err := bk.settle(ctx, good); err != nil {
+			return err
+		}
+		var errs []error
+		if len(bad) > 0 {
+			errs = append(errs, &order.PoisonError{Entries: bad, Err: errors.New("no row fits")})
+		}
+		if len(later) > 0 {
+			errs = append(errs, &order.DeferredError{Entries: later})
+		}
+		return errors.Join(errs...)
+	}, bk.settled)
+	fence(t, b, 1)
+	stop()
+	if want := slices.Concat(ids(es[1:4]), ids(es[6:9])); !slices.Equal(ids(bk.retired), want) {
+		t.Errorf("retired: got %v, want %v", ids(bk.retired), want)
+	}
+	ch := channel(t, url)
+	eventually(t, "nothing is left but the dead letter", func() bool {
+		return ready(t, ch, broker.QueueName(0)) == 0 && ready(t, ch, broker.Dead) == 1
+	})
 }
 
 func TestAMessageWithoutAQueueIsNotPublished(t *testing.T) {

@@ -29,7 +29,8 @@ const drainGrace = 5 * time.Second
 //
 // settle is called until it succeeds, with growing pauses: meanwhile the batch is held, never returned to the queue. Then
 // the batch is acknowledged, then settled is called. An order.PoisonError is a success, but for the entries that it names:
-// they become dead letters. When the connection is lost, what was delivered over it is forgotten
+// they become dead letters. So is an order.DeferredError: the entries that it names are safe elsewhere, so they are
+// acknowledged, but settled is not called with them. When the connection is lost, what was delivered over it is forgotten
 // and delivered anew. When ctx is cancelled, a settle under way may finish (within 5 s) and is acknowledged; what is not
 // settled goes back. It returns nil after that; it never returns on account of the broker. Settle and settled are called
 // concurrently for different partitions.
@@ -180,7 +181,7 @@ type lane struct {
 // batch is what is settled at once.
 type batch struct {
 	entries []reserve.Entry
-	tags    []uint64       // of their deliveries
+	tags    []uint64       // of their deliveries, and of those that are deferred
 	clean   bool           // the first of them was hardly delivered before
 	fence   *amqp.Delivery // after them; nil for none
 }
@@ -225,13 +226,15 @@ func (l *lane) run(ctx context.Context) error {
 				return err
 			}
 		}
-		if len(b.entries) > 0 {
+		if len(b.tags) > 0 {
 			failpoint.Hit("consumer.before-ack")
 			ackErr := l.ch.Ack(b.tags[len(b.tags)-1], true)
 			failpoint.Hit("consumer.before-retire")
-			after, cancel := lasting(ctx)
-			l.settled(after, b.entries) // true whether or not the broker learns of it
-			cancel()
+			if len(b.entries) > 0 {
+				after, cancel := lasting(ctx)
+				l.settled(after, b.entries) // true whether or not the broker learns of it
+				cancel()
+			}
 			if ackErr != nil {
 				return fmt.Errorf("%s: acknowledge: %w", l.queue, ackErr)
 			}
@@ -330,20 +333,30 @@ func (l lane) bury(tag uint64, why error) error {
 	return nil
 }
 
-// exclude buries the entries of a batch that can never be settled.
-func (l lane) exclude(b *batch, poison *order.PoisonError) error {
-	bad := map[string]bool{}
-	for _, e := range poison.Entries {
-		bad[e.ID] = true
+// exclude buries the entries of a batch that can never be settled, and leaves only the deliveries of those that are deferred.
+func (l lane) exclude(b *batch, poison *order.PoisonError, deferred *order.DeferredError) error {
+	bad, later := map[string]bool{}, map[string]bool{}
+	if poison != nil {
+		for _, e := range poison.Entries {
+			bad[e.ID] = true
+		}
+	}
+	if deferred != nil {
+		for _, e := range deferred.Entries {
+			later[e.ID] = true
+		}
 	}
 	var good batch
 	for i, e := range b.entries {
-		if !bad[e.ID] {
-			good.entries, good.tags = append(good.entries, e), append(good.tags, b.tags[i])
+		if bad[e.ID] {
+			if err := l.bury(b.tags[i], poison.Err); err != nil {
+				return err
+			}
 			continue
 		}
-		if err := l.bury(b.tags[i], poison.Err); err != nil {
-			return err
+		good.tags = append(good.tags, b.tags[i])
+		if !later[e.ID] {
+			good.entries = append(good.entries, e)
 		}
 	}
 	b.entries, b.tags = good.entries, good.tags
@@ -351,7 +364,7 @@ func (l lane) exclude(b *batch, poison *order.PoisonError) error {
 }
 
 // hold settles a batch, however long that takes; it gives up only when the lane is gone or ctx is cancelled. What can never be
-// settled is no longer in the batch then.
+// settled, or is deferred, is no longer among the batch's entries then.
 func (l lane) hold(ctx context.Context, b *batch) error {
 	held := false
 	defer func() {
@@ -367,8 +380,10 @@ func (l lane) hold(ctx context.Context, b *batch) error {
 			return nil
 		}
 		var poison *order.PoisonError
-		if errors.As(err, &poison) {
-			return l.exclude(b, poison)
+		var deferred *order.DeferredError
+		isPoison, isDeferred := errors.As(err, &poison), errors.As(err, &deferred)
+		if isPoison || isDeferred {
+			return l.exclude(b, poison, deferred)
 		}
 		l.b.m.settleErrors.Inc()
 		if !held {

@@ -444,7 +444,8 @@ func (c *Carts) write(ctx context.Context, tx *sql.Tx, r *request) error {
 	if r.answer, err = json.Marshal(answer); err != nil {
 		panic("BUG: an answer that does not marshal: " + err.Error())
 	}
-	if _, err := tx.ExecContext(ctx, `UPDATE cart_requests SET answer = ?, answered_at = ? WHERE uid = ? AND idem_key = ?`, string(r.answer), now, r.uid, r.key); err != nil {
+	if _, err := tx.ExecContext(ctx, `UPDATE cart_requests SET answer = ?, answered_at = ?, refused = ? WHERE uid = ? AND idem_key = ?`,
+		string(r.answer), now, !r.ordered, r.uid, r.key); err != nil {
 		return fmt.Errorf("write the answer: %w", err)
 	}
 	return nil

@@ -31,6 +31,7 @@ const (
 
 // Row E3, Row E1, Row E5: each line on its own, one order of those that succeed, read by its owner as a whole.
 func TestEachLineSucceedsOrFailsOnItsOwn(t *testing.T) {
+	t.Attr("row", "E3 E1 E5")
 	s := newShop(t)
 	a, b, c := s.sku(10), s.sku(2), backendtest.SKU(t, s.db, 5, 250, "EUR")
 	answer := s.place("ann", "k", lines(a, 3, b, 3, c, 2, 999, 1))
@@ -87,6 +88,7 @@ func TestAnOrderHasOneCurrencyAndAnAmount(t *testing.T) {
 
 // Row E7: the first answer, at once, days later, from another process, and from a Redis that lost everything.
 func TestOneKeyIsOneCart(t *testing.T) {
+	t.Attr("row", "E7")
 	s := newShop(t)
 	a, b := s.sku(10), s.sku(10)
 	items := lines(a, 2, b, 11)
@@ -123,6 +125,7 @@ func TestOneKeyIsOneCart(t *testing.T) {
 
 // Row E7: a repeat while the first one is in flight.
 func TestOneKeyFromManyProcessesAtOnce(t *testing.T) {
+	t.Attr("row", "E7")
 	s := newShop(t)
 	shops := []*shop{s, shopOn(t, s.db, s.redis, config()), shopOn(t, s.db, s.redis, config())}
 	var skus []int64
@@ -162,6 +165,7 @@ func TestOneKeyFromManyProcessesAtOnce(t *testing.T) {
 
 // Row E1, Row D8: paid, cancelled and expired as a whole, each once; whichever is first wins.
 func TestACartsOrderEndsAsAWhole(t *testing.T) {
+	t.Attr("row", "E1 D8")
 	s := newShop(t)
 	a, b := s.sku(100), s.sku(100)
 	var ids []string
@@ -386,6 +390,7 @@ func TestAnOlderCopyOfRedisIsNoticed(t *testing.T) {
 
 // Row E6: Redis lost everything, at any time.
 func TestAnEmptyRedisIsLoadedWhenItIsAsked(t *testing.T) {
+	t.Attr("row", "E6")
 	s := newShop(t)
 	a, b := s.sku(10), s.sku(10)
 	id := *s.place("ann", "1", lines(a, 2, b, 3)).OrderID

@@ -15,6 +15,7 @@ import (
 
 // Row E8: the SKUs of one cart live in different slots, on different nodes.
 func TestCartsOnARedisCluster(t *testing.T) {
+	t.Attr("row", "E8")
 	redis := backendtest.RedisCluster(t, 3, 0).Store()
 	if err := redis.Arm(t.Context()); err != nil {
 		t.Fatal(err)

@@ -195,6 +195,7 @@ func TestArchivedSalesAreBounded(t *testing.T) {
 
 // Row B6: random ids are no load on the database.
 func TestUnknownIDsAskMySQLOnce(t *testing.T) {
+	t.Attr("row", "B6")
 	db := backendtest.MySQL(t)
 	reg := prometheus.NewRegistry()
 	c := catalog.New(db, backendtest.Redis(t), &clock.Clock{}, backendtest.Log(t), reg)

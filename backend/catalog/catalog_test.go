@@ -92,6 +92,7 @@ func TestUnknownStockIsOpen(t *testing.T) {
 
 // Row C1: the public is told nothing of a campaign that is not published: no list, no page, no feed; Redis takes no order.
 func TestAHiddenSaleIsNobodysBusiness(t *testing.T) {
+	t.Attr("row", "C1")
 	c := unread()
 	now := time.Now()
 	open, hidden := testSale(1, now.Add(-time.Hour), now.Add(time.Hour)), testSale(2, now.Add(-time.Hour), now.Add(time.Hour))

@@ -29,6 +29,7 @@ type Sale struct {
 	Title        string
 	Price        int64
 	Currency     string
+	Category     string // of a coupon campaign: a claim may ask for one
 	StartsAt     time.Time
 	EndsAt       time.Time
 	PerUserLimit int
@@ -107,7 +108,7 @@ func (s *Sale) equal(o *Sale) bool {
 	same := slices.EqualFunc(a.Tranches, b.Tranches, func(x, y Tranche) bool { return x.At.Equal(y.At) && x.Quantity == y.Quantity }) &&
 		a.StartsAt.Equal(b.StartsAt) && a.EndsAt.Equal(b.EndsAt) && sameTime(a.ClosedAt, b.ClosedAt) && sameTime(a.ArchivedAt, b.ArchivedAt)
 	return same && a.ID == b.ID && a.SKU == b.SKU && a.Kind == b.Kind && a.Title == b.Title && a.Price == b.Price &&
-		a.Currency == b.Currency && a.PerUserLimit == b.PerUserLimit && a.PayWithin == b.PayWithin && a.Paused == b.Paused && a.Hidden == b.Hidden && a.Version == b.Version
+		a.Currency == b.Currency && a.Category == b.Category && a.PerUserLimit == b.PerUserLimit && a.PayWithin == b.PayWithin && a.Paused == b.Paused && a.Hidden == b.Hidden && a.Version == b.Version
 }
 
 func sameTime(a, b *time.Time) bool {
@@ -129,7 +130,7 @@ func Read(ctx context.Context, q Queryer, ids ...int64) ([]Sale, error) {
 	if len(ids) > 0 {
 		where, args = in("id", ids)
 	}
-	rows, err := q.QueryContext(ctx, `SELECT id, sku_id, kind, title, price, currency, starts_at, ends_at, per_user_limit, pay_within_s,
+	rows, err := q.QueryContext(ctx, `SELECT id, sku_id, kind, title, price, currency, category, starts_at, ends_at, per_user_limit, pay_within_s,
 		paused, published, closed_at, archived_at, version FROM sales WHERE `+where+fmt.Sprintf(` ORDER BY id LIMIT %d`, MaxLive), args...)
 	if err != nil {
 		return nil, fmt.Errorf("read sales: %w", err)
@@ -142,7 +143,7 @@ func Read(ctx context.Context, q Queryer, ids ...int64) ([]Sale, error) {
 		var payWithin int64
 		var published bool
 		var closed, archived sql.NullTime
-		if err := rows.Scan(&s.ID, &s.SKU, &s.Kind, &s.Title, &s.Price, &s.Currency, &s.StartsAt, &s.EndsAt, &s.PerUserLimit,
+		if err := rows.Scan(&s.ID, &s.SKU, &s.Kind, &s.Title, &s.Price, &s.Currency, &s.Category, &s.StartsAt, &s.EndsAt, &s.PerUserLimit,
 			&payWithin, &s.Paused, &published, &closed, &archived, &s.Version); err != nil {
 			return nil, fmt.Errorf("read sales: %w", err)
 		}

@@ -10,6 +10,7 @@ import (
 
 // Row D13: many accounts in one hand come from few networks.
 func TestWhereOrdersComeFrom(t *testing.T) {
+	t.Attr("row", "D13")
 	since := time.Unix(1000, 0)
 	r := New(since)
 	for range 7 {

@@ -105,6 +105,7 @@ func ended(t *testing.T, err error, state wire.ClaimState) {
 
 // Row C1: a claim is its owner's, is used once, and stands in the owner's list.
 func TestAClaimIsUsedOnce(t *testing.T) {
+	t.Attr("row", "C1")
 	c := newCampaign(t)
 	claims := c.claims(0)
 	first := c.issue("ann", 2)
@@ -151,6 +152,7 @@ func TestAClaimIsUsedOnce(t *testing.T) {
 
 // Row C1: from valid_until on a claim is expired, before the timer has come to it too; the timer's passes are bounded.
 func TestClaimsExpire(t *testing.T) {
+	t.Attr("row", "C1")
 	c := newCampaign(t)
 	ids := c.issue("ann", 3)
 	if n, err := c.claims(0).Expire(t.Context()); n != 0 || err != nil {
@@ -190,6 +192,7 @@ func TestClaimsExpire(t *testing.T) {
 
 // Row C1: where the answer to the COMMIT is lost, nobody says that the coupon was not used.
 func TestALostAnswerIsAnUnknownOutcome(t *testing.T) {
+	t.Attr("row", "C1")
 	c := newCampaign(t)
 	id := c.issue("ann", 1)[0]
 	dsn, err := mysql.ParseDSN(c.dsn)
@@ -213,6 +216,7 @@ func TestALostAnswerIsAnUnknownOutcome(t *testing.T) {
 
 // Row C1: of two presses and the expiry exactly one has each claim, and everybody is told the truth, three thousand times.
 func TestUseAgainstUseAndExpiry(t *testing.T) {
+	t.Attr("row", "C1")
 	const rounds, units = 60, 50
 	c := newCampaign(t)
 	using, expiring := c.claims(0), c.claims(2*time.Hour)

@@ -122,6 +122,11 @@ func (b *Box) Poison(ctx context.Context, queue string, poison *order.PoisonErro
 	return nil
 }
 
+// Deferred takes a deferred order that no process can settle (order.Bury).
+func (b *Box) Deferred(ctx context.Context, e reserve.Entry, tries int64, why error) error {
+	return b.Take(ctx, Message{Queue: "deferred_orders", Reason: why.Error(), Payload: Encode(e), Deliveries: tries, Entry: &e})
+}
+
 // Encode is an entry as payload.
 func Encode(e reserve.Entry) []byte {
 	p, err := json.Marshal(e)

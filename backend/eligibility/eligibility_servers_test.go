@@ -108,6 +108,7 @@ func some(from, to int) []string {
 
 // Row D13: lists that change while the sale runs, as every process sees them.
 func TestWhoMayBuy(t *testing.T) {
+	t.Attr("row", "D13")
 	o := newOffice(t)
 	sale, other := backendtest.Sale(t, o.db, backendtest.SaleOptions{}), backendtest.Sale(t, o.db, backendtest.SaleOptions{})
 	l := o.process()

@@ -66,6 +66,7 @@ func got(t *testing.T, c <-chan error, want error) {
 
 // Row D12: first come, first served, whichever sale it is for.
 func TestTheLineIsServedInItsOrder(t *testing.T) {
+	t.Attr("row", "D12")
 	synctest.Test(t, func(t *testing.T) {
 		l := newLine(Limits{Slots: 2, Waiting: 100, PerUnit: 1, Wait: time.Hour})
 		enter(t, l, 1)
@@ -92,6 +93,7 @@ func TestTheLineIsServedInItsOrder(t *testing.T) {
 
 // Rows D4 and D12: when the stock goes, everybody in that sale's line is told at once, and nobody else.
 func TestAllAreToldAtOnceThatItSoldOut(t *testing.T) {
+	t.Attr("row", "D4 D12")
 	synctest.Test(t, func(t *testing.T) {
 		l := newLine(Limits{Slots: 1, Waiting: 1000, PerUnit: 1000, Wait: time.Hour})
 		enter(t, l, 1)
@@ -124,6 +126,7 @@ func TestAllAreToldAtOnceThatItSoldOut(t *testing.T) {
 
 // Rows A9 and D12: who comes to a full line is pushed back at once; a line is not longer than what is left is worth.
 func TestAFullLinePushesBack(t *testing.T) {
+	t.Attr("row", "A9 D12")
 	synctest.Test(t, func(t *testing.T) {
 		l := newLine(Limits{Slots: 1, Waiting: 10, PerUnit: 3, Wait: time.Hour})
 		enter(t, l, 1)
@@ -157,6 +160,7 @@ func TestAFullLinePushesBack(t *testing.T) {
 
 // Row A9: who takes from an empty line waits until somebody comes.
 func TestSlotsWaitWhileTheLineIsEmpty(t *testing.T) {
+	t.Attr("row", "A9")
 	synctest.Test(t, func(t *testing.T) {
 		l := newLine(Limits{Slots: 3, Waiting: 0, PerUnit: 1, Wait: time.Hour})
 		for range 10 {
@@ -174,6 +178,7 @@ func TestSlotsWaitWhileTheLineIsEmpty(t *testing.T) {
 
 // Row D12: one that gives up leaves no hole, wherever it stood.
 func TestWhoGivesUpLeavesNoHole(t *testing.T) {
+	t.Attr("row", "D12")
 	synctest.Test(t, func(t *testing.T) {
 		l := newLine(Limits{Slots: 1, Waiting: 3, PerUnit: 10, Wait: time.Second})
 		enter(t, l, 1)
@@ -225,6 +230,7 @@ func (l *Line) standing(sale int64) (waiting, all int) {
 
 // Row D12: whatever happens, no bound is passed, nobody who is let in was overtaken by a later one, and nothing is left over.
 func TestTheLawsOfTheLine(t *testing.T) {
+	t.Attr("row", "D12")
 	rapid.Check(t, func(rt *rapid.T) {
 		limits := Limits{
 			Slots: rapid.IntRange(1, 4).Draw(rt, "slots"), Waiting: rapid.IntRange(0, 8).Draw(rt, "waiting"),
@@ -318,6 +324,7 @@ func TestTheLawsOfTheLine(t *testing.T) {
 
 // Row D12: the bounds hold for real threads, too.
 func TestTheBoundsUnderContention(t *testing.T) {
+	t.Attr("row", "D12")
 	const slots, waiting = 4, 16
 	l := newLine(Limits{Slots: slots, Waiting: waiting, PerUnit: 5, Wait: time.Millisecond})
 	var inside, most atomic.Int64

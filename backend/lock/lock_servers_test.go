@@ -110,6 +110,7 @@ func forget(t *testing.T, l *Locks, keys ...string) {
 
 // Rows A5 and A6: one owner at a time; who is refused learns the lease that is left; nobody frees another's lock.
 func TestALockIsExclusive(t *testing.T) {
+	t.Attr("row", "A5 A6")
 	a, b := newLocks(t), (*Locks)(nil)
 	b = New(a.client, a.prefix, prometheus.NewRegistry()) // another process
 	h := take(t, a, "door", NewOwner(), hours, 0)
@@ -142,6 +143,7 @@ func TestALockIsExclusive(t *testing.T) {
 
 // Row A6: the owner takes the lock again within the hold; the last release frees it; each hold is released once.
 func TestALockIsReentrant(t *testing.T) {
+	t.Attr("row", "A6")
 	l := newLocks(t)
 	owner := NewOwner()
 	outer := take(t, l, "door", owner, hours, 0)
@@ -165,6 +167,7 @@ func TestALockIsReentrant(t *testing.T) {
 
 // Row A7: the watchdog renews the lease while the holder lives, and stops with its context or its release.
 func TestTheWatchdogRenewsWhileTheHolderLives(t *testing.T) {
+	t.Attr("row", "A7")
 	l := newLocks(t)
 	ctx, die := context.WithCancel(t.Context())
 	defer die()
@@ -200,6 +203,7 @@ func TestTheWatchdogRenewsWhileTheHolderLives(t *testing.T) {
 
 // Row A7: a holder whose lock is no longer its own is told, be it by Redis or for want of an answer.
 func TestTheHolderIsToldThatTheLockIsLost(t *testing.T) {
+	t.Attr("row", "A7")
 	t.Run("another has it", func(t *testing.T) {
 		l := newLocks(t)
 		h := take(t, l, "door", NewOwner(), 3*time.Second, 0)
@@ -439,6 +443,7 @@ func wantRow(t *testing.T, db *sql.DB, want string) {
 
 // Row A7: what is written under a lock is written in the order of the grants, and refused to who comes late.
 func TestTheGuardedRowRefusesAnOlderFence(t *testing.T) {
+	t.Attr("row", "A7")
 	db := protected(t, backendtest.MySQLDSN(t))
 	for _, w := range []struct {
 		fence int64

@@ -24,6 +24,7 @@ import (
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/store"
+	"floodgate.internal/shared/ports"
 )
 
 // childEnv makes this test binary a process that does what it is told, a line each, and answers each with a line.
@@ -148,6 +149,7 @@ func (p *other) ask(command string) string {
 
 // Row A5: processes exclude each other.
 func TestProcessesExcludeEachOther(t *testing.T) {
+	t.Attr("row", "A5")
 	l := newLocks(t)
 	var all []*other
 	for range 4 {
@@ -168,6 +170,7 @@ func TestProcessesExcludeEachOther(t *testing.T) {
 
 // Row A7: a holder that is stopped for longer than its lease wakes up, writes, and is refused; then it is told.
 func TestAHolderThatSleptThroughItsLeaseCannotWrite(t *testing.T) {
+	t.Attr("row", "A7")
 	l, dsn := newLocks(t), backendtest.MySQLDSN(t)
 	db := protected(t, dsn)
 	p := newProcess(t, l, dsn)
@@ -202,6 +205,7 @@ func TestAHolderThatSleptThroughItsLeaseCannotWrite(t *testing.T) {
 
 // Row C4: a lock survives the death of its holder: the others wait until its lease ends, and no longer.
 func TestTheLockOfADeadHolderIsTaken(t *testing.T) {
+	t.Attr("row", "C4")
 	l := newLocks(t)
 	p := newProcess(t, l, "")
 	if got := p.ask("acquire"); strings.Trim(got, "0123456789") != "" {
@@ -237,12 +241,11 @@ type server struct {
 
 func newServer(t *testing.T) *server {
 	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	free, err := ports.Free(1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &server{t: t, dir: t.TempDir(), addr: ln.Addr().String()}
-	ln.Close()
+	s := &server{t: t, dir: t.TempDir(), addr: fmt.Sprintf("127.0.0.1:%d", free[0])}
 	s.start()
 	t.Cleanup(s.kill)
 	return s

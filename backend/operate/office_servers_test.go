@@ -120,6 +120,7 @@ func TestASaleFromItsOrdersToTheArchive(t *testing.T) {
 
 // Row D13.
 func TestListsOnTheCommandLine(t *testing.T) {
+	t.Attr("row", "D13")
 	c := backend(t)
 	must(t, c, "migrate", "-config", "f")
 	must(t, c, strings.Fields("sale create -config f --stock 10 --price 1 --currency EUR --starts-at=-1m --ends-at +1h --title x")...)

@@ -122,6 +122,7 @@ func TestASaleFromMakingToClosing(t *testing.T) {
 
 // Row C1: a campaign on the command line.
 func TestACampaignOnTheCommandLine(t *testing.T) {
+	t.Attr("row", "C1")
 	c := backend(t)
 	must(t, c, "migrate", "-config", "f")
 	words := strings.Fields("coupon create -config f --total 50 --valid-from=-1m --valid-until +720h --category shoes --per-user-limit 2 --guard version --unpublished --key k1 --json --title")

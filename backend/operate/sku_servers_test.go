@@ -15,6 +15,7 @@ import (
 
 // Row E6: one command writes a SKU anew, whatever Redis has of it.
 func TestASKUIsAuditedAndRebuilt(t *testing.T) {
+	t.Attr("row", "E6")
 	c := backend(t)
 	must(t, c, "migrate", "-config", "f")
 	db := backendtest.OpenMySQL(t, c.MySQL, 1)

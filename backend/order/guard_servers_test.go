@@ -184,6 +184,7 @@ const processes = 8
 // Row C2, row C3: eight processes at once claim from forty campaigns of three units each; nobody upstream counts, and no
 // CHECK stands behind it: the guard alone issues every unit once, and nobody is refused while there is one.
 func TestEightProcessesDoNotOverIssue(t *testing.T) {
+	t.Attr("row", "C2 C3")
 	for _, guard := range guards {
 		t.Run(guard, func(t *testing.T) {
 			s := newShop(t)
@@ -213,6 +214,7 @@ func TestEightProcessesDoNotOverIssue(t *testing.T) {
 // Row C2, row C3: the same through Redis, by the same forty shoppers in every process: what Redis accepted is issued, all
 // of it, and nobody has more than the limit.
 func TestEightProcessesIssueWhatRedisAccepted(t *testing.T) {
+	t.Attr("row", "C2 C3")
 	for _, guard := range guards {
 		t.Run(guard, func(t *testing.T) {
 			s := newShop(t)
@@ -261,6 +263,7 @@ func (s *shop) interrupted(do func()) (*Book, *netfault.Link) {
 
 // Row C3: units that went and came back between reading and writing are not taken for unchanged.
 func TestTheVersionTellsWhatWentAndCameBack(t *testing.T) {
+	t.Attr("row", "C3")
 	s := newShop(t)
 	sale := s.sale(backendtest.SaleOptions{Kind: wire.Coupon, Guard: GuardVersion, Stock: 5})
 	order := s.press(sale, "ann", 1, "")
@@ -287,6 +290,7 @@ func TestTheVersionTellsWhatWentAndCameBack(t *testing.T) {
 // Row C3: who is overtaken each time gives up after a bounded number of attempts, with nothing done and nobody refused; and
 // the batch goes in when it is settled again.
 func TestWhoIsOvertakenEachTimeLeavesNothing(t *testing.T) {
+	t.Attr("row", "C3")
 	s := newShop(t)
 	sale := s.sale(backendtest.SaleOptions{Kind: wire.Coupon, Guard: GuardVersion, Stock: 5})
 	goods := s.sale(backendtest.SaleOptions{Stock: 5})
@@ -324,6 +328,7 @@ func TestWhoIsOvertakenEachTimeLeavesNothing(t *testing.T) {
 // Row C3: an epoch that was raised between reading and writing is seen, though it is no change of the units: the order is
 // adopted into the new one, and issued there.
 func TestTheVersionGuardKeepsToTheEpoch(t *testing.T) {
+	t.Attr("row", "C3")
 	s := newShop(t)
 	sale := s.sale(backendtest.SaleOptions{Kind: wire.Coupon, Guard: GuardVersion, Stock: 5})
 	order := s.press(sale, "ann", 1, "")
@@ -348,6 +353,7 @@ func TestTheVersionGuardKeepsToTheEpoch(t *testing.T) {
 
 // Row C1: a claim is valid as long as its campaign said when it was issued, whatever the campaign says later.
 func TestAClaimKeepsItsValidity(t *testing.T) {
+	t.Attr("row", "C1")
 	s := newShop(t)
 	first := time.Now().UTC().Add(time.Hour).Truncate(time.Millisecond)
 	sale := s.sale(backendtest.SaleOptions{Kind: wire.Coupon, EndsAt: first})
@@ -364,6 +370,7 @@ func TestAClaimKeepsItsValidity(t *testing.T) {
 
 // Row C1: what keeps an order out of MySQL keeps its claims out: they are of one transaction.
 func TestNoClaimWithoutItsOrder(t *testing.T) {
+	t.Attr("row", "C1")
 	for _, guard := range guards {
 		t.Run(guard, func(t *testing.T) {
 			s := newShop(t)

@@ -115,12 +115,14 @@ type bookMetrics struct {
 	stuck    prometheus.Counter
 
 	overtaken prometheus.Counter
+
+	deferredSales prometheus.Gauge
 }
 
 func newBookMetrics(reg prometheus.Registerer) bookMetrics {
 	m := bookMetrics{
 		settled: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "backend_orders_settled_total",
-			Help: "Orders that consumers brought to an end, by result: inserted, rejected, adopted, known (in MySQL before)."}, []string{"result"}),
+			Help: "Orders that consumers brought to an end, by result: inserted, rejected, adopted, known (in MySQL before); or that wait for their closed sale: deferred."}, []string{"result"}),
 		rejected: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "backend_orders_rejected_total",
 			Help: "Accepted orders that were rejected, by reason. Each broke a promise or came from outside."}, []string{"reason"}),
 		poison: prometheus.NewCounter(prometheus.CounterOpts{Name: "backend_orders_poison_total",
@@ -145,7 +147,9 @@ func newBookMetrics(reg prometheus.Registerer) bookMetrics {
 		Help: "Times that an overdue order was found not to fit its stock row, and left alone for a while: audit its sale."})
 	m.overtaken = prometheus.NewCounter(prometheus.CounterOpts{Name: "backend_stock_overtaken_total",
 		Help: "Changes of a stock row under the guard version that found the row changed since it was read, and read it again."})
-	reg.MustRegister(m.overtaken, m.settled, m.rejected, m.poison, m.batch, m.duration, m.changes, m.releases, m.unsent, m.queued, m.late, m.stuck)
+	m.deferredSales = prometheus.NewGauge(prometheus.GaugeOpts{Name: "backend_sales_with_deferred_orders",
+		Help: "Sales of which orders of older epochs wait in MySQL until the sale takes them."})
+	reg.MustRegister(m.deferredSales, m.overtaken, m.settled, m.rejected, m.poison, m.batch, m.duration, m.changes, m.releases, m.unsent, m.queued, m.late, m.stuck)
 	return m
 }
 

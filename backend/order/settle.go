@@ -40,16 +40,33 @@ func (e *PoisonError) Error() string {
 
 func (e *PoisonError) Unwrap() error { return e.Err }
 
+// ClosedError names entries of older epochs that Redis does not adopt now: their sale is closed, or Redis is away. Every
+// other entry of the batch is settled, but for those of a PoisonError that it is joined with. Keep these and call again, or
+// see SettleOrDefer.
+type ClosedError struct {
+	Entries []reserve.Entry
+	Err     error // why, of the last of them
+}
+
+func (e *ClosedError) Error() string {
+	return fmt.Sprintf("%d orders cannot be adopted now, the last one for: %v", len(e.Entries), e.Err)
+}
+
+func (e *ClosedError) Unwrap() error { return e.Err }
+
 // Settle brings a batch of orders, of any sales, any of them any number of times, to an end in MySQL. Nil: each is there,
 // inserted now or before; or rejected, with a terminal row and the intent to release it; or adopted into its sale's
-// present epoch, by a new outbox entry that comes by itself. A *PoisonError: so is each but those it names. Any other
-// error: nothing may be acknowledged; hold the batch and call again.
+// present epoch, by a new outbox entry that comes by itself. A *PoisonError, a *ClosedError or both, joined: so is each but
+// those they name. Any other error: nothing may be acknowledged; hold the batch and call again.
 //
 // A batch is one transaction. When that fails it is rolled back; what is in MySQL already is dropped from it; what is
 // left is tried in halves, down to the single order that does not go in, which is then decided by itself.
 func (b *Book) Settle(ctx context.Context, batch []reserve.Entry) error {
+	return b.settle(ctx, batch, &settling{book: b})
+}
+
+func (b *Book) settle(ctx context.Context, batch []reserve.Entry, s *settling) error {
 	began := time.Now()
-	s := &settling{book: b}
 	var err error
 	for chunk := range slices.Chunk(newest(batch), maxBatch) {
 		if err = s.settle(ctx, chunk); err != nil {
@@ -59,10 +76,17 @@ func (b *Book) Settle(ctx context.Context, batch []reserve.Entry) error {
 	b.notify(ctx, s.notices)
 	b.metrics.batch.Observe(float64(len(batch)))
 	b.metrics.duration.Observe(time.Since(began).Seconds())
-	if err == nil && len(s.poison) > 0 {
-		return &PoisonError{s.poison, s.cause}
+	if err != nil {
+		return err
 	}
-	return err
+	var left []error
+	if len(s.poison) > 0 {
+		left = append(left, &PoisonError{s.poison, s.cause})
+	}
+	if len(s.closed) > 0 {
+		left = append(left, &ClosedError{s.closed, s.why})
+	}
+	return errors.Join(left...)
 }
 
 // newest keeps one entry an order, the one of the highest epoch, sorted by order id: transactions take their locks in the
@@ -80,6 +104,9 @@ type settling struct {
 	notices []notice
 	poison  []reserve.Entry
 	cause   error
+	closed  []reserve.Entry // they cannot be adopted now
+	why     error
+	behind  bool // what follows deferred orders of its sale is not adopted before them
 }
 
 // facts is what inserting an order needs to know of its sale.
@@ -437,6 +464,11 @@ func (s *settling) adopt(ctx context.Context, entries []reserve.Entry, sales map
 	if err != nil {
 		return err
 	}
+	if s.behind {
+		if left, err = s.ahead(ctx, left); err != nil {
+			return err
+		}
+	}
 	if len(left) == 0 {
 		return nil
 	}
@@ -447,11 +479,14 @@ func (s *settling) adopt(ctx context.Context, entries []reserve.Entry, sales map
 	failpoint.Hit("consumer.before-adopt")
 	answers, err := s.book.redis.Adopt(ctx, left, epochs)
 	failpoint.Hit("consumer.after-adopt")
-	if err != nil {
-		return err
+	if ctx.Err() != nil {
+		return errors.Join(err, ctx.Err())
+	}
+	if err != nil { // some may be adopted all the same; asked again, they are found to be
+		s.closed, s.why = append(s.closed, left...), err
+		return nil
 	}
 	adopted := map[int64]int{}
-	var held error // entries of a closed sale wait, the others do not
 	for i, e := range left {
 		switch answers[i] {
 		case lua.SoldOut:
@@ -464,7 +499,7 @@ func (s *settling) adopt(ctx context.Context, entries []reserve.Entry, sales map
 			s.book.metrics.settled.WithLabelValues("adopted").Inc()
 			adopted[e.Sale]++
 		default:
-			held = fmt.Errorf("adopt order %s: %w", e.ID, reserve.ErrGateClosed)
+			s.closed, s.why = append(s.closed, e), fmt.Errorf("adopt order %s: %w", e.ID, reserve.ErrGateClosed)
 		}
 		if err != nil {
 			return err
@@ -473,7 +508,7 @@ func (s *settling) adopt(ctx context.Context, entries []reserve.Entry, sales map
 	for sale, n := range adopted {
 		s.book.log.Info("order: orders of older epochs are adopted", "sale", sale, "orders", n, "epoch", epochs[sale])
 	}
-	return held
+	return nil
 }
 
 // Retire takes the entries of settled orders out of their outboxes, after they were acknowledged. Idempotent.

@@ -28,6 +28,7 @@ import (
 //
 // Rows B3, D9: nothing accepted is lost.
 func TestWhatOthersCommittedIsDurableBeforeItCounts(t *testing.T) {
+	t.Attr("row", "B3 D9")
 	s := newShop(t)
 	sale := s.sale(backendtest.SaleOptions{Stock: 10})
 	id := s.press(sale, "alice", 1, "")
@@ -177,6 +178,7 @@ func TestOverlappingBatchesAtOnceInsertEachOrderOnce(t *testing.T) {
 
 // Rows A3, B5: checked again in the transaction; what fails the check ends in a row that says so.
 func TestMySQLIsTheJudgeWhateverRedisSays(t *testing.T) {
+	t.Attr("row", "A3 B5")
 	s := newShop(t)
 	sale := s.sale(backendtest.SaleOptions{Stock: 10})
 	var all []reserve.Entry
@@ -278,15 +280,16 @@ func TestAnEpochThatRisesUnderABatchStopsIt(t *testing.T) {
 	}
 	s.exec(`UPDATE sale_stock SET epoch = 2 WHERE sale_id = ?`, sale)
 	run := &settling{book: s.book} // one that read the sale before
-	if err := run.insert(t.Context(), batch, stale); !errors.Is(err, reserve.ErrGateClosed) {
-		t.Errorf("got %v, want the batch held for adoption", err)
+	if err := run.insert(t.Context(), batch, stale); err != nil || len(run.closed) != 2 || !errors.Is(run.why, reserve.ErrGateClosed) {
+		t.Errorf("got %v, %d that wait; want both to wait for adoption", err, len(run.closed))
 	}
 	if n := s.number(`SELECT COUNT(*) FROM orders`); n != 0 {
 		t.Errorf("got %d rows of an older epoch, want none", n)
 	}
+	run = &settling{book: s.book}
 	err = run.reject(t.Context(), batch[0], stale[sale], verdict{reason: OutOfStock, unless: 1})
-	if !errors.Is(err, reserve.ErrGateClosed) || s.stands(batch[0].ID) != "" {
-		t.Errorf("a rejection decided in the older epoch: got %v, order %q; want it settled anew", err, s.stands(batch[0].ID))
+	if err != nil || len(run.closed) != 1 || s.stands(batch[0].ID) != "" {
+		t.Errorf("a rejection decided in the older epoch: got %v, %d that wait, order %q; want it settled anew", err, len(run.closed), s.stands(batch[0].ID))
 	}
 }
 
@@ -345,6 +348,7 @@ func TestOrdersThatEndedAreReleasedLaterWhereTheGateIsClosed(t *testing.T) {
 
 // Rows A4, E7: MySQL keeps the limit by itself, whatever comes from upstream.
 func TestLimitAndIdempotencyKeyAreDecidedByUniqueKeys(t *testing.T) {
+	t.Attr("row", "A4 E7")
 	s := newShop(t)
 	sale := s.sale(backendtest.SaleOptions{Stock: 10, Limit: 2})
 	first := forged(sale, "u", reserve.Entry{Quantity: 2, Slots: "1,2", Key: "k"})
@@ -372,6 +376,7 @@ func TestLimitAndIdempotencyKeyAreDecidedByUniqueKeys(t *testing.T) {
 
 // Row B5: the culprit alone is rejected, by name.
 func TestOnePoisonInABatchKeepsNobodyElse(t *testing.T) {
+	t.Attr("row", "B5")
 	s := newShop(t)
 	sale := s.sale(backendtest.SaleOptions{Stock: 100})
 	s.exec(`ALTER TABLE orders ADD CONSTRAINT poison CHECK (uid <> 'poison' OR status = 'rejected'), ADD CONSTRAINT deadly CHECK (uid <> 'deadly')`)
@@ -446,6 +451,7 @@ func TestRejectOfADeadLetterDoesNotUndoAGoodDelivery(t *testing.T) {
 
 // Row B3: a COMMIT whose answer is lost loses no order, and makes none twice.
 func TestALostCommitIsReadBack(t *testing.T) {
+	t.Attr("row", "B3")
 	s := newShop(t)
 	sale := s.sale(backendtest.SaleOptions{Stock: 20})
 	for i := range 20 {

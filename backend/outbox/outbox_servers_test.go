@@ -212,8 +212,9 @@ func consumers(t *testing.T, s *reserve.Store, sale int64) map[string]int64 {
 
 func TestEverySalesEntriesComeInOrder(t *testing.T) { inOrder(t, backendtest.Redis(t)) }
 
-// Row E8: on a Redis Cluster one call reads the outboxes of one slot alone.
+// On a Redis Cluster one call reads the outboxes of one slot alone.
 func TestEverySalesEntriesComeInOrderOnARedisCluster(t *testing.T) {
+	t.Attr("row", "E8")
 	s := backendtest.RedisCluster(t, 3, 0).Store()
 	if err := s.Arm(t.Context()); err != nil {
 		t.Fatal(err)
@@ -299,6 +300,7 @@ func TestWhatFailedIsHandledAgainAndHoldsUpNoOtherSale(t *testing.T) {
 
 // Row B4: what a dead consumer holds is claimed by a living one.
 func TestOnlyWhatADeadConsumerHoldsIsTakenOver(t *testing.T) {
+	t.Attr("row", "B4")
 	s := backendtest.Redis(t)
 	load(t, s, 1)
 	ids := press(t, s, 1, 20)
@@ -335,6 +337,7 @@ func TestOnlyWhatADeadConsumerHoldsIsTakenOver(t *testing.T) {
 
 // Row B4: who comes back handles its own pending entries first.
 func TestARestartedConsumerFirstHandlesWhatItHeld(t *testing.T) {
+	t.Attr("row", "B4")
 	s := backendtest.Redis(t)
 	load(t, s, 1)
 	ids := press(t, s, 1, 20)
@@ -357,6 +360,7 @@ func TestARestartedConsumerFirstHandlesWhatItHeld(t *testing.T) {
 //
 // Row B4: no entry is lost, whoever had it.
 func TestAnEntryThatNobodyHoldsIsFound(t *testing.T) {
+	t.Attr("row", "B4")
 	s := backendtest.Redis(t)
 	load(t, s, 1)
 	ids := press(t, s, 1, 300) // more than one look takes
@@ -435,6 +439,7 @@ func TestSilentConsumersAreForgottenOnceTheyHoldNothing(t *testing.T) {
 
 // Row B4: the group is made where it is absent.
 func TestAnEmptiedRedisGetsItsGroupAnew(t *testing.T) {
+	t.Attr("row", "B4")
 	s := backendtest.Redis(t)
 	load(t, s, 1)
 	c := newCrowd(s)
@@ -469,6 +474,7 @@ func TestWhatIsNoOrderIsLeftOut(t *testing.T) {
 //
 // Row B4: after N deliveries a poison entry goes to the dead letters, alone.
 func TestOnlyTheCulpritOfTheOutboxDies(t *testing.T) {
+	t.Attr("row", "B4")
 	s := backendtest.Redis(t)
 	load(t, s, 1)
 	ids := press(t, s, 1, 20)

@@ -28,8 +28,11 @@ type Publisher interface {
 // been lost by the broker, and only then it is published again: however long MySQL is away, nothing is queued twice.
 type Relay struct {
 	*Reader
-	pub         Publisher
-	spare       time.Duration // 0: publish at once
+	pub   Publisher
+	spare time.Duration // 0: publish at once
+	// Deferred reports whether messages of a sale were acknowledged and wait elsewhere: nothing of it is published again
+	// meanwhile. Nil: they never do. It must be set before Run.
+	Deferred    func(ctx context.Context, sale int64) (bool, error)
 	republished prometheus.Counter
 	spared      prometheus.Counter
 }
@@ -172,6 +175,13 @@ func (r *Relay) ask(ctx context.Context, sales []int64) error {
 		return err
 	}
 	for _, sale := range sales {
+		if r.Deferred != nil {
+			if waits, err := r.Deferred(ctx, sale); err != nil {
+				return err
+			} else if waits {
+				continue
+			}
+		}
 		for ctx.Err() == nil {
 			before := r.claimIdle + time.Since(began)
 			ids, err := r.idle(ctx, sale, Published, before, count)

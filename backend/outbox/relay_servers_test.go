@@ -167,6 +167,47 @@ func TestAWipedQueueIsFilledAgain(t *testing.T) {
 	}
 }
 
+func times(seen []string, id string) (n int) {
+	for _, s := range seen {
+		if s == id {
+			n++
+		}
+	}
+	return n
+}
+
+// What is deferred was acknowledged to the broker, and is in no queue: that is not lost.
+func TestDeferredOrdersAreNotPublishedAgain(t *testing.T) {
+	s, b := backendtest.Redis(t), watch(openBroker(t, backendtest.AMQP(t)))
+	load(t, s, 1)
+	load(t, s, 3) // in the same partition
+	deferred, lost := press(t, s, 1, 50), press(t, s, 3, 50)
+	c := newCrowd(s)
+	c.keep = true
+	settle(t, b.Broker, c)
+	r := outbox.NewRelay(s, sales(1, 3), "r1", 100*time.Millisecond, b, backendtest.Log(t), prometheus.NewRegistry())
+	asked := make(chan struct{}, 100)
+	r.Deferred = func(_ context.Context, sale int64) (bool, error) {
+		if sale == 1 {
+			select {
+			case asked <- struct{}{}:
+			default:
+			}
+		}
+		return sale == 1, nil
+	}
+	stop := run(t, r.Run)
+	c.until(t, "those of the other sale came again", func() bool { return times(c.seen, lost[0]) >= 3 })
+	<-asked
+	<-asked
+	stop()
+	for _, id := range deferred {
+		if n := times(c.seen, id); n != 1 {
+			t.Fatalf("a deferred order was published %d times, want once", n)
+		}
+	}
+}
+
 func TestALostConfirmAndADyingRelayLoseNothing(t *testing.T) {
 	s, b := backendtest.Redis(t), watch(openBroker(t, backendtest.AMQP(t)))
 	load(t, s, 1)

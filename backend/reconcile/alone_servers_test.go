@@ -74,6 +74,7 @@ func (c *crowd) attempts() (n float64) {
 
 // Rows C4 and E2: of many that load a sale at once, in several processes, one does, and all have it.
 func TestASaleIsLoadedByOneProcess(t *testing.T) {
+	t.Attr("row", "C4 E2")
 	s := newSystem(t, false)
 	sale := backendtest.Sale(t, s.db, backendtest.SaleOptions{Stock: 5})
 	c := s.crowd(4)
@@ -101,6 +102,7 @@ func TestASaleIsLoadedByOneProcess(t *testing.T) {
 
 // Row C4: after a restart of Redis one process reconciles the sales, the others wait for it.
 func TestOneProcessRecoversForAll(t *testing.T) {
+	t.Attr("row", "C4")
 	const sales = 10
 	s := newSystem(t, false)
 	var ids []int64
@@ -142,5 +144,33 @@ func TestAProcessThatHangsIsNotWaitedForForEver(t *testing.T) {
 	r.takeover = 50 * time.Millisecond
 	if err := r.Load(t.Context(), sale); err != nil || s.state(sale).Gate != lua.GateOpen {
 		t.Errorf("got %v, gate %q; want it loaded", err, s.state(sale).Gate)
+	}
+}
+
+// Row C4: the lease is what the configuration says: Redis keeps the lock of a holder that died for as long.
+func TestTheLeaseOfALockIsConfigurable(t *testing.T) {
+	s := newSystem(t, false)
+	s.rec.Lease(time.Hour)
+	dead, cancel := context.WithCancel(t.Context())
+	if _, err := s.rec.alone(dead, "recovery"); err != nil {
+		t.Fatal(err)
+	}
+	cancel() // nobody renews it any more
+	c := s.redis.Client()
+	left, err := c.Do(t.Context(), c.B().Pttl().Key(s.redis.Prefix()+"{lock:recovery}:holder").Build()).AsInt64()
+	if err != nil || left < (50*time.Minute).Milliseconds() || left > time.Hour.Milliseconds() {
+		t.Errorf("the lock of a dead holder: got %v left, %v; want an hour", time.Duration(left)*time.Millisecond, err)
+	}
+	other := s.reconciler(nil)
+	other.Lease(time.Second)
+	other.takeover = time.Minute
+	done, err := other.alone(t.Context(), "another")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer done()
+	left, err = c.Do(t.Context(), c.B().Pttl().Key(s.redis.Prefix()+"{lock:another}:holder").Build()).AsInt64()
+	if err != nil || left <= 0 || left > time.Second.Milliseconds() {
+		t.Errorf("the lock of another: got %v left, %v; want at most a second", time.Duration(left)*time.Millisecond, err)
 	}
 }

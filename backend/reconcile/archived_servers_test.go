@@ -43,6 +43,7 @@ func (s *system) forgets(sale int64) {
 // Row B6: a sale that is archived is not brought back, neither by who asks for it nor by a reconciler that slept through
 // the archive, wherever it was.
 func TestAnArchivedSaleIsNotBroughtBack(t *testing.T) {
+	t.Attr("row", "B6")
 	for slept := range 5 {
 		s := newSystem(t, false)
 		sale, waiting := s.history()

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"floodgate.internal/backend/catalog"
+	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/standby"
 	"floodgate.internal/backend/store"
@@ -247,9 +248,7 @@ func (a *attempt) readOrders(ctx context.Context, tx *sql.Tx, queued []reserve.E
 		entry, waits := entries[id]
 		delete(entries, id) // in M
 		if !status.Live() {
-			if key.Valid {
-				a.load.Keys = append(a.load.Keys, reserve.AcceptedKey{UID: uid, Key: key.String, OrderID: id, Quantity: quantity})
-			}
+			a.load.Keys = append(a.load.Keys, reserve.AcceptedKey{UID: uid, Key: key.String, OrderID: id, Quantity: quantity})
 			return nil
 		}
 		if !waits {
@@ -355,7 +354,10 @@ func (a *attempt) adopted(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, adoptTime)
 	defer cancel()
-	return a.r.fence.Fence(ctx, a.sale)
+	if err := a.r.fence.Fence(ctx, a.sale); err != nil {
+		return err
+	}
+	return order.UntilNoneDeferred(ctx, a.r.db, a.sale)
 }
 
 // open ends it. Step 6, that every call of reserve names its epoch, is the script's.

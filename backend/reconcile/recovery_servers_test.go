@@ -16,6 +16,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"floodgate.internal/backend/backendtest"
+	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/outbox"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/lua"
@@ -43,6 +44,15 @@ func background(t *testing.T, f func(context.Context) error) (stop func()) {
 
 // consume runs the order consumer; before each batch it waits for ready, if there is one.
 func (s *system) consume(t *testing.T, ready <-chan struct{}) (stop func()) {
+	background(t, func(ctx context.Context) error {
+		for ctx.Err() == nil {
+			if _, err := s.book.SettleDeferred(ctx, func(context.Context, reserve.Entry, int64, error) error { return errors.New("no dead letters here") }); err != nil && ctx.Err() == nil {
+				t.Logf("deferred orders: %v", err)
+			}
+			_ = sleep(ctx, 20*time.Millisecond) // its end is ctx's
+		}
+		return nil
+	})
 	return background(t, func(ctx context.Context) error {
 		return s.broker.Consume(ctx, 100, time.Millisecond, func(ctx context.Context, es []reserve.Entry) error {
 			if ready != nil {
@@ -52,7 +62,7 @@ func (s *system) consume(t *testing.T, ready <-chan struct{}) (stop func()) {
 					return ctx.Err()
 				}
 			}
-			return s.book.Settle(ctx, es)
+			return s.book.SettleOrDefer(ctx, es)
 		}, func(ctx context.Context, es []reserve.Entry) {
 			if err := s.book.Retire(ctx, es); err != nil {
 				t.Logf("retire: %v", err)
@@ -126,7 +136,7 @@ func TestAQueueThatWaitsForADeadReconcilerIsAdopted(t *testing.T) {
 		}
 	}
 	s.publish(es...)
-	s.consume(t, nil) // it holds them: they are of an older epoch, and the gate is closed
+	s.consume(t, nil) // it defers them: they are of an older epoch, and the gate is closed
 	s.rec.drain = 500 * time.Millisecond
 	s.reconcile(sale)
 	background(t, outbox.NewRelay(s.redis, func() []int64 { return []int64{sale} }, "relay", time.Minute, s.broker, backendtest.Log(t), prometheus.NewRegistry()).Run)
@@ -162,6 +172,46 @@ func TestWithoutAConsumerTheGateStaysClosedToReserve(t *testing.T) {
 	s.rec.patience = 100 * time.Millisecond
 	background(t, s.rec.Keep)
 	eventually(t, "Keep opens it", func() bool { return s.state(sale).Gate == lua.GateOpen })
+	s.balanced(sale)
+}
+
+// A fence that passed says that what was ahead of it is settled or deferred.
+func TestTheGateStaysClosedWhileOrdersAreDeferred(t *testing.T) {
+	s := newSystem(t, true)
+	sale := s.sale(backendtest.SaleOptions{Stock: 1})
+	e := s.press(sale, "ann", 1, "")
+	s.empty(sale)
+	if _, err := s.db.ExecContext(t.Context(), `UPDATE sale_stock SET epoch = epoch + 1 WHERE sale_id = ?`, sale); err != nil {
+		t.Fatal(err)
+	}
+	var deferred *order.DeferredError
+	if err := s.book.SettleOrDefer(t.Context(), []reserve.Entry{e}); !errors.As(err, &deferred) {
+		t.Fatalf("got %v, want it deferred", err)
+	}
+	stop := background(t, func(ctx context.Context) error {
+		return s.broker.Consume(ctx, 100, time.Millisecond, s.book.SettleOrDefer, func(context.Context, []reserve.Entry) {})
+	})
+	if err := s.broker.Fence(t.Context(), sale); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if err := s.rec.Sale(ctx, sale); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v, want the deadline", err)
+	}
+	if got := s.state(sale).Gate; got != lua.GateAdopt {
+		t.Errorf("the gate is %s, want %s", got, lua.GateAdopt)
+	}
+	stop()
+	s.consume(t, nil)
+	s.reconcile(sale)
+	if v, err := s.redis.Reserve(t.Context(), request(sale, s.state(sale).Epoch, "bob", 1, "")); err != nil || v.Answer != lua.SoldOut {
+		t.Errorf("as soon as the gate is open: got %+v, %v; want sold out: the unit was promised", v, err)
+	}
+	s.settleOutbox(sale)
+	if got := s.status(e.ID); got != "pending_payment" {
+		t.Errorf("the deferred order is %s", got)
+	}
 	s.balanced(sale)
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 
 	"github.com/redis/rueidis"
@@ -41,7 +40,7 @@ type Loaded struct {
 	Stock   int64 // units that no reservation holds, unreleased tranches included
 	Total   int64
 	Orders  []Held
-	Keys    []AcceptedKey // of orders that no longer hold anything; those of Orders are added by themselves
+	Keys    []AcceptedKey // one for each order that has ended, Key may be ""; those of Orders are added by themselves
 	Applied []int64       // intents that Stock includes
 	Standby int64         // the newest place in the standby line; 0: nobody waits
 }
@@ -90,7 +89,14 @@ func (s *Store) load(ctx context.Context, c rueidis.CoreClient, sale, token int6
 	if err := step(lua.StepBegin); err != nil {
 		return err
 	}
-	idem := slices.Clone(l.Keys)
+	ended := map[string]int{}
+	var idem []AcceptedKey
+	for _, k := range l.Keys {
+		ended[k.UID]++
+		if k.Key != "" {
+			idem = append(idem, k)
+		}
+	}
 	var args []string
 	flush := func(name string, width, most int) error {
 		if len(args) == 0 || len(args) < most*width {
@@ -114,6 +120,12 @@ func (s *Store) load(ctx context.Context, c rueidis.CoreClient, sale, token int6
 	}
 	for _, k := range idem {
 		args = append(args, k.UID+":"+k.Key, k.OrderID+" "+strconv.Itoa(k.Quantity))
+		if err := flush(lua.StepKeys, 2, loadStep); err != nil {
+			return err
+		}
+	}
+	for uid, n := range ended {
+		args = append(args, uid, strconv.Itoa(n))
 		if err := flush(lua.StepKeys, 2, loadStep); err != nil {
 			return err
 		}

@@ -44,9 +44,10 @@ const Group = "orders"
 
 // Store calls the scripts. It is safe for concurrent use.
 type Store struct {
-	client rueidis.Client
-	prefix string
-	life   atomic.Pointer[life]
+	client   rueidis.Client
+	prefix   string
+	maxEnded int // Config.MaxEnded
+	life     atomic.Pointer[life]
 }
 
 // life is one of Redis, by the name under which MySQL has it, with the scripts that are loaded in it alone.
@@ -60,6 +61,9 @@ type Config struct {
 	Addrs              []string // one server, or one or several nodes of a Redis Cluster
 	Username, Password string
 	Prefix             string
+	// MaxEnded is how many orders of a buyer in one sale may have ended before Reserve takes no other; 0: any number. It bounds the
+	// accepted Idempotency-Keys, which are kept as long as the sale.
+	MaxEnded int
 }
 
 // Open connects to Redis; it fails if Redis does not answer.
@@ -77,7 +81,7 @@ func Open(c Config) (*Store, error) {
 		Dialer:            net.Dialer{Timeout: Timeout},
 		ClusterOption:     rueidis.ClusterOption{ShardsRefreshInterval: time.Second},
 	}
-	s := &Store{prefix: c.Prefix}
+	s := &Store{prefix: c.Prefix, maxEnded: c.MaxEnded}
 	s.Believe("")
 	if failpoint.Enabled {
 		option.DialCtxFn = s.dialMarked
@@ -241,7 +245,7 @@ type Request struct {
 
 // Verdict is what reserve.lua decided.
 type Verdict struct {
-	Answer    string // lua.Reserved, Repeated, KeyReused, AlreadyOrdered, SoldOut, NotEnough, NotStarted, Ended, Paused, StaleEpoch
+	Answer    string // lua.Reserved, Repeated, KeyReused, AlreadyOrdered, SoldOut, NotEnough, TooMany, NotStarted, Ended, Paused, StaleEpoch
 	OrderID   string // Reserved, Repeated, KeyReused, AlreadyOrdered
 	Available int64  // after a Reserved, and for NotEnough
 	Reserved  int64  // units, after a Reserved
@@ -267,7 +271,7 @@ func (s *Store) Reserve(ctx context.Context, r Request) (Verdict, error) {
 	}
 	list, err := s.call(ctx, s.life.Load().reserve,
 		[]string{s.state(r.Sale), s.orders(r.Sale), s.buyers(r.Sale), s.idem(r.Sale), s.OutboxKey(r.Sale)},
-		strconv.FormatInt(r.Epoch, 10), r.UID, strconv.Itoa(r.Quantity), r.OrderID, r.Key, r.Trace, line)
+		strconv.FormatInt(r.Epoch, 10), r.UID, strconv.Itoa(r.Quantity), r.OrderID, r.Key, r.Trace, line, strconv.Itoa(s.maxEnded))
 	if err != nil {
 		return Verdict{}, fmt.Errorf("reserve sale %d for uid %s: %w", r.Sale, r.UID, err)
 	}
@@ -288,7 +292,7 @@ func (s *Store) Reserve(ctx context.Context, r Request) (Verdict, error) {
 		v.StartsAt = number(list, 1)
 	case lua.StaleEpoch:
 		v.Epoch = number(list, 1)
-	case lua.SoldOut, lua.Ended, lua.Paused:
+	case lua.SoldOut, lua.TooMany, lua.Ended, lua.Paused:
 	default:
 		panic("BUG: reserve.lua answered " + v.Answer)
 	}
@@ -298,7 +302,7 @@ func (s *Store) Reserve(ctx context.Context, r Request) (Verdict, error) {
 // Release gives the units of an order that ended back. It is true when this call did it, false when there was nothing to
 // give back. Errors: ErrNotLoaded and ErrGateClosed say that the intent must be kept and tried again later.
 func (s *Store) Release(ctx context.Context, sale int64, orderID string) (bool, error) {
-	list, err := s.call(ctx, lua.Release, []string{s.state(sale), s.orders(sale), s.buyers(sale)}, orderID)
+	list, err := s.call(ctx, lua.Release, []string{s.state(sale), s.orders(sale), s.buyers(sale), s.idem(sale)}, orderID)
 	if err != nil {
 		return false, fmt.Errorf("release order %s: %w", orderID, err)
 	}

@@ -18,8 +18,10 @@ import (
 const (
 	page      = 50 // heads that are read at once
 	offerTime = 10 * time.Second
-	limit     = "limit" // the reason of whom is passed over for the orders that he has
 )
+
+// reasons are those of whom is passed over by what reserve.lua answers.
+var reasons = map[string]string{lua.AlreadyOrdered: "limit", lua.TooMany: "too_many_orders"}
 
 // Wake says that units of a sale may have come back, or that its line has changed: Run looks at once.
 func (l *Line) Wake(sale int64) {
@@ -137,9 +139,9 @@ func (l *Line) offer(ctx context.Context, sale int64, hasty bool) (n int, err er
 				l.offers.WithLabelValues(offered).Inc()
 				n++
 			case answer == lua.Repeated: // it is on its way
-			case answer == lua.AlreadyOrdered, why != "":
+			case answer == lua.AlreadyOrdered, answer == lua.TooMany, why != "":
 				if why == "" {
-					why = limit
+					why = reasons[answer]
 				}
 				if err := Passed(ctx, l.db, l.now(), sale, h.uid, h.order, why); err != nil {
 					return n, err

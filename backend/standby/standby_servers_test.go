@@ -7,6 +7,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -16,6 +17,7 @@ import (
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/eligibility"
+	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/standby"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
@@ -24,6 +26,7 @@ import (
 
 // Row D9, beyond it: what comes back is offered to those who wait, in the order in which they came, and passes on.
 func TestTheLineIsServedInOrder(t *testing.T) {
+	t.Attr("row", "D9")
 	s := newShop(t, backendtest.SaleOptions{Stock: 2})
 	ids := s.buy("ann", "bob")
 	s.join("cyd", "dan", "eve")
@@ -136,6 +139,7 @@ func TestTheLineIsBounded(t *testing.T) {
 
 // Row D13: one at the limit, or who may not buy any more, is passed over, and told why; the unit goes to the next one.
 func TestWhoMayNotHaveItIsPassedOver(t *testing.T) {
+	t.Attr("row", "D13")
 	s := newShop(t, backendtest.SaleOptions{Stock: 2})
 	ids := s.buy("ann", "bob")
 	s.join("bob", "cyd", "dan", "eve") // bob's limit is for the caller to see; it may also be reached after the join
@@ -150,6 +154,24 @@ func TestWhoMayNotHaveItIsPassedOver(t *testing.T) {
 	s.cancel("ann", ids[0])
 	s.offer()
 	s.want(map[string]string{"bob": "passed limit", "cyd": "passed banned", "dan": "passed not_listed", "eve": "offered"})
+	s.balanced()
+}
+
+// One of whose orders as many have ended as may is passed over, too, and keeps nobody from what comes back.
+func TestWhoHasEndedTooManyOrdersIsPassedOver(t *testing.T) {
+	s := newShop(t, backendtest.SaleOptions{Stock: 1})
+	few, err := reserve.Open(reserve.Config{Addrs: []string{os.Getenv("REDIS_ADDR")}, Prefix: s.redis.Prefix(), MaxEnded: 1})
+	s.must(err)
+	t.Cleanup(few.Close)
+	s.must(few.Arm(t.Context()))
+	s.cancel("bob", s.buy("bob")[0])
+	ids := s.buy("ann")
+	s.join("bob", "eve")
+	s.cancel("ann", ids[0])
+	s.redis = few
+	s.line, _ = s.process(s.clk)
+	s.offer()
+	s.want(map[string]string{"bob": "passed too_many_orders", "eve": "offered"})
 	s.balanced()
 }
 

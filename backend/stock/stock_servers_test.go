@@ -104,6 +104,7 @@ func (r *room) restock(sku, units int64) (intent int64) {
 
 // Row E1, Row E5: what is loaded is what MySQL has, its unpaid orders and its changes included.
 func TestLoadBringsWhatMySQLHas(t *testing.T) {
+	t.Attr("row", "E1 E5")
 	r := newRoom(t)
 	sku := backendtest.SKU(t, r.db, 20, 100, "EUR")
 	intent := r.restock(sku, 5)
@@ -153,6 +154,7 @@ func TestLoadOfManyOrders(t *testing.T) {
 
 // Row B6, for SKUs: what is none costs MySQL one look a second, and Redis nothing.
 func TestUnknownSKU(t *testing.T) {
+	t.Attr("row", "B6")
 	r := newRoom(t)
 	own := backendtest.Sale(t, r.db, backendtest.SaleOptions{})
 	var sku int64
@@ -252,6 +254,7 @@ func herdProcess() int {
 
 // Row E2: a thousand first readers in four processes, and MySQL is read once: its epoch counts that.
 func TestHerdLoadsOnce(t *testing.T) {
+	t.Attr("row", "E2")
 	dsn := backendtest.MySQLDSN(t)
 	db := backendtest.OpenMySQL(t, dsn, 8)
 	if _, err := store.Migrate(t.Context(), db); err != nil {
@@ -307,6 +310,7 @@ func TestHerdLoadsOnce(t *testing.T) {
 
 // Row E2: the same in one process, with a claim that another one's death left behind.
 func TestHerdAfterADeadLoader(t *testing.T) {
+	t.Attr("row", "E2")
 	r := newRoom(t)
 	sku := backendtest.SKU(t, r.db, 1000, 100, "EUR")
 	if _, err := r.step(t.Context(), sku, "dead", lua.StepClaim, "60000", "0"); err != nil {
@@ -332,6 +336,7 @@ func TestHerdAfterADeadLoader(t *testing.T) {
 
 // Row E10, and that an intent has its effect once, whatever Redis does meanwhile.
 func TestIntents(t *testing.T) {
+	t.Attr("row", "E10")
 	r := newRoom(t)
 	sku := backendtest.SKU(t, r.db, 10, 100, "EUR")
 	run := func(want int) {
@@ -385,6 +390,7 @@ func TestIntents(t *testing.T) {
 
 // Row E6: a Redis that was started anew, and may have lost anything, has every SKU forgotten before it locks units again.
 func TestRestartedRedisForgetsEverySKU(t *testing.T) {
+	t.Attr("row", "E6")
 	r := newRoom(t)
 	var skus []int64
 	for range 3 {
@@ -435,6 +441,7 @@ func TestRestartedRedisForgetsEverySKU(t *testing.T) {
 // Row E6: Redis was taken over by another node, which may be an older copy: its life has another name, and what it has of SKUs is
 // forgotten, though it knows the script of the life before.
 func TestAnotherLifeOfRedisForgetsEverySKU(t *testing.T) {
+	t.Attr("row", "E6")
 	r := newRoom(t)
 	sku := backendtest.SKU(t, r.db, 10, 100, "EUR")
 	r.must(r.Load(t.Context(), sku))
@@ -493,6 +500,7 @@ func TestDoneIntentsAreForgotten(t *testing.T) {
 
 // Row D7: a list says available or sold out, and loads what Redis does not have.
 func TestList(t *testing.T) {
+	t.Attr("row", "D7")
 	r := newRoom(t)
 	full, empty := backendtest.SKU(t, r.db, 1, 250, "EUR"), backendtest.SKU(t, r.db, 0, 100, "USD")
 	backendtest.Sale(t, r.db, backendtest.SaleOptions{}) // its SKU is not for carts
@@ -529,6 +537,7 @@ func TestList(t *testing.T) {
 
 // Row A3: the row refuses what there is not.
 func TestMoveRefuses(t *testing.T) {
+	t.Attr("row", "A3")
 	r := newRoom(t)
 	sku := backendtest.SKU(t, r.db, 5, 100, "EUR")
 	for _, c := range []Change{{SKU: sku, Available: -6, Locked: 6}, {SKU: sku, Locked: -1, Sold: 1}, {SKU: 999, Available: 1}} {
@@ -546,5 +555,51 @@ func TestMoveRefuses(t *testing.T) {
 	}
 	if u := backendtest.SKUBalanced(t, r.db, r.redis, sku); u.Available != 5 {
 		t.Errorf("got %+v", u)
+	}
+}
+
+// Row E9: pessimistic. Who reads a SKU's row to decide keeps the others out until the decision is committed: the ledger's before,
+// and a cart's price, are what the row says then.
+func TestWhoReadsToDecideKeepsOthersOut(t *testing.T) {
+	r := newRoom(t)
+	sku := backendtest.SKU(t, r.db, 10, 100, "EUR")
+	first, err := r.db.BeginTx(t.Context(), &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+	r.must(err)
+	defer first.Rollback()
+	rows, err := Lock(t.Context(), first, []int64{sku})
+	r.must(err)
+	second, err := r.db.BeginTx(t.Context(), &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+	r.must(err)
+	defer second.Rollback()
+	var session int64
+	r.must(second.QueryRowContext(t.Context(), `SELECT CONNECTION_ID()`).Scan(&session))
+	type read struct {
+		rows Rows
+		err  error
+	}
+	reads := make(chan read, 1)
+	go func() {
+		rows, err := Lock(t.Context(), second, []int64{sku})
+		reads <- read{rows, err}
+	}()
+	for waiting := int64(0); waiting == 0; { // MySQL says so, or it did not wait
+		select {
+		case got := <-reads:
+			t.Fatalf("a second one read the row (available %d, %v) while the first was deciding", got.rows[sku].Available, got.err)
+		default:
+		}
+		waiting = r.count(`SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT' AND trx_mysql_thread_id = ?`, session)
+	}
+	r.must(rows.Move(t.Context(), first, time.Now(), []Change{{SKU: sku, Kind: Locked, Ref: "o1", Available: -4, Locked: 4}}))
+	r.must(first.Commit())
+	got := <-reads
+	r.must(got.err)
+	if a := got.rows[sku].Available; a != 6 {
+		t.Errorf("the second one decides by %d available units, want the 6 that the first one left", a)
+	}
+	r.must(got.rows.Move(t.Context(), second, time.Now(), []Change{{SKU: sku, Kind: Locked, Ref: "o2", Available: -6, Locked: 6}}))
+	r.must(second.Commit())
+	if n := r.count(`SELECT available_before FROM sku_ledger WHERE sku_id = ? AND ref = 'o2'`, sku); n != 6 {
+		t.Errorf("the ledger says that %d were available before the second, want 6", n)
 	}
 }

@@ -326,6 +326,7 @@ func TestDurableSyncsWhatWasRead(t *testing.T) {
 
 // Row C1: coupons that were issued before there were claims get them, once, one for each unit.
 func TestWhatWasIssuedBeforeGetsItsClaims(t *testing.T) {
+	t.Attr("row", "C1")
 	db := backendtest.MySQL(t)
 	exec := func(statement string, args ...any) {
 		t.Helper()

@@ -5,11 +5,14 @@ package bench
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"floodgate.internal/e2e/stack"
 )
@@ -58,12 +61,24 @@ func TestBothSidesAreMeasured(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := Run(t.Context(), Options{Dir: filepath.Join(t.TempDir(), "data"), Bin: bin, Self: self, Only: []string{"gateway", "backend"}, Rounds: 3, Size: 256,
+	r, err := Run(t.Context(), Options{Dir: filepath.Join(t.TempDir(), "data"), Bin: bin, Self: self, Only: []string{"gateway", "connections", "backend", "idle"}, Rounds: 3, Size: 256, Connections: 100, Sales: 20, Window: time.Second,
 		Redis: servers.RedisAddr(), MySQL: servers.MySQLDSN(), AMQP: servers.AMQPURL(), Management: servers.ManagementURL(), Progress: t.Logf, Log: t.Output()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(r.Rows) != 12 || slices.ContainsFunc(r.Rows, func(row Row) bool { return row.Ratio <= 0 || row.Ours <= 0 || row.Theirs <= 0 || row.Unit == "" }) {
-		t.Errorf("got %d rows: %+v", len(r.Rows), r.Rows)
+	measured := slices.DeleteFunc(slices.Clone(r.Rows), func(row Row) bool { return !row.Measured() })
+	if len(measured) != 17 || len(r.Rows) != len(measured)+len(unmeasured) ||
+		slices.ContainsFunc(measured, func(row Row) bool {
+			return row.Ratio <= 0 || row.Ours <= 0 || row.Theirs <= 0 && !row.Plain || row.Unit == ""
+		}) {
+		t.Errorf("got %d rows, %d measured: %+v", len(r.Rows), len(measured), r.Rows)
+	}
+	for _, begins := range mainRows[2:] { // README's
+		if strings.HasPrefix(begins, "| goodput ") { // of a part that is not run here
+			continue
+		}
+		if !slices.ContainsFunc(r.Rows, func(row Row) bool { return fmt.Sprintf("| %s | %s |", row.What, row.Against) == begins }) {
+			t.Errorf("README is to show %s, and there is no such row", begins)
+		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	_ "embed"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -65,12 +66,17 @@ log: {level: warn}
 `
 
 // gateway compares the gateway with a bare fasthttp server, a bare fasthttp proxy and nginx.
-func (b *bench) gateway(ctx context.Context) error {
-	stand := Peer{Kind: backend, Sales: sampleSales()}
-	if _, err := b.peer(ctx, "backend-peer", &stand); err != nil {
+func (b *bench) gateway(ctx context.Context) (err error) {
+	undo, err := b.split()
+	if err != nil {
 		return err
 	}
-	gate, public, tokens, err := b.startGateway(ctx, stand.Listen)
+	defer func() { err = errors.Join(err, undo()) }()
+	stand := Peer{Kind: backend, Sales: sampleSales()}
+	if _, err := b.peer(ctx, "backend-peer", &stand, b.start); err != nil {
+		return err
+	}
+	gate, public, tokens, err := b.startGateway(ctx, "gateway", stand.Listen, "")
 	if err != nil {
 		return err
 	}
@@ -97,38 +103,47 @@ func (b *bench) gateway(ctx context.Context) error {
 		}
 	}
 	compared := []struct {
-		row    Row
-		kind   string
+		what   string
 		status int
-		nginx  float64 // the goal against nginx; 0: none; -1: not compared
 		asked  func(n int) [][]byte
 		one    []byte
 		path   string
+		proxy  bool    // compared with a proxy, not with a server that has the answer
+		goal   float64 // against the plain program
+		nginx  []rival
 	}{
-		{Row{What: "an order refused as sold out", Goal: 1.25, AtMost: true}, bare, 409, 0.8, nil, order(goneSale, tokens[0], "a-key"), ordersPath(goneSale)},
-		{Row{What: "an order refused before the start", Goal: 1.25, AtMost: true}, bare, 403, -1, nil, order(nextSale, tokens[0], "a-key"), ordersPath(nextSale)},
-		{Row{What: "an order refused by the user's limit", Goal: 1.25, AtMost: true}, bare, 429, 0.8, always(presses...), presses[0], ordersPath(openSale)},
-		{Row{What: "a page of 4 KB out of the cache", Goal: 1.1, AtMost: true}, bare, 200, 1, nil, get("/v1/sales", ""), "/v1/sales"},
-		{Row{What: "an order's status, passed on to the backend", Goal: 1.1, AtMost: true}, proxy, 200, 0, always(statuses...), statuses[0], ""},
+		{what: "an order refused as sold out", status: 409, one: order(goneSale, tokens[0], "a-key"), path: ordersPath(goneSale), goal: 1,
+			nginx: []rival{{"nginx with Lua and a shared dict", "", Row{Goal: 0.9, Limit: AtMost, EachRun: true}, noToken}}},
+		{what: "an order refused before the start", status: 403, one: order(nextSale, tokens[0], "a-key"), path: ordersPath(nextSale), goal: 1,
+			nginx: []rival{{"nginx with Lua and a shared dict", "", Row{Goal: 0.9, Limit: AtMost, EachRun: true}, noToken}}},
+		{what: "an order refused by the user's limit", status: 429, asked: always(presses...), one: presses[0], path: ordersPath(openSale), goal: 1,
+			nginx: []rival{
+				{"nginx's limit_req, the token verified by Lua", verifiedPath, Row{Goal: 1, Limit: AtMost}, "each remembers tokens that it has verified; nginx discards the body"},
+				{"nginx's limit_req, the token not verified", "", Row{Goal: 1.2, Limit: AtMost}, "the gateway verifies the token, nginx takes it as a key; nginx discards the body"},
+			}},
+		{what: "a page of 4 KB out of the cache", status: 200, one: get("/v1/sales", ""), path: "/v1/sales", goal: 1.1,
+			nginx: []rival{{"nginx's proxy_cache", "", Row{Goal: 1, Limit: Below}, "nginx's cache is files"}}},
+		{what: "an order's status, passed on to the backend", status: 200, asked: always(statuses...), one: statuses[0], proxy: true, goal: 1.2,
+			nginx: []rival{{"nginx's proxy_pass", "", Row{}, "the gateway verifies the token, signs the request, applies its limits and checks the answer's nonce"}}},
 	}
 	answers := Peer{Kind: bare, Answers: map[string]Answer{}}
 	for _, c := range compared {
 		a, err := at.ask(c.one)
 		if err != nil || a.StatusCode() != c.status {
-			return fmt.Errorf("%s: %v, %s", c.row.What, err, a)
+			return fmt.Errorf("%s: %v, %s", c.what, err, a)
 		}
 		answers.Answers[c.path] = answerOf(a)
 	}
-	plain, err := b.peer(ctx, "bare", &answers)
+	plain, err := b.peer(ctx, "bare", &answers, b.startAlone)
 	if err != nil {
 		return err
 	}
 	pass := Peer{Kind: proxy, To: stand.Listen}
-	passing, err := b.peer(ctx, "proxy", &pass)
+	passing, err := b.peer(ctx, "proxy", &pass, b.startAlone)
 	if err != nil {
 		return err
 	}
-	nginx, nginxAddr, err := b.startNginx(ctx, stand.Listen, answers.Answers[ordersPath(goneSale)].Body, answers.Answers[ordersPath(openSale)].Body)
+	nginx, nginxAddr, err := b.startNginx(ctx, stand.Listen, answers.Answers)
 	if err != nil {
 		return err
 	}
@@ -137,31 +152,79 @@ func (b *bench) gateway(ctx context.Context) error {
 			c.asked = always(c.one)
 		}
 		sides := []side{{gate, public, c.status, c.asked}, {plain, answers.Listen, c.status, c.asked}}
-		c.row.Against = "a bare fasthttp server with the same bytes"
-		if c.kind == proxy {
+		rows := []Row{{Against: "a bare fasthttp server with the same bytes", Goal: c.goal, Limit: AtMost, Unequal: "the bare server decides nothing"}}
+		if c.proxy {
 			sides[1] = side{passing, pass.Listen, c.status, c.asked}
-			c.row.Against = "a bare fasthttp proxy"
+			rows[0].Against, rows[0].Unequal = "a bare fasthttp proxy (HostClient)", "the gateway verifies the token, signs the request, applies its limits and checks the answer's nonce"
 		}
-		if c.nginx >= 0 {
-			sides = append(sides, side{nginx, nginxAddr, c.status, c.asked})
-		}
-		if c.status == 429 {
-			if err := spend(nginxAddr, presses); err != nil {
+		for _, n := range c.nginx {
+			asked := c.asked
+			if n.path != "" {
+				asked = func(count int) [][]byte { return at2(c.asked(count), c.path, n.path) }
+			}
+			sides = append(sides, side{nginx, nginxAddr, c.status, asked})
+			n.row.Against = n.against
+			one := asked(1)[0]
+			if c.status == 429 {
+				if err := spend(nginxAddr, asked(lanes)); err != nil {
+					return err
+				}
+			}
+			n.row.Unequal, err = answerSizes(n.unequal, public, c.one, nginxAddr, one)
+			if err != nil {
 				return err
 			}
+			rows = append(rows, n.row)
 		}
-		costs, err := b.cpuOfEach(ctx, b.Size, sides...)
+		costs, load, err := b.cpuOfEach(ctx, b.Size, sides...)
 		if err != nil {
-			return fmt.Errorf("%s: %w", c.row.What, err)
+			return fmt.Errorf("%s: %w", c.what, err)
 		}
-		c.row.Unit = "µs of CPU a request"
-		b.add(c.row, costs[0], costs[1])
-		if c.nginx >= 0 {
-			c.row.Against, c.row.Goal = "nginx", c.nginx
-			b.add(c.row, costs[0], costs[2])
+		for i, row := range rows {
+			row.What, row.Unit = c.what, "µs of CPU a request"
+			row.Load = load
+			b.add(row, costs[0], costs[1+i])
 		}
 	}
 	return nil
+}
+
+// rival is a way of nginx to do the same.
+type rival struct {
+	against string
+	path    string // asked instead; "" for the same
+	row     Row
+	unequal string
+}
+
+// noToken is so of both: what the sale's state refuses needs no user.
+const noToken = "neither verifies the token; nginx discards the body, the gateway reads it"
+
+// verifiedPath is where nginx verifies the token before it limits.
+const verifiedPath = "/verified"
+
+// at2 is the same requests for another path.
+func at2(requests [][]byte, path, other string) (out [][]byte) {
+	for _, r := range requests {
+		out = append(out, bytes.Replace(r, []byte(path), []byte(other), 1))
+	}
+	return out
+}
+
+// answerSizes adds how long the two answers are, heads included.
+func answerSizes(unequal, ours string, request []byte, theirs string, same []byte) (string, error) {
+	var sizes [2]int
+	for i, side := range []struct {
+		addr string
+		one  []byte
+	}{{ours, request}, {theirs, same}} {
+		a, err := (&crowd{addr: side.addr}).ask(side.one)
+		if err != nil {
+			return "", err
+		}
+		sizes[i] = len(a.Header.Header()) + len(a.Body())
+	}
+	return fmt.Sprintf("%s; nginx's answer has %d bytes, the gateway's %d", unequal, sizes[1], sizes[0]), nil
 }
 
 // spend takes what nginx lets each user have.
@@ -175,7 +238,8 @@ func spend(addr string, presses [][]byte) error {
 	return nil
 }
 
-func (b *bench) startGateway(ctx context.Context, to string) (p *stack.Process, public string, tokens []string, err error) {
+// startGateway starts a gateway with the server's settings more.
+func (b *bench) startGateway(ctx context.Context, name, to, more string) (p *stack.Process, public string, tokens []string, err error) {
 	if public, err = freeAddr(); err != nil {
 		return nil, "", nil, err
 	}
@@ -183,7 +247,7 @@ func (b *bench) startGateway(ctx context.Context, to string) (p *stack.Process, 
 	if err != nil {
 		return nil, "", nil, err
 	}
-	config, err := filepath.Abs(filepath.Join(b.dir, "gateway.yaml"))
+	config, err := filepath.Abs(filepath.Join(b.dir, name+".yaml"))
 	if err != nil {
 		return nil, "", nil, err
 	}
@@ -191,7 +255,7 @@ func (b *bench) startGateway(ctx context.Context, to string) (p *stack.Process, 
 	if err != nil {
 		return nil, "", nil, err
 	}
-	text := fmt.Sprintf(gatewayConfig, public, ops, to, development.SigningKeyID, development.SigningSecret, development.LoginKeyID, development.LoginSecret)
+	text := fmt.Sprintf(gatewayConfig, public, ops, to, development.SigningKeyID, development.SigningSecret, development.LoginKeyID, development.LoginSecret) + more
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		return nil, "", nil, err
 	}
@@ -199,7 +263,7 @@ func (b *bench) startGateway(ctx context.Context, to string) (p *stack.Process, 
 	if err != nil {
 		return nil, "", nil, fmt.Errorf("gateway token: %w", err)
 	}
-	p, err = b.start(ctx, stack.Program{Name: "gateway", Path: binary, Args: []string{"-config", config}, Addrs: []string{public, ops}, Ready: "http://" + ops + "/-/ready"})
+	p, err = b.startAlone(ctx, stack.Program{Name: name, Path: binary, Args: []string{"-config", config}, Addrs: []string{public, ops}, Ready: "http://" + ops + "/-/ready"})
 	return p, public, strings.Fields(string(minted)), err
 }
 
@@ -208,8 +272,8 @@ var nginxText string
 
 var nginxConf = template.Must(template.New("nginx.conf").Parse(nginxText))
 
-// startNginx starts nginx, which refuses with the bodies that the gateway refuses with.
-func (b *bench) startNginx(ctx context.Context, to string, gone, limited []byte) (*stack.Process, string, error) {
+// startNginx starts nginx, one worker, which refuses with the bodies that the gateway refuses with.
+func (b *bench) startNginx(ctx context.Context, to string, answers map[string]Answer) (*stack.Process, string, error) {
 	if err := stack.Install(ctx, b.Progress, b.Log, stack.ForBench); err != nil {
 		return nil, "", err
 	}
@@ -225,14 +289,16 @@ func (b *bench) startNginx(ctx context.Context, to string, gone, limited []byte)
 		return nil, "", err
 	}
 	var text bytes.Buffer
-	if err := nginxConf.Execute(&text, map[string]any{"Modules": stack.NginxModules, "Dir": dir, "GoneSale": goneSale, "Backend": to, "Listen": listen,
-		"OpenPath": ordersPath(openSale), "Gone": string(gone), "Limited": string(limited)}); err != nil {
+	body := func(sale int64) string { return string(answers[ordersPath(sale)].Body) }
+	if err := nginxConf.Execute(&text, map[string]any{"Modules": stack.NginxModules, "Dir": dir, "Backend": to, "Listen": listen,
+		"OpenPath": ordersPath(openSale), "VerifiedPath": verifiedPath, "Secret": development.LoginSecret,
+		"GoneSale": goneSale, "Gone": body(goneSale), "NextSale": nextSale, "Next": body(nextSale), "Limited": body(openSale)}); err != nil {
 		return nil, "", err
 	}
 	config := filepath.Join(dir, "nginx.conf")
 	if err := os.WriteFile(config, text.Bytes(), 0o600); err != nil {
 		return nil, "", err
 	}
-	p, err := b.start(ctx, stack.Program{Name: "nginx", Path: stack.Nginx(), Args: []string{"-p", dir, "-c", config}, Addrs: []string{listen}, Ready: "http://" + listen + readyPath})
+	p, err := b.startAlone(ctx, stack.Program{Name: "nginx", Path: stack.Nginx(), Args: []string{"-p", dir, "-c", config}, Addrs: []string{listen}, Ready: "http://" + listen + readyPath})
 	return p, listen, err
 }

@@ -64,8 +64,8 @@ func answerOf(a *fasthttp.Response) Answer {
 // readyPath says that a peer serves.
 const readyPath = "/ready"
 
-// peer starts a peer. Its address is p.Listen.
-func (b *bench) peer(ctx context.Context, name string, p *Peer) (*stack.Process, error) {
+// peer starts a peer, by start or startAlone. Its address is p.Listen.
+func (b *bench) peer(ctx context.Context, name string, p *Peer, start func(context.Context, stack.Program) (*stack.Process, error)) (*stack.Process, error) {
 	var err error
 	if p.Listen, err = freeAddr(); err != nil {
 		return nil, err
@@ -81,7 +81,7 @@ func (b *bench) peer(ctx context.Context, name string, p *Peer) (*stack.Process,
 	if file, err = filepath.Abs(file); err != nil {
 		return nil, err
 	}
-	return b.start(ctx, stack.Program{Name: name, Path: b.Self, Args: []string{"peer", file}, Addrs: []string{p.Listen}, Ready: "http://" + p.Listen + readyPath})
+	return start(ctx, stack.Program{Name: name, Path: b.Self, Args: []string{"peer", file}, Addrs: []string{p.Listen}, Ready: "http://" + p.Listen + readyPath})
 }
 
 func freeAddr() (string, error) {
@@ -226,7 +226,7 @@ func (s *script) reserve(ctx context.Context, uid, key string) (string, error) {
 	}
 	order := wire.NewOrderID(id.String(), 1)
 	answer, err := s.client.Do(ctx, s.client.B().Evalsha().Sha1(lua.Reserve.SHA).Numkeys(int64(len(s.keys))).Key(s.keys...).
-		Arg(s.epoch, uid, "1", order, key, "", "").Build()).ToArray()
+		Arg(s.epoch, uid, "1", order, key, "", "", "20").Build()).ToArray()
 	if err != nil {
 		return "", err
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"os"
 	"time"
 
 	"github.com/valyala/fasthttp"
@@ -38,35 +39,45 @@ func always(requests ...[]byte) func(n int) [][]byte {
 const lanes = 16
 
 // cpuOfEach asks every side in turn, n requests a round, and returns what a request cost each in each round, in microseconds of its
-// process's CPU time. The first round is not counted: it opens the connections and fills caches.
-func (b *bench) cpuOfEach(ctx context.Context, n int, sides ...side) ([][]float64, error) {
+// process's CPU time, and load, what one cost this process. The first round is not counted: it opens the connections and fills caches.
+func (b *bench) cpuOfEach(ctx context.Context, n int, sides ...side) (costs [][]float64, load float64, err error) {
 	crowds := make([]*crowd, len(sides))
 	for i, s := range sides {
 		crowds[i] = &crowd{addr: s.addr}
 		defer crowds[i].close()
 	}
-	costs := make([][]float64, len(sides))
+	costs = make([][]float64, len(sides))
+	var spent time.Duration
 	for round := range b.Rounds + 1 {
 		for i, s := range sides {
 			requests := s.requests(n)
 			pid := s.process.PID()
 			before, err := cpuOf(pid)
 			if err != nil {
-				return nil, err
+				return nil, 0, err
+			}
+			mine, err := cpuOf(os.Getpid())
+			if err != nil {
+				return nil, 0, err
 			}
 			if err := crowds[i].press(ctx, requests, s.status); err != nil {
-				return nil, fmt.Errorf("%s: %w", s.process.Name(), err)
+				return nil, 0, fmt.Errorf("%s: %w", s.process.Name(), err)
+			}
+			since, err := cpuOf(os.Getpid())
+			if err != nil {
+				return nil, 0, err
 			}
 			after, err := cpuOf(pid)
 			if err != nil {
-				return nil, err
+				return nil, 0, err
 			}
 			if round > 0 {
+				spent += since - mine
 				costs[i] = append(costs[i], float64((after-before).Nanoseconds())/float64(n)/1000)
 			}
 		}
 	}
-	return costs, nil
+	return costs, float64(spent.Nanoseconds()) / float64(b.Rounds*len(sides)*n) / 1000, nil
 }
 
 // cpuOf is the CPU time that a process has used, all its threads together: its own accounting, by clock_getcpuclockid(3)'s clock.

@@ -76,6 +76,8 @@ var faults = []fault{
 	{point: "admin.after-commit", what: "admin: a restock is in MySQL, not in Redis", act: restocking},
 	{point: "admin.before-done", what: "admin: a restock is in Redis, not marked done", act: restocking},
 	{point: "admin.mid-archive", what: "admin: in the transaction of an archive", act: archiving},
+	{point: "admin.mid-archive", what: "timer: in the transaction of an archive", act: overdue},
+	{point: "admin.before-archive", what: "timer: archived in MySQL, the sale still in Redis", act: overdue},
 	{point: "admin.before-archive", what: "admin: archived in MySQL, the sale still in Redis", act: archiving},
 	{point: "admin.after-archive", what: "admin: archived and out of Redis, not marked done", act: archiving},
 	{point: "reconcile.after-token", what: "rebuild: has its token", act: rebuilding},
@@ -120,6 +122,7 @@ const (
 //
 // Row B3: a process dies at each place where it hurts.
 func TestFailpoints(t *testing.T) {
+	t.Attr("row", "B3")
 	sideBySide(t)
 	covered := []string{migration}
 	for _, f := range faults {
@@ -299,6 +302,46 @@ func restocking(s *scene) {
 
 // archiving archives a sale beside the one that is under load, with a paid order and unsold units, and is not answered.
 func archiving(s *scene) {
+	s.archived(func(sale int64) (again func()) {
+		path, key := fmt.Sprintf("/sales/%d/archive", sale), fmt.Sprintf("archive-%d", sale)
+		until(s.t, "the archive comes to the failpoint", func(ctx context.Context) error { // before, something may be under way
+			if a := s.w.admin(ctx, "POST", path, key, ""); a.status != 0 {
+				return errors.New(a.String())
+			}
+			return nil
+		})
+		return func() {
+			until(s.t, "the archive is answered", func(ctx context.Context) error {
+				if a := s.w.admin(ctx, "POST", path, key, ""); a.status != 200 || !bytes.Contains(a.body, []byte(`"archived_at":"2`)) {
+					return errors.New(a.String())
+				}
+				return nil
+			})
+		}
+	})
+}
+
+// overdue has such a sale be over for so long that the timer archives it.
+func overdue(s *scene) {
+	s.archived(func(sale int64) (again func()) {
+		_, err := s.w.books.DB.Exec("UPDATE sales SET closed_at = closed_at - INTERVAL 25 HOUR WHERE id = ?", sale)
+		must(s.t, err)
+		return func() {
+			until(s.t, "the timer has archived it", func(ctx context.Context) error {
+				var times int
+				if err := s.w.books.DB.QueryRowContext(ctx, "SELECT COUNT(*) FROM audit_log WHERE action = 'sale.archive' AND who = 'timer' AND target = ?",
+					fmt.Sprintf("sale %d", sale)).Scan(&times); err != nil || times != 1 {
+					return fmt.Errorf("%d times, %w", times, err)
+				}
+				return nil
+			})
+		}
+	})
+}
+
+// archived has a sale archived beside the one that is under load, with a paid order and unsold units; again goes on with it when the
+// process that was to do it is back.
+func (s *scene) archived(archive func(sale int64) (again func())) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	sale := s.w.newSale(s.t, fmt.Sprintf("archived beside sale %d", s.sale), 70, time.Minute)
@@ -319,21 +362,10 @@ func archiving(s *scene) {
 	if a := s.w.admin(ctx, "POST", fmt.Sprintf("/sales/%d/close", sale), "", ""); a.status != 200 {
 		s.t.Fatalf("close: %s", a)
 	}
-	path, key := fmt.Sprintf("/sales/%d/archive", sale), fmt.Sprintf("archive-%d", sale)
-	until(s.t, "the archive comes to the failpoint", func(ctx context.Context) error { // before, something may be under way
-		if a := s.w.admin(ctx, "POST", path, key, ""); a.status != 0 {
-			return errors.New(a.String())
-		}
-		return nil
-	})
+	again := archive(sale)
 	s.after = func() {
 		s.t.Helper()
-		until(s.t, "the archive is answered", func(ctx context.Context) error {
-			if a := s.w.admin(ctx, "POST", path, key, ""); a.status != 200 || !bytes.Contains(a.body, []byte(`"archived_at":"2`)) {
-				return errors.New(a.String())
-			}
-			return nil
-		})
+		again()
 		until(s.t, "the sale is archived and out of Redis", func(ctx context.Context) error {
 			keys, err := s.w.books.Redis.Do(ctx, s.w.books.Redis.B().Keys().Pattern(fmt.Sprintf("%s{sale:%d}:*", s.w.books.Prefix, sale)).Build()).AsStrSlice()
 			if err != nil || len(keys) > 0 {

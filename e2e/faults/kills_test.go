@@ -102,6 +102,7 @@ func seed(t *testing.T) uint64 {
 //
 // Rows B3, D9: any process dies at any moment, and nothing accepted is lost.
 func TestKills(t *testing.T) {
+	t.Attr("row", "B3 D9")
 	sideBySide(t)
 	o := options{batch: smallBatch}
 	if length(t) > 0 {
@@ -131,12 +132,9 @@ func TestKills(t *testing.T) {
 	}
 	w.drained(t)
 	for _, v := range all {
-		for i, sale := range []string{"", ", the second sale"} {
-			if n := len(v.opened[i]); n > 0 {
-				report(partKills, line{fault: "kill loop: " + v.name + sale, injected: "SIGKILL at random", times: n, opened: v.opened[i]})
-			}
-			if n := len(v.gates[i]); n > 0 {
-				report(partKills, line{fault: "kill loop: " + v.name + sale + ": the gate alone", injected: "SIGKILL at random", times: n, opened: v.gates[i]})
+		for i, sale := range []string{"the first", "the second"} {
+			if len(v.opened[i]) > 0 {
+				reportAgain(again{v.name, sale, v.opened[i], v.gates[i]})
 			}
 		}
 	}

@@ -8,13 +8,13 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"floodgate.internal/e2e/made"
 	"floodgate.internal/e2e/oracle"
 	"floodgate.internal/e2e/stack"
 )
@@ -42,9 +42,17 @@ const (
 	partNetwork // and one more for each further way
 )
 
+// again is a row of the table of how long it took, after each kill of one component, until orders were decided again.
+type again struct {
+	killed, sale string
+	orders       []time.Duration
+	gates        []time.Duration // until Redis had the sale's gate open anew; none where nothing closes it
+}
+
 var results struct {
 	mu    sync.Mutex // guards the rest
 	lines map[part][]line
+	again []again
 	notes []string
 }
 
@@ -55,6 +63,12 @@ func report(p part, lines ...line) {
 		results.lines = map[part][]line{}
 	}
 	results.lines[p] = append(results.lines[p], lines...)
+}
+
+func reportAgain(a again) {
+	results.mu.Lock()
+	defer results.mu.Unlock()
+	results.again = append(results.again, a)
 }
 
 func note(format string, args ...any) {
@@ -82,20 +96,33 @@ func spread(all []time.Duration) string {
 	return fmt.Sprintf("%s, at most %s", seconds(all[len(all)/2]), seconds(all[len(all)-1]))
 }
 
-func table() string {
+// table is the page; by says where it comes from.
+func table(by string) string {
+	if len(results.lines) == 0 {
+		return ""
+	}
 	var b strings.Builder
 	fmt.Fprintf(&b, `# What was killed or went wrong, and what became of the promises
 
-Written by `+"`go test -tags servers ./e2e/faults`"+` (`+"`make soak MINUTES=30`"+` runs the kill loop for longer, and lets other faults last for longer): the
-real binaries and the real servers under load, on loopback, %d processors. Promised are different orders that were answered 202. Lost: of them, those that MySQL does not have, or rejected.
-Duplicated: orders beyond the first of one buyer and Idempotency-Key. Oversold: live units beyond the stock. Stranded: orders on which Redis
-and MySQL do not agree in the end, and changes that are not done. Orders again: from the kill, or the end of a fault that lasted, to the first order that was
-asked for after it and decided; of a soak's second sale, into which comes as much as the machine takes, so that much is queued when something is killed, and orders are
-refused for as long as the oldest of them has waited for more than orders.max_lag. The gate alone: until Redis itself had the gate open anew. Settled: from the (last) kill, or that end, until every equation held and the auditor agreed, with the load still running in between.
+%s The real binaries and the real servers under load, on loopback; MySQL is MariaDB here.
+
+| column | what it says |
+|---|---|
+| promised | different orders that were answered 202 |
+| lost | of them, those that MySQL does not have, or rejected |
+| duplicated | orders beyond the first of one buyer and Idempotency-Key |
+| oversold | live units beyond the stock |
+| stranded | orders on which Redis and MySQL do not agree in the end, and changes that are not done |
+| orders again | from the kill, or the end of a fault that lasted, to the first order that was asked for after it and decided |
+| until settled | from the last kill, or that end, until every equation held and the auditor agreed, with the load still running in between |
+`, by)
+	b.WriteString(againTable(results.again))
+	b.WriteString(`
+## Every fault
 
 | fault | injected | times | promised | lost | duplicated | oversold | stranded | orders again | until settled |
 |---|---|---:|---:|---:|---:|---:|---:|---:|---:|
-`, runtime.NumCPU())
+`)
 	var lines []line
 	for _, p := range slices.Sorted(maps.Keys(results.lines)) {
 		lines = append(lines, results.lines[p]...)
@@ -113,20 +140,76 @@ refused for as long as the oldest of them has waited for more than orders.max_la
 	return b.String()
 }
 
-// TestMain writes build/faults.md after the tests, whatever came of them.
+// againTable is the section on the kill loop, "" where it did not run.
+func againTable(rows []again) string {
+	if len(rows) == 0 {
+		return ""
+	}
+	var b strings.Builder
+	b.WriteString(`
+## Orders again after a kill
+
+The kill loop: one component is killed at random and started again at once. The gate is looked at in Redis each 20 ms. In a soak the second sale gets as
+many orders as the machine takes. Its orders are refused for as long as the oldest that is queued has waited for more than ` + "`orders.max_lag`" + `.
+
+| killed | sale | kills | orders again: median | highest | its gate open: median | highest |
+|---|---|---:|---:|---:|---:|---:|
+`)
+	for _, a := range rows {
+		fmt.Fprintf(&b, "| %s | %s | %d | %s | %s |\n", a.killed, a.sale, len(a.orders), middleAndMost(a.orders), middleAndMost(a.gates))
+	}
+	return b.String()
+}
+
+// middleAndMost is two cells: the median and the greatest.
+func middleAndMost(all []time.Duration) string {
+	if len(all) == 0 {
+		return " | "
+	}
+	sorted := slices.Sorted(slices.Values(all))
+	return fmt.Sprintf("%.1f s | %.1f s", sorted[len(sorted)/2].Seconds(), sorted[len(sorted)-1].Seconds())
+}
+
+// page is the file of the table, and the command that makes it.
+func page() (file, command string) {
+	if soak := os.Getenv("FLOODGATE_SOAK"); soak != "" {
+		return "soak.md", "make soak MINUTES=" + strings.TrimSuffix(soak, "m")
+	}
+	return "faults.md", "go test -tags servers ./e2e/faults"
+}
+
+// What is shown of a kill is when orders were decided again, the gate beside it where one closes, and never the gate in its place.
+func TestOrdersAgainAreShownBesideTheGate(t *testing.T) {
+	got := againTable([]again{
+		{"redis", "the second", []time.Duration{2 * time.Second, 29 * time.Second, time.Second}, []time.Duration{time.Second, 9 * time.Second, 2 * time.Second}},
+		{"mysql", "the first", []time.Duration{100 * time.Millisecond}, nil},
+	})
+	for _, want := range []string{"\n| redis | the second | 3 | 2.0 s | 29.0 s | 2.0 s | 9.0 s |\n", "\n| mysql | the first | 1 | 0.1 s | 0.1 s |  |  |\n"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("got\n%s\nwant %q in it", got, want)
+		}
+	}
+}
+
+// TestMain writes build/faults.md, or build/soak.md after a soak, whatever came of the tests.
 func TestMain(m *testing.M) {
 	flag.Parse()
 	if err := flag.Set("test.parallel", "8"); err != nil { // the tests wait more than they work
 		panic("BUG: " + err.Error())
 	}
+	file, command := page()
+	by := made.By(command)
 	code := m.Run()
-	if len(results.lines) > 0 {
+	for name, text := range map[string]string{file: table(by)} {
+		if text == "" {
+			continue
+		}
 		root, err := stack.Root()
 		if err == nil {
 			err = os.MkdirAll(filepath.Join(root, "build"), 0o755)
 		}
 		if err == nil {
-			err = os.WriteFile(filepath.Join(root, "build", "faults.md"), []byte(table()), 0o644)
+			err = os.WriteFile(filepath.Join(root, "build", name), []byte(text), 0o644)
 		}
 		if err != nil {
 			fmt.Fprintln(os.Stderr, "write the table:", err)

@@ -2,7 +2,6 @@ package planted
 
 import (
 	"fmt"
-	"runtime"
 	"strings"
 	"time"
 )
@@ -18,8 +17,8 @@ type caught struct {
 	found string // the auditor's, "" where it was not asked
 }
 
-// table tells of all bugs that were tried.
-func table(all []bug, results map[string]caught, took time.Duration) string {
+// table tells of all bugs that were tried; by says where it comes from.
+func table(by string, all []bug, results map[string]caught, took time.Duration) string {
 	var s strings.Builder
 	days := 0
 	for _, b := range all {
@@ -29,15 +28,16 @@ func table(all []bug, results map[string]caught, took time.Duration) string {
 	}
 	fmt.Fprintf(&s, `# Who watches the watcher
 
-Written by `+"`go test -tags servers ./e2e/planted`"+`, a part of `+"`make test`"+`: each of these bugs is put into a copy of the real code and must be
-caught by the named test; %d of them are also let loose on a real system (gateway, backend, Redis, MariaDB, RabbitMQ) that lives through a hard day, and the
-auditor, built without the bug, must find them in the books. The same tests, and the same days, pass without the bugs. What was said is a line
+%s
+
+Each of these bugs is put into a copy of the real code and must be caught by the named test. %d of them also run in a real system (gateway, backend,
+Redis, MariaDB, RabbitMQ) through a hard day, and the auditor, built without the bug, must find them. The same tests, and the same days, pass without the bugs. What was said is a line
 of the real output. Where the auditor was not asked, something else keeps the books in order all the same (the outbox repeats what a relay or the
 broker loses, MySQL's keys and checks refuse what the code lets through), or it takes a rarer day than these.
 
 | bug | what is wrong | caught by | what it said | what the auditor found |
 |---|---|---|---|---|
-`, days)
+`, by, days)
 	cell := func(text string) string {
 		if text == "" {
 			return ""
@@ -54,6 +54,6 @@ broker loses, MySQL's keys and checks refuse what the code lets through), or it 
 		}
 		fmt.Fprintf(&s, "%s | %s | %s |\n", b.row(), cell(c.said), cell(c.found))
 	}
-	fmt.Fprintf(&s, "\n%d of %d bugs caught in %s, on %d processors.\n", len(results), len(all), took.Round(time.Second), runtime.NumCPU())
+	fmt.Fprintf(&s, "\n%d of %d bugs caught in %s.\n", len(results), len(all), took.Round(time.Second))
 	return s.String()
 }

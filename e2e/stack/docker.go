@@ -136,7 +136,7 @@ func (v *Servers) composeCommand(ctx context.Context, o Options, args ...string)
 		"MYSQL_PASSWORD="+v.settings.Password, "MYSQL_ROOT_PASSWORD="+v.settings.Password,
 		"RABBITMQ_PASSWORD="+v.settings.Password, "REDIS_PASSWORD="+v.settings.Password,
 		"FLOODGATE_ADMIN_TOKEN="+development.AdminToken, "FLOODGATE_OPS_TOKEN="+development.AdminToken,
-		"FLOODGATE_SIGNING_KEY="+development.SigningSecret, "LOGIN_PUBLIC_KEY=-")
+		"FLOODGATE_SIGNING_KEY="+development.SigningSecret, "LOGIN_PUBLIC_KEY=-", "LOGIN_AUDIENCE=-")
 	cmd.WaitDelay = 5 * time.Second
 	return cmd
 }

@@ -156,16 +156,25 @@ func goneWithin(ctx context.Context, pids []int, within time.Duration) bool {
 	}
 }
 
-// listener names the process that listens on an IPv4 or wildcard address, for an error message.
+// listener names a process that listens on the port of an address, for an error message.
 func listener(addr string) string {
-	const unknown = "another program"
+	who := listeners(addr)
+	if len(who) == 0 {
+		return "another program"
+	}
+	cmdline, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", who[0])) // "" for a process that is not ours to see
+	return fmt.Sprintf("pid %d (%.120s)", who[0], strings.TrimSpace(strings.ReplaceAll(string(cmdline), "\x00", " ")))
+}
+
+// listeners are the processes that listen on the port of an address, at whatever address of this machine, as far as this user may know.
+func listeners(addr string) (pids []int) {
 	_, port, err := net.SplitHostPort(addr)
 	if err != nil {
-		return unknown
+		return nil
 	}
 	n, err := strconv.Atoi(port)
 	if err != nil {
-		return unknown
+		return nil
 	}
 	sockets := map[string]bool{}
 	for _, table := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
@@ -180,16 +189,19 @@ func listener(addr string) string {
 			}
 		}
 	}
+	if len(sockets) == 0 {
+		return nil
+	}
 	links, err := filepath.Glob("/proc/[0-9]*/fd/*")
 	if err != nil {
-		return unknown
+		return nil
 	}
 	for _, link := range links {
 		if to, err := os.Readlink(link); err == nil && sockets[to] {
-			pid := strings.Split(link, "/")[2]
-			cmdline, _ := os.ReadFile("/proc/" + pid + "/cmdline") // "" for a process that is not ours to see
-			return fmt.Sprintf("pid %s (%.120s)", pid, strings.TrimSpace(strings.ReplaceAll(string(cmdline), "\x00", " ")))
+			if pid, err := strconv.Atoi(strings.Split(link, "/")[2]); err == nil && !slices.Contains(pids, pid) {
+				pids = append(pids, pid)
+			}
 		}
 	}
-	return unknown
+	return pids
 }

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -31,6 +32,7 @@ type Process struct {
 	startWithin, stopWithin time.Duration
 	report                  func(format string, args ...any)
 	exited                  chan struct{} // closed by the reaper; nil if another launcher started it
+	how                     string        // it ended, by itself or by a signal; valid once exited is closed
 }
 
 // Program is one of the project's own binaries, as NewProcess starts it.
@@ -148,7 +150,8 @@ func (p *Process) spawn() (pid int, logged int64, err error) {
 	p.exited = exited
 	go func() { // the reaper: ends with the process
 		defer close(exited)
-		_ = cmd.Wait() // how it ended is in its log
+		_ = cmd.Wait() // why it ended is in its log
+		p.how = cmd.ProcessState.String()
 	}()
 	if recorded != nil {
 		<-exited
@@ -228,10 +231,12 @@ func (p *Process) await(ctx context.Context, pid int, logged int64) error {
 		err := p.ready(probe)
 		cancel()
 		if p.PID() != pid {
-			return fmt.Errorf("%s %w before it served (log: %s)%s", p.name, errEnded, p.LogFile(), tail(p.LogFile(), logged))
+			return fmt.Errorf("%s %w before it served%s (log: %s)%s", p.name, errEnded, p.cause(logged), p.LogFile(), tail(p.LogFile(), logged))
 		}
 		if err == nil {
-			return nil
+			if err = p.listens(pid); err == nil {
+				return nil
+			}
 		}
 		if now := time.Now(); now.Sub(said) > 10*time.Second {
 			said = now
@@ -244,6 +249,34 @@ func (p *Process) await(ctx context.Context, pid int, logged int64) error {
 		case <-time.After(50 * time.Millisecond):
 		}
 	}
+}
+
+// cause is what is known of the end of a process that ended before it served, beside its log: how it ended, where this launcher started
+// it, and who has one of its addresses now. A server that finds its address taken ends, and epmd does so with exit status 0.
+func (p *Process) cause(logged int64) string {
+	var text string
+	if logged >= 0 {
+		<-p.exited
+		text = ", " + p.how
+	}
+	for _, addr := range p.addrs {
+		if err := checkFree([]string{addr}); err != nil {
+			text += "; " + err.Error()
+		}
+	}
+	return text
+}
+
+// listens is an error while somebody else listens on an address of the process: then what answers there is not the process, which is
+// about to end.
+func (p *Process) listens(pid int) error {
+	family := descendants(pid)
+	for _, addr := range p.addrs {
+		if who := listeners(addr); len(who) > 0 && !slices.ContainsFunc(who, func(l int) bool { return l == pid || family[l] != "" }) {
+			return fmt.Errorf("%s is in use by %s", addr, listener(addr))
+		}
+	}
+	return nil
 }
 
 // Signal sends it a signal, for example SIGSTOP and SIGCONT to pause it, or SIGHUP.
@@ -355,10 +388,15 @@ func (p *Process) awaitFree(ctx context.Context) error {
 	}
 }
 
-// checkFree reports the first address that cannot be listened on.
+// checkFree reports the first address that cannot be listened on. One of IPv6 is free where there is no IPv6.
 func checkFree(addrs []string) error {
 	for _, addr := range addrs {
 		l, err := net.Listen("tcp", addr)
+		if errors.Is(err, syscall.EADDRNOTAVAIL) || errors.Is(err, syscall.EAFNOSUPPORT) {
+			if strings.HasPrefix(addr, "[") {
+				continue
+			}
+		}
 		if errors.Is(err, syscall.EADDRINUSE) {
 			return fmt.Errorf("%s is in use by %s: stop that one first (a system from another checkout, or an embedded one?)", addr, listener(addr))
 		}

@@ -303,9 +303,11 @@ func readyMySQL(ctx context.Context, dsn string) error {
 func (v *Servers) portMapper() *Process {
 	port := v.settings.EPMDPort
 	return &Process{
-		name: "epmd", addrs: []string{loopback(port)},
+		// It listens on the loopback address of IPv6, too. Where one of its addresses is taken it ends with exit status 0, and says so
+		// only with -debug.
+		name: "epmd", addrs: []string{loopback(port), net.JoinHostPort("::1", strconv.Itoa(port))},
 		command: func() *exec.Cmd {
-			cmd := exec.Command(find("epmd"), "-port", strconv.Itoa(port), "-address", "127.0.0.1")
+			cmd := exec.Command(find("epmd"), "-debug", "-port", strconv.Itoa(port), "-address", "127.0.0.1")
 			cmd.Env = plainEnv(v.dir)
 			return cmd
 		},

@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"context"
 	"database/sql"
+	"fmt"
 	"net"
 	"net/http"
 	"net/url"
@@ -235,6 +236,43 @@ func TestAServerThatCannotStartShowsItsLog(t *testing.T) {
 	err := v.Redis.Start(t.Context())
 	if err == nil || !strings.Contains(err.Error(), "redis ended before it served") || !strings.Contains(err.Error(), "  | ") {
 		t.Fatalf("got %v, want the end of its log", err)
+	}
+}
+
+// An epmd whose port is taken ends without a word and with exit status 0, whoever has it: the launcher says who. The port is taken
+// before the start, or in the moment between the launcher's look and the start, by IPv4 or by IPv6 alone.
+func TestAnEpmdWhosePortIsTakenSaysByWhom(t *testing.T) {
+	for _, host := range []string{"127.0.0.1", "::1"} {
+		for _, moment := range []string{"before", "just then"} {
+			t.Run(host+" "+moment, func(t *testing.T) {
+				v := openServers(t)
+				taken := net.JoinHostPort(host, strconv.Itoa(v.settings.EPMDPort))
+				take := func(context.Context) error {
+					l, err := net.Listen("tcp", taken)
+					if err == nil {
+						t.Cleanup(func() { l.Close() })
+					}
+					return err
+				}
+				if moment == "before" {
+					if err := take(t.Context()); err != nil {
+						t.Fatal(err)
+					}
+				} else {
+					v.epmd.prepare = take
+				}
+				err := v.epmd.Start(t.Context())
+				wants := []string{fmt.Sprintf("%s is in use by pid %d (%s", taken, os.Getpid(), os.Args[0])}
+				if moment != "before" {
+					wants = append(wants, "epmd ended before it served, exit status 0; ", "there is already a epmd running at port")
+				}
+				for _, want := range wants {
+					if err == nil || !strings.Contains(err.Error(), want) {
+						t.Errorf("got %v, want %q in it", err, want)
+					}
+				}
+			})
+		}
 	}
 }
 

@@ -10,6 +10,8 @@ import (
 	"os"
 	"path/filepath"
 	"syscall"
+
+	"floodgate.internal/shared/ports"
 )
 
 // settings is what was chosen once for a directory.
@@ -55,7 +57,7 @@ func openSettings(dir string) (settings, error) {
 	s, err := loadSettings(dir)
 	if err == nil {
 		for _, port := range []int{s.RedisPort, s.MySQLPort, s.AMQPPort, s.ManagementPort, s.DistPort, s.EPMDPort} {
-			if _, err := holdPort(port); err != nil { // one that somebody else holds is found to be in use, or not, at the start
+			if _, err := ports.Hold(port); err != nil { // one that somebody else holds is found to be in use, or not, at the start
 				return s, err
 			}
 		}
@@ -64,12 +66,12 @@ func openSettings(dir string) (settings, error) {
 	if !errors.Is(err, fs.ErrNotExist) {
 		return s, err
 	}
-	ports, err := FreePorts(6)
+	p, err := ports.Free(6)
 	if err != nil {
 		return s, err
 	}
 	s = settings{
-		RedisPort: ports[0], MySQLPort: ports[1], AMQPPort: ports[2], ManagementPort: ports[3], DistPort: ports[4], EPMDPort: ports[5],
+		RedisPort: p[0], MySQLPort: p[1], AMQPPort: p[2], ManagementPort: p[3], DistPort: p[4], EPMDPort: p[5],
 		User: "floodgate", Password: randomHex(), Cookie: randomHex(),
 	}
 	if err := makeDirs(dir); err != nil {

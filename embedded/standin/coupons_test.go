@@ -20,6 +20,7 @@ import (
 
 // Row C1, row C3: under either guard coupons are issued, used and expire on the stand-ins as on the real servers.
 func TestCouponsAreIssuedUsedAndExpire(t *testing.T) {
+	t.Attr("row", "C1 C3")
 	for _, guard := range []string{order.GuardConditional, order.GuardVersion} {
 		t.Run(guard, func(t *testing.T) {
 			_, db := openMySQL(t, 1)

@@ -51,9 +51,9 @@ type Settings struct {
 	BannedUsers      map[string]struct{} // who order nothing
 	EligibleUsers    map[string]struct{} // the only ones who order; empty for everybody
 	Pages            pagecache.Rule
-	Sign             *identity.Key // may mint test tokens; nil outside development
-	InsecureCookies  bool          // without Secure, for plain HTTP in development
-	LogEvery         int           // one request in so many is logged; 0 for none
+	Sign             *identity.Signer // mints test tokens; nil outside development
+	InsecureCookies  bool             // without Secure, for plain HTTP in development
+	LogEvery         int              // one request in so many is logged; 0 for none
 	pagesMaxAge      string
 	cookieAttributes string
 }
@@ -217,6 +217,9 @@ func (x *exchange) finish() {
 	h := &x.ctx.Response.Header
 	h.SetCanonical(headerRequestID, x.id)
 	h.SetCanonical(headerSniff, noSniff)
+	if x.addr.screen.last.close { // the parser knows one spelling of it alone
+		x.ctx.SetConnectionClose()
+	}
 	x.s.metrics.requests[x.route][x.result].Inc()
 	x.note()
 }
@@ -273,7 +276,7 @@ func (s *Server) protocolError(ctx *fasthttp.RequestCtx, err error) {
 	case errors.As(err, &small):
 		p = status(fasthttp.StatusRequestHeaderFieldsTooLarge, "the header is too large")
 	case errors.Is(err, fasthttp.ErrBodyTooLarge):
-		p = problem.New(problem.PayloadTooLarge, "the body is too large")
+		p = tooLarge()
 	case errors.As(err, &op) && op.Timeout():
 		p = status(fasthttp.StatusRequestTimeout, "the request did not come in time")
 	default:

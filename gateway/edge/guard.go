@@ -14,6 +14,7 @@ const maxHeaders = 100
 // whole of it. So the HTTP parser behind it, which takes line ends and lengths that others do not, never meets them: what passes
 // has one meaning, and both cut the stream at the same places. It holds no more of a head than the parser's own buffer does.
 type screen struct {
+	most    int64            // the largest body that is taken; 0 for any
 	head    []byte           // of a head that came in pieces: what passed of it already
 	body    int64            // how many bytes of a body are still to come
 	heads   uint64           // how many passed
@@ -28,56 +29,69 @@ type heading struct {
 	body      int64    // the length of the body
 	id        []byte   // X-Request-Id
 	forwarded [][]byte // X-Forwarded-For, in order
-	host, odd bool     // there is a Host that nobody could object to; how the connection goes on is not as usual
+	host, odd bool     // there is a Host that nobody could object to; the parser may do more with the request than usual
+	close     bool     // the client wants the connection closed after the answer
 }
 
-// pass says how many bytes of b, which follow on those before, go on. A refused head is held back but for its first byte, if
-// none went before: a connection that ends between two requests is closed without an answer.
+// pass says how many bytes of b, which follow on those before, go on: at most to the end of one request, so that its answer waits
+// for nothing of the next. A refused head is held back but for its first byte, if none went before: a connection that ends
+// between two requests is closed without an answer.
 func (s *screen) pass(b []byte) int {
-	s.within = true
-	for done := 0; ; {
-		next := b[done:]
-		if body := min(s.body, int64(len(next))); body > 0 {
-			s.body -= body
-			done += int(body)
-			continue
-		}
-		if len(next) == 0 {
-			s.within = s.body > 0
-			return len(b)
-		}
-		h := next
-		if len(s.head) > 0 {
-			s.head = append(s.head, next...)
-			h = s.head
-		}
-		before := len(h) - len(next)
-		blank := 0 // empty lines before a request line mean nothing (RFC 9112, 2.2)
-		for bytes.HasPrefix(h[blank:], crlf) {
-			blank += len(crlf)
-		}
-		end := bytes.Index(h[blank:], headEnd)
-		if end < 0 {
-			if h = h[blank:]; loose(h) {
-				s.refused = problem.New(problem.BadRequest, "lines end with CRLF")
-				return done + max(0, blank+1-before)
-			}
-			if before > 0 {
-				s.head = h
-			} else {
-				s.head = bytes.Clone(h)
-			}
-			return len(b)
-		}
-		end += blank + len(headEnd)
-		if s.refused = guard(h[blank:end], &s.last); s.refused != nil {
-			return done + max(0, blank+1-before)
-		}
-		s.body = s.last.body
-		s.heads++
-		s.head = nil
-		done += end - before
+	if len(b) == 0 {
+		return 0
 	}
+	s.within = true
+	if s.body > 0 {
+		return s.passBody(b)
+	}
+	h := b
+	if len(s.head) > 0 {
+		s.head = append(s.head, b...)
+		h = s.head
+	}
+	before := len(h) - len(b)
+	blank := 0 // empty lines before a request line mean nothing (RFC 9112, 2.2)
+	for bytes.HasPrefix(h[blank:], crlf) {
+		blank += len(crlf)
+	}
+	end := bytes.Index(h[blank:], headEnd)
+	if end < 0 {
+		if h = h[blank:]; loose(h) {
+			s.refused = problem.New(problem.BadRequest, "lines end with CRLF")
+			return max(0, blank+1-before)
+		}
+		if before > 0 {
+			s.head = h
+		} else {
+			s.head = bytes.Clone(h)
+		}
+		return len(b)
+	}
+	end += blank + len(headEnd)
+	s.refused = guard(h[blank:end], &s.last)
+	if s.refused == nil && s.most > 0 && s.last.body > s.most { // before anybody is told to send it
+		s.refused = tooLarge()
+	}
+	if s.refused != nil {
+		return max(0, blank+1-before)
+	}
+	s.body = s.last.body
+	s.heads++
+	s.head = nil
+	end -= before
+	return end + s.passBody(b[end:])
+}
+
+// passBody passes what b has of the body.
+func (s *screen) passBody(b []byte) int {
+	n := min(s.body, int64(len(b)))
+	s.body -= n
+	s.within = s.body > 0
+	return int(n)
+}
+
+func tooLarge() *problem.Problem {
+	return problem.New(problem.PayloadTooLarge, "the body is too large")
 }
 
 var (
@@ -148,7 +162,7 @@ func guard(head []byte, h *heading) (refused *problem.Problem) {
 			case contentLength:
 				value := trim(value)
 				if len(value) > 18 {
-					return problem.New(problem.PayloadTooLarge, "the body is too large")
+					return tooLarge()
 				}
 				for _, c := range value {
 					if c < '0' || c > '9' {
@@ -170,7 +184,11 @@ func guard(head []byte, h *heading) (refused *problem.Problem) {
 				}
 				h.host = plainHost(trim(value))
 			case connection:
-				h.odd = h.odd || !bytes.EqualFold(trim(value), keepAlive)
+				if !bytes.EqualFold(trim(value), keepAlive) {
+					h.odd, h.close = true, h.close || lists(value, closing)
+				}
+			case trailer: // the parser refuses one that names certain fields
+				h.odd = true
 			case requestID:
 				if !again {
 					h.id = trim(value)
@@ -197,7 +215,20 @@ var (
 	http11      = []byte(" HTTP/1.1")
 	continue100 = []byte("100-continue")
 	keepAlive   = []byte("keep-alive")
+	closing     = []byte("close")
 )
+
+// lists reports whether a list of tokens, in any case, holds one.
+func lists(value, token []byte) bool {
+	for part := range bytes.SplitSeq(value, comma) {
+		if bytes.EqualFold(trim(part), token) {
+			return true
+		}
+	}
+	return false
+}
+
+var comma = []byte(",")
 
 // The headers that guard looks at. The first ones may come once at most.
 const (
@@ -214,6 +245,7 @@ const (
 	connection
 	requestID
 	forwardedFor
+	trailer
 
 	singletons = connection
 )
@@ -223,6 +255,7 @@ var known = [...][]byte{
 	authorization: []byte("Authorization"), contentType: []byte("Content-Type"), idempotencyKey: []byte("Idempotency-Key"), origin: []byte("Origin"),
 	cookie: []byte("Cookie"), paymentSignature: []byte(wire.PaymentSignature),
 	connection: []byte("Connection"), requestID: headerRequestID, forwardedFor: []byte("X-Forwarded-For"),
+	trailer: []byte("Trailer"),
 }
 
 // knownOf is the indices of known by their length: most names are of another.

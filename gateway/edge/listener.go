@@ -1,6 +1,7 @@
 package edge
 
 import (
+	"bytes"
 	"errors"
 	"io"
 	"maps"
@@ -20,7 +21,7 @@ import (
 )
 
 // Listener bounds the connections, in all and for each address, and keeps them, so that they can be closed when the time
-// for draining is over. A connection beyond a bound is told so and closed.
+// for draining is over. A connection beyond a bound is told so and closed. CloseAll ends what it has begun.
 type Listener struct {
 	net.Listener
 	server *Server // answers what it can before the HTTP parser; nil for none
@@ -28,7 +29,10 @@ type Listener struct {
 
 	mu    sync.Mutex // guards what follows
 	open  map[*conn]struct{}
-	count map[[16]byte]int // by network.Key, of addresses that are not exempt
+	count map[[16]byte]int      // by network.Key, of addresses that are not exempt
+	told  map[net.Conn]struct{} // those beyond a bound, at most maxTold, until they have read so
+
+	telling sync.WaitGroup
 
 	refusedAll, refusedAddr, failed prometheus.Counter
 }
@@ -42,7 +46,7 @@ type Bounds struct {
 
 // NewListener wraps inner, for a server that answers what it can before the HTTP parser; nil for none.
 func NewListener(inner net.Listener, s *Server, b Bounds, reg prometheus.Registerer) *Listener {
-	l := &Listener{Listener: inner, server: s, open: map[*conn]struct{}{}, count: map[[16]byte]int{}}
+	l := &Listener{Listener: inner, server: s, open: map[*conn]struct{}{}, count: map[[16]byte]int{}, told: map[net.Conn]struct{}{}}
 	l.SetBounds(b)
 	v := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gateway_connections_refused_total", Help: "Connections refused by bound."}, []string{"bound"})
 	l.refusedAll, l.refusedAddr = v.WithLabelValues("all"), v.WithLabelValues("address")
@@ -90,18 +94,21 @@ func (l *Listener) Accept() (net.Conn, error) {
 		}
 		c := &conn{Conn: inner, listener: l, addr: addr, key: network.Key(addr)}
 		b := l.bounds.Load()
+		if l.server != nil {
+			c.screen.most = int64(l.server.limits.MaxBody)
+		}
 		c.counted = !b.Exempt.Contains(addr) && !b.Trusted.Contains(addr)
 		l.mu.Lock()
 		switch {
 		case len(l.open) >= b.Max:
 			l.mu.Unlock()
 			l.refusedAll.Inc()
-			refuseConn(inner, tooManyAll)
+			l.refuse(inner, tooManyAll)
 			continue
 		case c.counted && l.count[c.key] >= b.PerAddress:
 			l.mu.Unlock()
 			l.refusedAddr.Inc()
-			refuseConn(inner, tooManyAddr)
+			l.refuse(inner, tooManyAddr)
 			continue
 		}
 		l.open[c] = struct{}{}
@@ -119,12 +126,18 @@ func (l *Listener) all() []*conn {
 	return slices.Collect(maps.Keys(l.open))
 }
 
-// CloseAll closes every open connection.
+// CloseAll closes every open connection. The listener accepts no more.
 func (l *Listener) CloseAll() {
 	for _, c := range l.all() {
 		c.linger.Store(false)
 		c.Close()
 	}
+	l.mu.Lock()
+	for c := range l.told {
+		c.Close()
+	}
+	l.mu.Unlock()
+	l.telling.Wait()
 }
 
 var (
@@ -139,11 +152,39 @@ func wholeResponse(p *problem.Problem) []byte {
 	return append([]byte(head), body...)
 }
 
-// refuseConn does not hold up the next Accept: the send buffer of a new connection is empty.
-func refuseConn(c net.Conn, response []byte) {
+// maxTold bounds the connections beyond a bound that are closed gently; one more is closed at once.
+const maxTold = 1024
+
+// refuse answers a new connection and closes it. It does not hold up the next Accept: the send buffer of a new connection is
+// empty, and what the client sends is read behind it.
+func (l *Listener) refuse(c net.Conn, response []byte) {
 	c.SetWriteDeadline(time.Now().Add(50 * time.Millisecond))
 	c.Write(response)
-	c.Close()
+	l.mu.Lock()
+	gently := len(l.told) < maxTold
+	if gently {
+		l.told[c] = struct{}{}
+	}
+	l.mu.Unlock()
+	if !gently {
+		c.Close()
+		return
+	}
+	l.telling.Go(func() {
+		hangUp(c)
+		l.mu.Lock()
+		delete(l.told, c)
+		l.mu.Unlock()
+		c.Close()
+	})
+}
+
+// hangUp ends what is sent to c, and reads for a while what still comes: closing at once would reset the connection, and the
+// client might never see the answer.
+func hangUp(c net.Conn) {
+	if t, ok := c.(*net.TCPConn); ok && t.CloseWrite() == nil && t.SetReadDeadline(time.Now().Add(lingerFor)) == nil {
+		io.CopyN(io.Discard, struct{ io.Reader }{t}, lingerBytes)
+	}
 }
 
 // conn is a client's connection.
@@ -156,6 +197,7 @@ type conn struct {
 	linger   atomic.Bool
 	closed   atomic.Bool
 	screen   screen
+	rest     []byte      // what came behind the present request
 	exchange exchange    // the present one: a connection has one at a time
 	chosen   bool        // the present request is to be logged
 	idle     atomic.Bool // it waits for another request, and may be closed
@@ -202,20 +244,18 @@ func (c *conn) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// Read implements net.Conn. It ends with the *problem.Problem of a head that is refused. What a shortcut answers is not read.
-// fasthttp does not know of that: to it a connection may wait for its first request for ever.
+// Read implements net.Conn. It gives at most one request: fasthttp keeps an answer back while it holds anything of another one.
+// It ends with the *problem.Problem of a head that is refused. What a shortcut answers is not read. fasthttp does not know of
+// that: to it a connection may wait for its first request for ever.
 func (c *conn) Read(b []byte) (int, error) {
 	for {
 		if c.screen.refused != nil {
 			return 0, c.screen.refused
 		}
-		if err := c.read.apply(c.Conn.SetReadDeadline); err != nil {
-			return 0, err
-		}
 		between, heads := !c.screen.within, c.screen.heads
-		n, err := c.wait(b, between && heads > 0)
-		if passed := c.screen.pass(b[:n]); passed < n {
-			return passed, nil
+		n, err := c.next(b, between && heads > 0)
+		if c.screen.refused != nil {
+			return n, nil
 		}
 		server := c.listener.server
 		if server == nil || err != nil || !between {
@@ -238,6 +278,26 @@ func (c *conn) Read(b []byte) (int, error) {
 			return 0, err
 		}
 	}
+}
+
+// next gives what the screen lets through of what is there already, or comes next.
+func (c *conn) next(b []byte, another bool) (n int, err error) {
+	if held := c.rest[:min(len(c.rest), len(b))]; len(held) > 0 {
+		n = copy(b, held[:c.screen.pass(held)])
+		if c.rest = c.rest[n:]; len(c.rest) == 0 {
+			c.rest = nil
+		}
+		return n, nil
+	}
+	if err := c.read.apply(c.Conn.SetReadDeadline); err != nil {
+		return 0, err
+	}
+	n, err = c.wait(b, another)
+	passed := c.screen.pass(b[:n])
+	if passed < n && c.screen.refused == nil {
+		c.rest, err = bytes.Clone(b[passed:n]), nil // an error comes again
+	}
+	return passed, err
 }
 
 // wait reads. Where that begins another request it ends with io.EOF for want of one: in time, or before the gateway ends.
@@ -265,8 +325,7 @@ func (l *Listener) CloseIdle() {
 	}
 }
 
-// lingerFor and lingerBytes bound what is still read from a client that was refused in the middle of sending: closing at
-// once would reset the connection, and the client might never see the answer.
+// lingerFor and lingerBytes bound what is still read from a client that was refused in the middle of sending.
 const (
 	lingerFor   = 500 * time.Millisecond
 	lingerBytes = 256 << 10
@@ -277,10 +336,8 @@ func (c *conn) Close() error {
 	if c.closed.Swap(true) {
 		return net.ErrClosed
 	}
-	if t, ok := c.Conn.(*net.TCPConn); ok && c.linger.Load() {
-		if t.CloseWrite() == nil && t.SetReadDeadline(time.Now().Add(lingerFor)) == nil {
-			io.CopyN(io.Discard, struct{ io.Reader }{t}, lingerBytes)
-		}
+	if c.linger.Load() {
+		hangUp(c.Conn)
 	}
 	l := c.listener
 	l.mu.Lock()

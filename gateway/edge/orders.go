@@ -14,11 +14,11 @@ import (
 // order is POST /v1/sales/{id}/orders.
 func (x *exchange) order(sale int64) {
 	v := x.s.Gate.Order(sale, x.now)
-	if v.Refusal != nil && !(v.Doubtful() && x.known()) {
+	if v.Refusal != nil && !(v.Doubtful() && x.named()) {
 		x.prepared(ruleGate, v.Refusal, v.RetryAfter)
 		return
 	}
-	who, ok := x.user()
+	who, ok := x.buyer(v)
 	if !ok {
 		return
 	}
@@ -42,7 +42,7 @@ func (x *exchange) order(sale int64) {
 	if !x.isJSON(body) {
 		return
 	}
-	quantity, err := wire.ParseOrderRequest(body, limit)
+	quantity, category, err := wire.ParseOrderRequest(body, limit)
 	if err != nil {
 		x.reject(ruleBody, problem.New(problem.BadRequest, err.Error()))
 		return
@@ -57,7 +57,7 @@ func (x *exchange) order(sale int64) {
 	}
 	status := x.forward(&upstream.Request{
 		Method: fasthttp.MethodPost, Target: "/v1/sales/" + strconv.FormatInt(sale, 10) + "/orders", UID: who.UID,
-		Class: upstream.Order, Sale: sale, IdempotencyKey: string(key), Client: x.network(), Body: append(strconv.AppendInt([]byte(`{"quantity":`), int64(quantity), 10), '}'),
+		Class: upstream.Order, Sale: sale, IdempotencyKey: string(key), Client: x.network(), Body: wire.AppendOrderRequest(nil, quantity, category),
 	})
 	if v.Sale == nil {
 		if status > 0 { // the backend knows the sale, or says that there is none

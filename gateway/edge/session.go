@@ -90,7 +90,7 @@ func (x *exchange) devSession() {
 		x.reject(ruleBody, problem.Invalid("uid", "it must be 1 to 64 letters, digits, dots, dashes and underscores"))
 		return
 	}
-	token, expires, err := identity.Mint(*x.set.Sign, in.UID, x.s.Clock.Now(), testTokenLife)
+	token, expires, err := x.set.Sign.Mint(in.UID, x.s.Clock.Now(), testTokenLife)
 	if err != nil {
 		panic("BUG: " + err.Error()) // the key and the uid are checked
 	}

@@ -19,6 +19,7 @@ var ruleRecords = [rules]timeline.Rule{
 // codeRecords is what an answer is recorded as where nothing names its rule. An answer of another code is not recorded.
 var codeRecords = map[problem.Code]timeline.Rule{
 	problem.SoldOut: timeline.SoldOut, problem.InsufficientStock: timeline.NotEnough, problem.AlreadyOrdered: timeline.AlreadyOrdered,
+	problem.TooManyOrders:  timeline.TooManyOrders,
 	problem.SaleNotStarted: timeline.NotStarted, problem.SaleEnded: timeline.Ended, problem.Forbidden: timeline.NotAllowed,
 	problem.IdempotencyKeyReused: timeline.KeyReused, problem.OrderStateConflict: timeline.Rejected,
 	problem.Overloaded: timeline.Overloaded, problem.OutcomeUnknown: timeline.Unconfirmed, problem.Internal: timeline.Broken,

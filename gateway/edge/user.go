@@ -4,6 +4,7 @@ import (
 	"bytes"
 
 	"floodgate.internal/gateway/identity"
+	"floodgate.internal/gateway/salegate"
 	"floodgate.internal/shared/problem"
 )
 
@@ -24,14 +25,18 @@ func (x *exchange) token() (token []byte, byCookie bool) {
 	return c, len(c) > 0
 }
 
-// identify returns the user, or answers 401 or 403.
-func (x *exchange) identify() (identity.Who, bool) {
+// identify returns the user, or answers 401 or 403; where the gate refused in doubt, it tells who is not known no more than that.
+func (x *exchange) identify(v salegate.Verdict) (identity.Who, bool) {
 	token, byCookie := x.token()
 	if h := &x.ctx.Request.Header; byCookie && (h.IsPost() || h.IsDelete()) && !x.sameOrigin() {
 		x.reject(ruleOrigin, problem.New(problem.Forbidden, "a request by cookie must come from this site's own page"))
 		return identity.Who{}, false
 	}
 	who, err := x.set.Verifier.Verify(token)
+	if err != nil && v.Refusal != nil {
+		x.prepared(ruleGate, v.Refusal, v.RetryAfter)
+		return identity.Who{}, false
+	}
 	if err != nil {
 		x.reject(ruleIdentity, problem.New(problem.Unauthenticated, err.Error()))
 		return identity.Who{}, false
@@ -40,11 +45,10 @@ func (x *exchange) identify() (identity.Who, bool) {
 	return who, true
 }
 
-// known reports whether the request names a user, without a word to who does not.
-func (x *exchange) known() bool {
+// named reports whether the request has a token, good or not.
+func (x *exchange) named() bool {
 	token, _ := x.token()
-	_, err := x.set.Verifier.Verify(token)
-	return err == nil
+	return len(token) > 0
 }
 
 // sameOrigin reports whether a browser says that its request comes from a page of this host.
@@ -57,12 +61,16 @@ func (x *exchange) sameOrigin() bool {
 	return ok && len(host) > 0 && bytes.EqualFold(host, h.Host()) && (x.set.InsecureCookies || string(scheme) == "https")
 }
 
-// user is what every request in a user's name goes through: the address's buckets and the token.
-func (x *exchange) user() (identity.Who, bool) {
+// user is what every request in a user's name goes through: the address's buckets and the token, in this order, so that nobody
+// has more signatures checked than their address has tokens.
+func (x *exchange) user() (identity.Who, bool) { return x.buyer(salegate.Verdict{}) }
+
+// buyer is user for an order on which the gate gave a verdict.
+func (x *exchange) buyer(v salegate.Verdict) (identity.Who, bool) {
 	if !x.admit(ruleIP, x.takeAddress(x.s.ips, x.set.IP)) {
 		return identity.Who{}, false
 	}
-	return x.identify()
+	return x.identify(v)
 }
 
 // mayBuy reports that the user may order here, or answers 403. Backends have lists of their own, which change while they run; who

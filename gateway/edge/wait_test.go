@@ -27,6 +27,7 @@ import (
 // admitted by every limit, while nobody else draws on what is shared; and a client that comes more than the jitter early is not.
 // A refusal by the address alone may be followed by one of the user's, for the token is not looked at before.
 func TestWaitingAsToldIsEnoughForEveryLimit(t *testing.T) {
+	t.Attr("row", "D2 D10 D13")
 	clk := &clock.Clock{}
 	verifier, tokens := signed(t, clk, "ann", "bob", "monitor")
 	now := time.Now()

@@ -8,9 +8,12 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
 	"github.com/golang-jwt/jwt/v5"
 
 	"floodgate.internal/shared/conf"
@@ -35,28 +38,28 @@ type Key struct {
 // Check says what is wrong with the key, naming the field.
 func (k Key) Check() error {
 	if k.KID == "" || len(k.KID) > 128 {
-		return fmt.Errorf("kid: %q must have 1 to 128 characters", k.KID)
+		return conf.Wrong("kid: %q must have 1 to 128 characters", k.KID)
 	}
 	switch k.Alg {
 	case "EdDSA":
 		if k.Secret != "" {
-			return errors.New("secret: an EdDSA key has a public_key, no secret")
+			return conf.Wrong("secret: an EdDSA key has a public_key, no secret")
 		}
 		if k.Sign {
-			return errors.New("sign: only an HS256 key can sign test tokens")
+			return conf.Wrong("sign: only an HS256 key can sign test tokens")
 		}
 		_, err := publicKey(k.PublicKey)
 		return err
 	case "HS256":
 		if k.PublicKey != "" {
-			return errors.New("public_key: an HS256 key has a secret, no public_key")
+			return conf.Wrong("public_key: an HS256 key has a secret, no public_key")
 		}
 		if len(k.Secret) < MinSecret {
-			return fmt.Errorf("secret: %d bytes, at least %d are needed", len(k.Secret), MinSecret)
+			return conf.Wrong("secret: %d bytes, at least %d are needed", len(k.Secret), MinSecret)
 		}
 		return nil
 	default:
-		return fmt.Errorf("alg: %q must be EdDSA or HS256", k.Alg)
+		return conf.Wrong("alg: %q must be EdDSA or HS256", k.Alg)
 	}
 }
 
@@ -67,7 +70,7 @@ func publicKey(s string) (ed25519.PublicKey, error) {
 	} else {
 		raw, err := base64.StdEncoding.DecodeString(s)
 		if err != nil {
-			return nil, errors.New("public_key: must be base64 of the 32 bytes, or a PEM block")
+			return nil, conf.Wrong("public_key: must be base64 of the 32 bytes, or a PEM block")
 		}
 		if len(raw) == ed25519.PublicKeySize {
 			return raw, nil
@@ -76,11 +79,11 @@ func publicKey(s string) (ed25519.PublicKey, error) {
 	}
 	parsed, err := x509.ParsePKIXPublicKey(der)
 	if err != nil {
-		return nil, fmt.Errorf("public_key: must be base64 of the 32 bytes, or a PEM block: %w", err)
+		return nil, conf.Wrong("public_key: must be base64 of the 32 bytes, or a PEM block")
 	}
 	k, ok := parsed.(ed25519.PublicKey)
 	if !ok {
-		return nil, fmt.Errorf("public_key: a %T, must be an Ed25519 key", parsed)
+		return nil, conf.Wrong("public_key: a %T, must be an Ed25519 key", parsed)
 	}
 	return k, nil
 }
@@ -100,10 +103,20 @@ type Who struct {
 	Expires time.Time
 }
 
+// Rules are what a token must say besides whose it is. A login service signs tokens for other purposes with the same keys.
+type Rules struct {
+	Issuers   []string // iss must be one of these, where there are any
+	Audiences []string // aud must hold one of these, where there are any
+	Types     []string // typ must be one of these, where there are any: media types, in any case, with or without application/
+	// MaxLifetime bounds exp - iat, or exp - now where the token has no iat; 0 bounds nothing.
+	MaxLifetime time.Duration
+	Leeway      time.Duration // for exp, nbf and iat
+}
+
 // Verifier checks tokens. It is safe for concurrent use.
 type Verifier struct {
 	keys   map[string]verifyKey
-	leeway time.Duration
+	rules  Rules
 	now    func() time.Time
 	parser *jwt.Parser
 	seen   *seen
@@ -115,8 +128,12 @@ type verifyKey struct {
 }
 
 // NewVerifier makes a verifier of checked keys. now is the clock that decides about expiry.
-func NewVerifier(keys []Key, leeway time.Duration, now func() time.Time) (*Verifier, error) {
-	v := &Verifier{keys: map[string]verifyKey{}, leeway: leeway, now: now, seen: newSeen()}
+func NewVerifier(keys []Key, rules Rules, now func() time.Time) (*Verifier, error) {
+	v := &Verifier{keys: map[string]verifyKey{}, rules: rules, now: now, seen: newSeen()}
+	v.rules.Types = nil
+	for _, t := range rules.Types {
+		v.rules.Types = append(v.rules.Types, mediaType(t))
+	}
 	for i, k := range keys {
 		if err := k.Check(); err != nil {
 			return nil, fmt.Errorf("identity.keys[%d].%w", i, err)
@@ -130,7 +147,7 @@ func NewVerifier(keys []Key, leeway time.Duration, now func() time.Time) (*Verif
 		}
 		v.keys[k.KID] = vk
 	}
-	v.parser = jwt.NewParser(jwt.WithValidMethods([]string{"EdDSA", "HS256"}), jwt.WithLeeway(leeway), jwt.WithExpirationRequired(),
+	v.parser = jwt.NewParser(jwt.WithValidMethods([]string{"EdDSA", "HS256"}), jwt.WithLeeway(rules.Leeway), jwt.WithExpirationRequired(),
 		jwt.WithIssuedAt(), jwt.WithTimeFunc(now), jwt.WithStrictDecoding())
 	return v, nil
 }
@@ -145,7 +162,7 @@ func (v *Verifier) Verify(token []byte) (Who, error) {
 		return Who{}, ErrInvalid
 	}
 	if who, ok := v.seen.get(token); ok {
-		if !v.now().Before(who.Expires.Add(v.leeway)) {
+		if !v.now().Before(who.Expires.Add(v.rules.Leeway)) {
 			v.seen.forget(token)
 			return Who{}, ErrExpired
 		}
@@ -172,15 +189,23 @@ type claims struct{ jwt.RegisteredClaims }
 // UnmarshalJSON implements json.Unmarshaler.
 func (c *claims) UnmarshalJSON(b []byte) error {
 	var in struct {
-		Subject   string   `json:"sub"`
-		Expires   *float64 `json:"exp"`
-		NotBefore *float64 `json:"nbf"`
-		IssuedAt  *float64 `json:"iat"`
+		Issuer    jsontext.Value `json:"iss"`
+		Subject   string         `json:"sub"`
+		Audience  jsontext.Value `json:"aud"`
+		Expires   *float64       `json:"exp"`
+		NotBefore *float64       `json:"nbf"`
+		IssuedAt  *float64       `json:"iat"`
 	}
 	if err := json.Unmarshal(b, &in); err != nil {
 		return err
 	}
 	c.Subject = in.Subject
+	if issuer, ok := texts(in.Issuer); ok && len(issuer) == 1 && in.Issuer.Kind() == '"' {
+		c.Issuer = issuer[0]
+	}
+	if list, ok := texts(in.Audience); ok {
+		c.Audience = list
+	}
 	for _, date := range []struct {
 		seconds *float64
 		into    **jwt.NumericDate
@@ -194,6 +219,15 @@ func (c *claims) UnmarshalJSON(b []byte) error {
 		*date.into = jwt.NewNumericDate(time.Unix(int64(*date.seconds), 0))
 	}
 	return nil
+}
+
+// texts is a text, or a list of nothing else: an audience is either (RFC 7519, 4.1.3). Where no rule asks for it, it may be anything.
+func texts(v jsontext.Value) (list []string, ok bool) {
+	if v.Kind() != '"' {
+		return list, len(v) > 0 && json.Unmarshal(v, &list) == nil
+	}
+	list = make([]string, 1)
+	return list, json.Unmarshal(v, &list[0]) == nil
 }
 
 // maxSeconds is the end of the year 9999, past which a time can neither be counted nor written everywhere.
@@ -213,10 +247,45 @@ func (v *Verifier) parse(text string) (Who, error) {
 	default:
 		return Who{}, ErrInvalid
 	}
+	if !v.meant(t, &c) {
+		return Who{}, ErrInvalid
+	}
 	if !wire.ValidUID(c.Subject) {
 		return Who{}, ErrSubject
 	}
 	return Who{c.Subject, c.ExpiresAt.Time}, nil
+}
+
+// meant reports whether a token that is well signed and in its time is one for shopping here.
+func (v *Verifier) meant(t *jwt.Token, c *claims) bool {
+	r := v.rules
+	if len(r.Issuers) > 0 && !slices.Contains(r.Issuers, c.Issuer) {
+		return false
+	}
+	if len(r.Audiences) > 0 && !slices.ContainsFunc(c.Audience, func(a string) bool { return slices.Contains(r.Audiences, a) }) {
+		return false
+	}
+	if len(r.Types) > 0 {
+		typ, ok := t.Header["typ"].(string)
+		if !ok || !slices.Contains(r.Types, mediaType(typ)) {
+			return false
+		}
+	}
+	if r.MaxLifetime == 0 {
+		return true
+	}
+	if c.IssuedAt != nil {
+		return c.ExpiresAt.Sub(c.IssuedAt.Time) <= r.MaxLifetime
+	}
+	return c.ExpiresAt.Sub(v.now()) <= r.MaxLifetime+r.Leeway
+}
+
+// mediaType is a typ as it compares with others: in any case, and without a slash it stands for one of application/ (RFC 7515, 4.1.9).
+func mediaType(typ string) string {
+	if !strings.Contains(typ, "/") {
+		typ = "application/" + typ
+	}
+	return strings.ToLower(typ)
 }
 
 var errKey = errors.New("no such key")
@@ -237,19 +306,37 @@ func (v *Verifier) key(t *jwt.Token) (any, error) {
 	return k.key, nil
 }
 
-// Mint signs a token for uid with k, which must be an HS256 key with sign: true.
-func Mint(k Key, uid string, now time.Time, life time.Duration) (token string, expires time.Time, err error) {
+// Signer mints test tokens that fulfil the rules.
+type Signer struct {
+	Key   Key // an HS256 key with sign: true
+	Rules Rules
+}
+
+// Mint signs a token for uid, for as long as life, or Rules.MaxLifetime where that is less.
+func (s Signer) Mint(uid string, now time.Time, life time.Duration) (token string, expires time.Time, err error) {
+	k := s.Key
 	if !k.Sign || k.Alg != "HS256" {
 		return "", time.Time{}, fmt.Errorf("mint a token with key %s: the key is not an HS256 key with sign: true", k.KID)
 	}
 	if !wire.ValidUID(uid) {
 		return "", time.Time{}, fmt.Errorf("mint a token for %q: a uid is 1 to %d of [A-Za-z0-9._-]", uid, wire.MaxUID)
 	}
+	if s.Rules.MaxLifetime > 0 {
+		life = min(life, s.Rules.MaxLifetime)
+	}
 	expires = now.Add(life).Truncate(time.Second)
-	t := jwt.NewWithClaims(jwt.SigningMethodHS256, jwt.RegisteredClaims{
-		Subject: uid, ExpiresAt: jwt.NewNumericDate(expires), // no iat: the clock here may be ahead of the one that judges
-	})
+	c := jwt.RegisteredClaims{Subject: uid, ExpiresAt: jwt.NewNumericDate(expires)} // no iat: the clock here may be ahead of the one that judges
+	if len(s.Rules.Issuers) > 0 {
+		c.Issuer = s.Rules.Issuers[0]
+	}
+	if len(s.Rules.Audiences) > 0 {
+		c.Audience = s.Rules.Audiences[:1]
+	}
+	t := jwt.NewWithClaims(jwt.SigningMethodHS256, c)
 	t.Header["kid"] = k.KID
+	if len(s.Rules.Types) > 0 {
+		t.Header["typ"] = s.Rules.Types[0]
+	}
 	token, err = t.SignedString([]byte(k.Secret.Reveal()))
 	if err != nil {
 		return "", time.Time{}, fmt.Errorf("mint a token for %s: %w", uid, err)
@@ -257,12 +344,12 @@ func Mint(k Key, uid string, now time.Time, life time.Duration) (token string, e
 	return token, expires, nil
 }
 
-// Signing returns the first key that may mint test tokens.
-func Signing(keys []Key) (Key, bool) {
+// Signing returns a signer with the first key that may mint test tokens.
+func Signing(keys []Key, rules Rules) (Signer, bool) {
 	for _, k := range keys {
 		if k.Sign {
-			return k, true
+			return Signer{k, rules}, true
 		}
 	}
-	return Key{}, false
+	return Signer{}, false
 }

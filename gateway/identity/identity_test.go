@@ -38,7 +38,7 @@ func setup(t testing.TB) *fixture {
 	f.Verifier, err = NewVerifier([]Key{
 		{KID: "ed", Alg: "EdDSA", PublicKey: base64.StdEncoding.EncodeToString(pub)},
 		{KID: "hs", Alg: "HS256", Secret: secret, Sign: true},
-	}, 30*time.Second, func() time.Time { return f.now })
+	}, Rules{Leeway: 30 * time.Second}, func() time.Time { return f.now })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,6 +73,7 @@ func (f *fixture) ed(header, claims any) string {
 
 // Row D11: only a valid token is a login.
 func TestTokens(t *testing.T) {
+	t.Attr("row", "D11")
 	f := setup(t)
 	unix := f.now.Unix()
 	good := m{"sub": "7", "exp": unix + 60}
@@ -452,23 +453,107 @@ func TestMemoryIsBounded(t *testing.T) {
 
 func TestMint(t *testing.T) {
 	f := setup(t)
-	k, ok := Signing([]Key{{KID: "ed", Alg: "EdDSA"}, {KID: "hs", Alg: "HS256", Secret: secret, Sign: true}})
-	if !ok || k.KID != "hs" {
-		t.Fatalf("got %+v, %v", k, ok)
+	s, ok := Signing([]Key{{KID: "ed", Alg: "EdDSA"}, {KID: "hs", Alg: "HS256", Secret: secret, Sign: true}}, Rules{})
+	if !ok || s.Key.KID != "hs" {
+		t.Fatalf("got %+v, %v", s, ok)
 	}
-	token, expires, err := Mint(k, "alice", f.now, 24*time.Hour)
+	token, expires, err := s.Mint("alice", f.now, 24*time.Hour)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if who, err := f.Verify([]byte(token)); err != nil || who.UID != "alice" || !who.Expires.Equal(expires) || !expires.Equal(f.now.Add(24*time.Hour)) {
 		t.Errorf("got %+v, %v, %v", who, expires, err)
 	}
-	if _, _, err := Mint(k, "a b", f.now, time.Hour); err == nil {
+	if _, _, err := s.Mint("a b", f.now, time.Hour); err == nil {
 		t.Error("minted for a uid that is none")
 	}
-	k.Sign = false
-	if _, _, err := Mint(k, "a", f.now, time.Hour); err == nil {
+	s.Key.Sign = false
+	if _, _, err := s.Mint("a", f.now, time.Hour); err == nil {
 		t.Error("minted with a key that may not sign")
+	}
+}
+
+// A token that the same login service signed for something else is no login here, whatever tells them apart; what is minted is one.
+func TestTokensForOtherPurposes(t *testing.T) {
+	f := setup(t)
+	unix := f.now.Unix()
+	key := Key{KID: "hs", Alg: "HS256", Secret: secret, Sign: true}
+	rules := Rules{Issuers: []string{"https://login.example", "https://old.example"}, Audiences: []string{"shop", "shop-app"}, Types: []string{"at+jwt", "application/JWT"},
+		MaxLifetime: time.Hour, Leeway: 30 * time.Second}
+	good := func() (header, claims m) {
+		return m{"alg": "HS256", "kid": "hs", "typ": "at+jwt"}, m{"sub": "7", "iss": "https://login.example", "aud": "shop", "exp": unix + 3600, "iat": unix}
+	}
+	type change func(header, claims m)
+	in := func(name string, value any) change { return func(_, claims m) { claims[name] = value } }
+	out := func(name string) change { return func(_, claims m) { delete(claims, name) } }
+	typ := func(value any) change { return func(header, _ m) { header["typ"] = value } }
+	all := func(list ...change) change {
+		return func(h, c m) {
+			for _, f := range list {
+				f(h, c)
+			}
+		}
+	}
+	for _, c := range []struct {
+		name   string
+		change change
+		want   error
+	}{
+		{"all as it should be", all(), nil},
+		{"a password reset, by its type", typ("reset+jwt"), ErrInvalid},
+		{"a password reset, by its audience", in("aud", "reset"), ErrInvalid},
+		{"a password reset, by its issuer", in("iss", "https://login.example/reset"), ErrInvalid},
+		{"a password reset, by its life", in("exp", unix+86400), ErrInvalid},
+		{"the other issuer", in("iss", "https://old.example"), nil},
+		{"no issuer", out("iss"), ErrInvalid},
+		{"an issuer that is a list", in("iss", []string{"https://login.example"}), ErrInvalid},
+		{"an issuer in capitals", in("iss", "https://LOGIN.example"), ErrInvalid},
+		{"one of several audiences", in("aud", []string{"billing", "shop-app"}), nil},
+		{"several others", in("aud", []string{"billing", "reset"}), ErrInvalid},
+		{"an empty list of audiences", in("aud", []string{}), ErrInvalid},
+		{"no audience", out("aud"), ErrInvalid},
+		{"an audience that is null", in("aud", nil), ErrInvalid},
+		{"an audience in capitals", in("aud", "SHOP"), ErrInvalid},
+		{"an audience that begins so", in("aud", "shop2"), ErrInvalid},
+		{"an audience that is a number", in("aud", 1), ErrInvalid},
+		{"an audience that is an object", in("aud", m{"shop": "shop"}), ErrInvalid},
+		{"a number among the audiences", in("aud", []any{1, "shop"}), ErrInvalid},
+		{"a type in capitals", typ("AT+JWT"), nil},
+		{"a whole media type", typ("application/at+jwt"), nil},
+		{"a whole media type in capitals", typ("Application/AT+JWT"), nil},
+		{"the other type", typ("jwt"), nil},
+		{"a type of something else", typ("text/at+jwt"), ErrInvalid},
+		{"no type", func(h, _ m) { delete(h, "typ") }, ErrInvalid},
+		{"a type that is a number", typ(1), ErrInvalid},
+		{"a life too long", in("iat", unix-1), ErrInvalid},
+		{"a life as long as may be", all(in("iat", unix-60), in("exp", unix+3540)), nil},
+		{"no iat", out("iat"), nil},
+		{"no iat, within the leeway", all(out("iat"), in("exp", unix+3630)), nil},
+		{"no iat, too long", all(out("iat"), in("exp", unix+3631)), ErrInvalid},
+	} {
+		v, err := NewVerifier([]Key{key}, rules, func() time.Time { return f.now })
+		if err != nil {
+			t.Fatal(err)
+		}
+		header, claims := good()
+		c.change(header, claims)
+		token := []byte(hs(header, claims, secret))
+		for _, how := range []string{"at first", "again"} {
+			if who, err := v.Verify(token); err != c.want || (err == nil) != (who.UID == "7") {
+				t.Errorf("%s, %s: got %+v, %v, want %v", c.name, how, who, err, c.want)
+			}
+		}
+		if _, err := f.Verify(token); err != nil && c.want == nil {
+			t.Errorf("%s: without rules: %v", c.name, err)
+		}
+	}
+	v, _ := NewVerifier([]Key{key}, rules, func() time.Time { return f.now })
+	token, expires, err := Signer{key, rules}.Mint("7", f.now, 24*time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if who, err := v.Verify([]byte(token)); err != nil || who.UID != "7" || !expires.Equal(f.now.Add(time.Hour)) {
+		t.Errorf("a minted token: got %+v, %v, expires %v", who, err, expires)
 	}
 }
 
@@ -494,13 +579,13 @@ func TestKeyChecks(t *testing.T) {
 			t.Errorf("%+v: got %v, want %s", k, err, want)
 		}
 	}
-	if _, err := NewVerifier([]Key{{KID: "a", Alg: "HS256", Secret: secret}, {KID: "a", Alg: "HS256", Secret: secret}}, 0, time.Now); err == nil {
+	if _, err := NewVerifier([]Key{{KID: "a", Alg: "HS256", Secret: secret}, {KID: "a", Alg: "HS256", Secret: secret}}, Rules{}, time.Now); err == nil {
 		t.Error("a kid twice: accepted")
 	}
 }
 
 func BenchmarkVerifyRemembered(b *testing.B) {
-	v, _ := NewVerifier([]Key{{KID: "hs", Alg: "HS256", Secret: secret}}, 0, time.Now)
+	v, _ := NewVerifier([]Key{{KID: "hs", Alg: "HS256", Secret: secret}}, Rules{}, time.Now)
 	token := []byte(hs(m{"alg": "HS256", "kid": "hs"}, m{"sub": "7", "exp": time.Now().Unix() + 3600}, secret))
 	b.ReportAllocs()
 	for b.Loop() {

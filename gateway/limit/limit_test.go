@@ -30,6 +30,7 @@ func table() *Buckets[string] { return New[string]("test", prometheus.NewRegistr
 
 // Row D2: one order in five seconds, decided in memory.
 func TestOnePerFiveSeconds(t *testing.T) {
+	t.Attr("row", "D2")
 	b, law := table(), one("order", 0.2, 1, 10, start)
 	for _, c := range []struct {
 		at   time.Duration
@@ -151,6 +152,7 @@ func TestReloadKeepsTokens(t *testing.T) {
 
 // Row D2: several laws hold at once, and a request that one of them refuses takes no token of another.
 func TestSeveralLawsAllOrNone(t *testing.T) {
+	t.Attr("row", "D2")
 	b, rule := table(), NewRule("order", 10, start, Law{Rate: 0.2, Burst: 1}, Law{Rate: 0.01, Burst: 3})
 	for i, c := range []struct {
 		at   time.Duration
@@ -311,6 +313,7 @@ func together(b *Buckets[string], n int) []string {
 //
 // Row D2: admitted <= burst + rate * t for each uid, whatever the trace.
 func TestLaw(t *testing.T) {
+	t.Attr("row", "D2")
 	admitted, refused, overflow, reloads, evictions := 0, 0, 0, 0, 0.
 	rapid.Check(t, func(t *rapid.T) {
 		b := table()

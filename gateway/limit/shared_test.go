@@ -40,6 +40,7 @@ func (w *waits) take(law *Rule, p Patience, now time.Time) (Decision, time.Time)
 
 // Row D10: a token may be waited for; one that comes too late is refused at once.
 func TestAWaitForATokenIsBounded(t *testing.T) {
+	t.Attr("row", "D10")
 	w, law := &waits{Shared: shared()}, one("global", 10, 2, 1, start) // a token each 100 ms
 	p := Patience{Wait: 250 * time.Millisecond, Places: 10}
 	for i, c := range []struct {
@@ -62,6 +63,7 @@ func TestAWaitForATokenIsBounded(t *testing.T) {
 // Row D10: however requests come, and wait, no more are admitted in any span of time than burst + rate*t; no more wait than
 // may; nobody waits longer than they may; and Wait says before each what it will be told.
 func TestLawOfTheSharedBucket(t *testing.T) {
+	t.Attr("row", "D10")
 	rapid.Check(t, func(t *rapid.T) {
 		w := &waits{Shared: shared()}
 		law := one("x", rapid.SampledFrom([]float64{0.5, 3, 50, 1000}).Draw(t, "rate"), rapid.IntRange(1, 5).Draw(t, "burst"), 1, start)
@@ -100,6 +102,7 @@ func TestLawOfTheSharedBucket(t *testing.T) {
 
 // Row D10: who waits exactly as long as told is admitted, and at once, where nobody else comes.
 func TestWaitingAsTheSharedBucketToldIsEnough(t *testing.T) {
+	t.Attr("row", "D10")
 	rapid.Check(t, func(t *rapid.T) {
 		w := &waits{Shared: shared()}
 		law := one("x", rapid.Float64Range(0.01, 1000).Draw(t, "rate"), rapid.IntRange(1, 20).Draw(t, "burst"), 1, start)
@@ -119,6 +122,7 @@ func TestWaitingAsTheSharedBucketToldIsEnough(t *testing.T) {
 
 // Row D10: a reload gives no token back, and no promise; what is earned from then on is earned by the new law.
 func TestReloadKeepsTheLevel(t *testing.T) {
+	t.Attr("row", "D10")
 	w, p := &waits{Shared: shared()}, Patience{Wait: 10 * time.Second, Places: 10}
 	old := one("x", 1, 3, 1, start)
 	for range 5 { // two of them wait
@@ -144,6 +148,7 @@ func TestReloadKeepsTheLevel(t *testing.T) {
 // Row D10: in shadow nobody waits and nobody is refused; who would have been is counted, and the bucket is as full, or as
 // deep in promises, as if they had been.
 func TestTheSharedBucketInShadow(t *testing.T) {
+	t.Attr("row", "D10")
 	synctest.Test(t, func(t *testing.T) {
 		s, p := shared(), Patience{Wait: 2500 * time.Millisecond, Places: 2}
 		law := Law{Rate: 1, Burst: 2, Shadow: true}
@@ -168,6 +173,7 @@ func TestTheSharedBucketInShadow(t *testing.T) {
 
 // Row D10: those who wait go in the order in which they came, as many at once as may, and the next one is told at once.
 func TestWaitersAreServedInTurn(t *testing.T) {
+	t.Attr("row", "D10")
 	synctest.Test(t, func(t *testing.T) {
 		s, law := shared(), one("x", 10, 1, 1, time.Now())
 		p := Patience{Wait: time.Minute, Places: 20}
@@ -205,6 +211,7 @@ func TestWaitersAreServedInTurn(t *testing.T) {
 
 // Row D10: under threads the law holds as well.
 func TestConcurrentTakesOfTheSharedBucket(t *testing.T) {
+	t.Attr("row", "D10")
 	s, law := shared(), one("x", 0.001, 70, 1, start)
 	var admitted atomic.Int64
 	var wg sync.WaitGroup

@@ -3,9 +3,10 @@ package network
 
 import (
 	"bytes"
-	"fmt"
 	"net/netip"
 	"slices"
+
+	"floodgate.internal/shared/conf"
 )
 
 // Set is networks. It does not change; looking an address up costs as many map reads as the set has lengths of prefixes.
@@ -21,7 +22,7 @@ func Parse(networks []string) (Set, error) {
 	for i, n := range networks {
 		p, err := netip.ParsePrefix(n)
 		if err != nil || p.Addr().Is4In6() {
-			return Set{}, fmt.Errorf("[%d]: %q must be a network like 10.0.0.0/8 or 2001:db8::/32", i, n)
+			return Set{}, conf.Wrong("[%d]: %q must be a network like 10.0.0.0/8 or 2001:db8::/32", i, n)
 		}
 		s.networks[p.Masked()] = struct{}{}
 		lengths := &s.four

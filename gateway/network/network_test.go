@@ -74,6 +74,7 @@ func TestSetIsItsNetworks(t *testing.T) {
 // Row D13: whatever a client writes into X-Forwarded-For, however many trusted hops come after it, it counts as the address
 // from which it came to the first of them.
 func TestNobodyChoosesTheirAddress(t *testing.T) {
+	t.Attr("row", "D13")
 	trusted := set(t, "10.0.0.0/8", "fd00::/8")
 	rapid.Check(t, func(t *rapid.T) {
 		client := rapid.SampledFrom([]string{"203.0.113.9", "2001:db8::9", "192.0.2.1"}).Draw(t, "client")

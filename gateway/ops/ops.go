@@ -21,6 +21,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"floodgate.internal/gateway/top"
+	"floodgate.internal/shared/hosts"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
 )
@@ -37,9 +38,15 @@ type Running struct {
 	Config func() Config
 	// Noisiest is the n uids and the n addresses that asked most since then.
 	Noisiest func(n int) (since time.Time, uids, addrs []top.Client)
-	// Token is what POST /-/reload needs; "" for nothing.
+	// Token is what every path but open needs; "" for nothing.
 	Token func() string
+	// Listen is the address of the configuration, and Hosts are the names under which the listener may be asked besides: see hosts.Only.
+	Listen string
+	Hosts  func() []string
 }
+
+// open are the paths that need no token: for probes and Prometheus.
+var open = map[string]bool{"/-/healthy": true, "/-/ready": true, "/metrics": true}
 
 // Config is the answer of /-/config.
 type Config struct {
@@ -78,15 +85,6 @@ func Handler(r Running, metrics prometheus.Gatherer, log *slog.Logger) http.Hand
 		}{len(reasons) == 0, reasons, warnings})
 	})
 	mux.HandleFunc("POST /-/reload", func(w http.ResponseWriter, req *http.Request) {
-		if want := r.Token(); want != "" {
-			got, _ := strings.CutPrefix(req.Header.Get("Authorization"), "Bearer ")
-			a, b := sha256.Sum256([]byte(got)), sha256.Sum256([]byte(want))
-			if subtle.ConstantTimeCompare(a[:], b[:]) != 1 {
-				w.Header().Set("WWW-Authenticate", `Bearer realm="floodgate"`)
-				refuse(w, problem.New(problem.Unauthenticated, "reload needs Authorization: Bearer followed by the ops token"))
-				return
-			}
-		}
 		diff, err := r.Reload("POST /-/reload from " + req.RemoteAddr)
 		if err != nil {
 			text(w, 400, err.Error()+"\n")
@@ -137,10 +135,25 @@ func Handler(r Running, metrics prometheus.Gatherer, log *slog.Logger) http.Hand
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
 		refuse(w, problem.New(problem.NotFound, "there is no such path on the ops listener"))
 	})
+	checked := hosts.Only(r.Listen, r.Hosts, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if want := r.Token(); want != "" && !open[req.URL.Path] && !authorized(req, want) {
+			w.Header().Set("WWW-Authenticate", `Bearer realm="floodgate"`)
+			refuse(w, problem.New(problem.Unauthenticated, "this needs Authorization: Bearer followed by the ops token"))
+			return
+		}
+		mux.ServeHTTP(w, req)
+	}))
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		w.Header().Set(requestID, rand.Text())
-		mux.ServeHTTP(w, req)
+		checked.ServeHTTP(w, req)
 	})
+}
+
+// authorized compares digests, in constant time whatever the lengths.
+func authorized(req *http.Request, want string) bool {
+	scheme, got, _ := strings.Cut(req.Header.Get("Authorization"), " ")
+	a, b := sha256.Sum256([]byte(strings.TrimSpace(got))), sha256.Sum256([]byte(want))
+	return strings.EqualFold(scheme, "Bearer") && subtle.ConstantTimeCompare(a[:], b[:]) == 1
 }
 
 const requestID = "X-Request-Id"

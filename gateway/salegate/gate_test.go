@@ -285,6 +285,7 @@ func TestGoesOnWithAnotherBackend(t *testing.T) {
 
 // Row D9: the local mark spares everything behind it.
 func TestVerdicts(t *testing.T) {
+	t.Attr("row", "D9")
 	follow(t, 1, func(g *Gate, f *feeds, changed func() []int64) {
 		f.mu.Lock()
 		f.skew = -30 * time.Minute // the server's clock decides
@@ -341,6 +342,7 @@ func TestVerdicts(t *testing.T) {
 
 // Row D6: what a backend answered before a release does not keep the gate closed after it.
 func TestAReleaseOutdatesTheMarksBefore(t *testing.T) {
+	t.Attr("row", "D6")
 	follow(t, 1, func(g *Gate, f *feeds, changed func() []int64) {
 		s := sale(1, wire.Open)
 		next := wire.At(time.Now().Add(2 * time.Second))

@@ -14,6 +14,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"floodgate.internal/shared/clock"
+	"floodgate.internal/shared/ports"
 	"floodgate.internal/shared/signing"
 )
 
@@ -98,12 +99,11 @@ func do(p *Pool, method string) (string, error) {
 
 // deadAddr is an address where nobody listens.
 func deadAddr(t *testing.T) string {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	nobody, err := ports.Free(1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	ln.Close()
-	return ln.Addr().String()
+	return fmt.Sprintf("127.0.0.1:%d", nobody[0])
 }
 
 func TestWhatIsKnownOfALostRequest(t *testing.T) {

@@ -36,10 +36,10 @@ func TestParseRefuses(t *testing.T) {
 		{"name: a\nprot: 1\n", "prot"},
 		{"name: a\nname: b\n", "name"},
 		{"port: many\n", "many"},
-		{"name: ${CONF_NOT_SET}\n", "line 1: the environment has no CONF_NOT_SET"},
+		{"name: ${CONF_NOT_SET}\n", "line 1: name: the environment has no CONF_NOT_SET"},
 		{"name: $HOME\n", "lone $"},
 		{"nested: {items: [a], more: 1}\n", "more"},
-		{"name: [\n", "L2"},
+		{"name: [\n", "line 2: did not find"},
 	} {
 		var s sample
 		err := Parse([]byte(c.in), &s)

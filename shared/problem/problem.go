@@ -30,6 +30,7 @@ const (
 	SaleEnded            Code = "SALE_ENDED"
 	SoldOut              Code = "SOLD_OUT"
 	AlreadyOrdered       Code = "ALREADY_ORDERED"
+	TooManyOrders        Code = "TOO_MANY_ORDERS"
 	RateLimited          Code = "RATE_LIMITED"
 	Overloaded           Code = "OVERLOADED"
 	OutcomeUnknown       Code = "OUTCOME_UNKNOWN"
@@ -64,6 +65,7 @@ var kinds = map[Code]kind{
 	SaleEnded:            {403, "The sale has ended"},
 	SoldOut:              {409, "Sold out"},
 	AlreadyOrdered:       {409, "You already have an order"},
+	TooManyOrders:        {409, "You have made too many orders in this sale"},
 	RateLimited:          {429, "Too many requests"},
 	Overloaded:           {503, "Busy, nothing was done"},
 	OutcomeUnknown:       {503, "The outcome is not known yet"},

@@ -40,6 +40,7 @@ const (
 	SoldOut        Rule = "sold_out"
 	NotEnough      Rule = "not_enough"
 	AlreadyOrdered Rule = "already_ordered"
+	TooManyOrders  Rule = "too_many_orders"
 	NotStarted     Rule = "not_started"
 	Ended          Rule = "ended"
 	Paused         Rule = "paused"
@@ -77,6 +78,7 @@ var rules = map[Rule]struct{ what, detail string }{
 	SoldOut:        {Refused, "Nothing was available when your turn came."},
 	NotEnough:      {Refused, "Less was available than you asked for."},
 	AlreadyOrdered: {Refused, "You had as many already as one account may have in this sale."},
+	TooManyOrders:  {Refused, "So many of your orders in this sale had been cancelled or had expired that no other was taken."},
 	NotStarted:     {Refused, "The sale had not started."},
 	Ended:          {Refused, "The sale was over."},
 	Paused:         {Refused, "The sale was paused. Nothing was done."},

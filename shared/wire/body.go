@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 
 	"github.com/go-json-experiment/json"
@@ -44,35 +45,52 @@ func DecodeStrict(body []byte, v any) error {
 
 // OrderRequest is the body of POST /v1/sales/{id}/orders.
 type OrderRequest struct {
-	Quantity *int `json:"quantity"`
+	Quantity *int    `json:"quantity"`
+	Category *string `json:"category"` // that the campaign of a coupon must be of
 }
 
 // ParseOrderRequest reads the body of an order. An empty body or an absent quantity is 1; limit is the sale's
-// per-user limit. The error names the field.
-func ParseOrderRequest(body []byte, limit int) (quantity int, err error) {
+// per-user limit. category is nil where the body names none. The error names the field.
+func ParseOrderRequest(body []byte, limit int) (quantity int, category *string, err error) {
 	if len(body) == 0 {
-		return 1, nil
+		return 1, nil, nil
 	}
 	if n, ok := plainQuantity(body); ok && n <= limit {
-		return n, nil
+		return n, nil, nil
 	}
 	var r OrderRequest
 	if err := DecodeStrict(body, &r); err != nil {
-		return 0, err
+		return 0, nil, err
 	}
 	if body[firstNonSpace(body)] != '{' {
-		return 0, errors.New("the body must be a JSON object, like {\"quantity\":1}")
+		return 0, nil, errors.New("the body must be a JSON object, like {\"quantity\":1}")
+	}
+	if r.Category == nil && strings.Contains(string(body), `"category"`) {
+		return 0, nil, errors.New("category: null is none; leave it out for any")
 	}
 	if r.Quantity == nil {
-		if strings.Contains(string(body), "quantity") {
-			return 0, errors.New("quantity: null is not a number; leave it out for 1")
+		if strings.Contains(string(body), `"quantity"`) {
+			return 0, nil, errors.New("quantity: null is not a number; leave it out for 1")
 		}
-		return 1, nil
+		return 1, r.Category, nil
 	}
 	if *r.Quantity < 1 || *r.Quantity > limit {
-		return 0, fmt.Errorf("quantity: %d is not between 1 and the sale's limit for each user, %d", *r.Quantity, limit)
+		return 0, nil, fmt.Errorf("quantity: %d is not between 1 and the sale's limit for each user, %d", *r.Quantity, limit)
 	}
-	return *r.Quantity, nil
+	return *r.Quantity, r.Category, nil
+}
+
+// AppendOrderRequest appends the body of an order, as ParseOrderRequest reads it.
+func AppendOrderRequest(b []byte, quantity int, category *string) []byte {
+	b = strconv.AppendInt(append(b, `{"quantity":`...), int64(quantity), 10)
+	if category != nil {
+		quoted, err := jsontext.AppendQuote(append(b, `,"category":`...), *category)
+		if err != nil {
+			panic("BUG: a string out of JSON that is none: " + err.Error())
+		}
+		b = quoted
+	}
+	return append(b, '}')
 }
 
 // plainQuantity reads a body as nearly all clients write it, {"quantity":N}, without allocating. It is false for every other.

@@ -26,7 +26,7 @@ type Standby struct {
 	State  StandbyState  `json:"state"`
 	Place  *int          `json:"place"`  // 1 is the head; null unless waiting
 	Offer  *StandbyOffer `json:"offer"`  // null unless there is or was one; the state says what became of it
-	Reason string        `json:"reason"` // of passed: limit, banned, not_listed, or that of a rejected order
+	Reason string        `json:"reason"` // of passed: limit, too_many_orders, banned, not_listed, or that of a rejected order
 }
 
 // StandbyOffer is an order that was made for the head of the line. It is accepted by paying it in time.

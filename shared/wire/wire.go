@@ -85,6 +85,8 @@ type Sale struct {
 	EndsAt       Time      `json:"ends_at"`
 	State        SaleState `json:"state"`
 	PerUserLimit int       `json:"per_user_limit"`
+	// Category is a coupon campaign's.
+	Category string `json:"category,omitempty"`
 	// NextReleaseAt is set only while a tranche is still to come.
 	NextReleaseAt *Time `json:"next_release_at,omitempty"`
 	Now           Time  `json:"now"`

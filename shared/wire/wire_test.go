@@ -27,8 +27,17 @@ func TestParseOrderRequest(t *testing.T) {
 	for body, want := range map[string]int{
 		"": 1, "{}": 1, ` {"quantity":1} `: 1, `{"quantity":3}`: 3, "\n{\"quantity\":2}\n": 2,
 	} {
-		if got, err := ParseOrderRequest([]byte(body), 3); got != want || err != nil {
-			t.Errorf("%q: got %d, %v; want %d", body, got, err, want)
+		if got, category, err := ParseOrderRequest([]byte(body), 3); got != want || category != nil || err != nil {
+			t.Errorf("%q: got %d, %v, %v; want %d", body, got, category, err, want)
+		}
+	}
+	for body, want := range map[string]string{
+		`{"category":"shoes"}`: `{"quantity":1,"category":"shoes"}`, `{"category":"","quantity":2}`: `{"quantity":2,"category":""}`,
+		`{"quantity":1,"category":"\"quantity\" \u00e9\u0000"}`: `{"quantity":1,"category":"\"quantity\" é\u0000"}`, `{"quantity":1}`: `{"quantity":1}`,
+	} {
+		n, category, err := ParseOrderRequest([]byte(body), 3)
+		if got := string(AppendOrderRequest(nil, n, category)); got != want || err != nil {
+			t.Errorf("%s: got %s, %v; want %s", body, got, err, want)
 		}
 	}
 	for body, want := range map[string]string{
@@ -39,6 +48,10 @@ func TestParseOrderRequest(t *testing.T) {
 		`{"quantity":"1"}`:                    "quantity",
 		`{"quantity":null}`:                   "quantity",
 		`{"quantity":` + digits(400) + `}`:    "quantity",
+		`{"category":null}`:                   "category: null",
+		`{"quantity":1,"category":null}`:      "category: null",
+		`{"category":"a","quantity":null}`:    "quantity: null",
+		`{"category":7}`:                      "category",
 		`{"Quantity":1}`:                      "Quantity: unknown member",
 		`{"quantity":1,"uid":"bob"}`:          "uid: unknown member",
 		`{"quantity":1,"quantity":1}`:         "quantity: duplicate member",
@@ -51,7 +64,7 @@ func TestParseOrderRequest(t *testing.T) {
 		strings.Repeat(`{"quantity":`, 10000): "JSON",
 		strings.Repeat(`[`, 10000):            "",
 	} {
-		if got, err := ParseOrderRequest([]byte(body), 3); err == nil || !strings.Contains(err.Error(), want) {
+		if got, _, err := ParseOrderRequest([]byte(body), 3); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%.40q: got %d, %v; want an error that says %q", body, got, err, want)
 		}
 	}
@@ -101,11 +114,11 @@ func TestParseID(t *testing.T) {
 
 // What is taken is taken by the JSON parser too, in whatever way it was read, and is within the limit.
 func FuzzParseOrderRequest(f *testing.F) {
-	for _, body := range []string{`{"quantity":1}`, ``, `{}`, ` {"quantity": 5 } `, `{"quantity":6}`, `{"quantity":01}`, `{"quantity":}`, `{"quantity":1}}`, `{"quantity":1,"quantity":2}`, `{"quantity":99999999999}`, `null`} {
+	for _, body := range []string{`{"quantity":1}`, ``, `{}`, ` {"quantity": 5 } `, `{"quantity":6}`, `{"quantity":01}`, `{"quantity":}`, `{"quantity":1}}`, `{"quantity":1,"quantity":2}`, `{"quantity":99999999999}`, `null`, `{"category":"x"}`, `{"quantity":2,"category":"\u2028"}`} {
 		f.Add([]byte(body))
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
-		n, err := ParseOrderRequest(body, 5)
+		n, category, err := ParseOrderRequest(body, 5)
 		if err != nil {
 			if n != 0 || err.Error() == "" {
 				t.Errorf("%q: got %d, %v", body, n, err)
@@ -118,9 +131,19 @@ func FuzzParseOrderRequest(f *testing.F) {
 		if len(body) == 0 {
 			return
 		}
-		var in map[string]int
-		if err := json.Unmarshal(body, &in); err != nil || len(in) > 1 || len(in) == 1 && in["quantity"] != n {
-			t.Errorf("%q: got %d, encoding/json says %v, %v", body, n, in, err)
+		var in map[string]any
+		if err := json.Unmarshal(body, &in); err != nil {
+			t.Errorf("%q: got %d, encoding/json says %v", body, n, err)
+		}
+		if q, ok := in["quantity"]; ok && q != float64(n) || !ok && n != 1 {
+			t.Errorf("%q: got %d, encoding/json says %v", body, n, in)
+		}
+		if c, ok := in["category"]; ok != (category != nil) || ok && c != *category {
+			t.Errorf("%q: got category %v, encoding/json says %v", body, category, in)
+		}
+		again, same, err := ParseOrderRequest(AppendOrderRequest(nil, n, category), 5)
+		if err != nil || again != n || (same == nil) != (category == nil) || same != nil && *same != *category {
+			t.Errorf("%q: written anew it is %d, %v, %v", body, again, same, err)
 		}
 	})
 }

@@ -21,15 +21,19 @@ type Promise uint8
 // second survives a Redis that comes back older than it was. With Offers it is the first, but one of the orders is an offer to
 // the standby line: nobody promises it before MySQL has it, and until then any number of processes ask Redis for it, again and
 // again, some of them late. With Torn it is the first, and Redis may die in the middle of writing an order down; by itself, as
-// that in every mode would be 112 million states.
+// that in every mode would be 112 million states. With Deferred it is the first, and a consumer may acknowledge a message of an older
+// epoch once MySQL has taken it down; in the other modes it holds the message.
 const (
 	AfterFsync Promise = iota
 	AfterConfirm
 	Offers
 	Torn
+	Deferred
 )
 
-func (p Promise) String() string { return [...]string{"fsync", "confirm", "offers", "torn"}[p] }
+func (p Promise) String() string {
+	return [...]string{"fsync", "confirm", "offers", "torn", "deferred"}[p]
+}
 
 // Bug is a planted mistake.
 type Bug string
@@ -55,12 +59,14 @@ const (
 	AdoptIntoAnyEpoch  Bug = "adopt into a newer epoch than the one that was read before MySQL was asked for the order"
 	TeachReplicas      Bug = "let a promoted replica know the scripts of the life"
 	UnionWithGhosts    Bug = "reconcile with entries of the outbox whose orders Redis itself does not hold"
+	OpenOverDeferred   Bug = "answer a fence though an order ahead of it is deferred"
+	RetireDeferred     Bug = "retire the outbox entry of an order that is deferred"
 )
 
 // Bugs lists the planted mistakes.
 var Bugs = []Bug{RetireEarly, ReleaseUnkeyed, ReleaseIgnoresGate, UnionWithEnded, NoEpochCheck, AdoptWithoutOutbox,
 	AckBeforeCommit, NoRedisToken, NoMySQLToken, NoAdoptPhase, RepublishNothing, NoReleaseAgain, PromiseUnheld, ReserveBeforeShut, AdoptBeforeShut, AdoptIntoAnyEpoch,
-	TeachReplicas, UnionWithGhosts}
+	TeachReplicas, UnionWithGhosts, OpenOverDeferred, RetireDeferred}
 
 const (
 	units     = 1
@@ -193,7 +199,8 @@ type state struct {
 	excused  orders  // what the promise does not cover: destroyed in the only place they were
 	// MySQL
 	dbEpoch, dbToken uint8
-	rows             rows // M
+	rows             rows    // M
+	deferred         entries // messages of a closed sale, acknowledged, that wait to be adopted
 	intents          orders
 	recs             reconcilers
 	// faults left

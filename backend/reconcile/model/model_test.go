@@ -3,10 +3,10 @@ package model
 import "testing"
 
 func TestTheProtocolHolds(t *testing.T) {
-	for _, mode := range []Promise{AfterFsync, AfterConfirm, Offers, Torn} {
+	for _, mode := range []Promise{AfterFsync, AfterConfirm, Offers, Torn, Deferred} {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
-			if testing.Short() && (mode == AfterConfirm || mode == Torn) {
+			if testing.Short() && (mode == AfterConfirm || mode == Torn || mode == Deferred) {
 				t.Skip("half a minute: make test explores it")
 			}
 			r := Explore(mode, None)
@@ -26,8 +26,11 @@ func TestEveryPlantedBugIsFound(t *testing.T) {
 		t.Run(string(bug), func(t *testing.T) {
 			t.Parallel()
 			modes := []Promise{AfterFsync, AfterConfirm}
-			if bug == UnionWithGhosts {
+			switch bug {
+			case UnionWithGhosts:
 				modes = []Promise{Torn}
+			case OpenOverDeferred, RetireDeferred:
+				modes = []Promise{Deferred}
 			}
 			for _, mode := range modes {
 				if r := Explore(mode, bug); r.Broken != "" {

@@ -14,7 +14,7 @@ func (x explorer) rules(s state) {
 
 // press: an api process calls reserve.lua; the call arrives, perhaps much later.
 func (x explorer) press(s state) {
-	known := s.rows.ids() | s.held | s.promised | (s.outbox | s.torn | s.calls | s.relay | s.broker | s.asleep).ids()
+	known := s.rows.ids() | s.held | s.promised | (s.outbox | s.torn | s.calls | s.relay | s.broker | s.asleep | s.deferred).ids()
 	if x.mode == Offers && s.rows[watched] == absent && !s.calls.ids().has(watched) {
 		known = known.without(watched) // who is first in line is asked for again, until MySQL has his offer
 	}
@@ -129,7 +129,41 @@ func (x explorer) consumers(s state) {
 			x.emit(t, step{"consumer does not find in MySQL", int8(o), int8(epoch)}, false)
 		}
 	})
-	s.asleep.each(func(o int, epoch uint8, e entries) { x.adopt(s, o, epoch, e) })
+	s.deferred.each(func(o int, epoch uint8, e entries) {
+		if s.rows[o] != absent {
+			t := x.settled(s, o)
+			t.deferred &^= e
+			x.emit(t, step{"drop, deferred,", int8(o), int8(epoch)}, false)
+			return
+		}
+		if s.asleep&e == 0 {
+			t := s
+			t.asleep |= e
+			x.emit(t, step{"consumer does not find in MySQL, deferred,", int8(o), int8(epoch)}, false)
+		}
+	})
+	s.asleep.each(func(o int, epoch uint8, e entries) {
+		if x.mode == Deferred && s.broker&e != 0 { // at any time: the gate may open between its answer and MySQL's
+			t := s
+			t.asleep &^= e
+			t.broker &^= e
+			t.deferred |= e
+			if x.bug == RetireDeferred {
+				t.outbox &^= e
+			}
+			x.emit(t, step{"defer", int8(o), int8(epoch)}, false)
+		}
+		for _, from := range []*entries{&s.broker, &s.deferred} {
+			if *from&e == 0 && (from == &s.deferred || s.deferred&e != 0) {
+				continue
+			}
+			was := *from
+			*from &^= e
+			next := s
+			*from = was
+			x.adopt(s, next, o, epoch, e)
+		}
+	})
 	if s.present {
 		s.outbox.each(func(o int, epoch uint8, e entries) {
 			if s.rows[o] != absent {
@@ -150,18 +184,19 @@ func (x explorer) settled(s state, o int) state {
 	return s
 }
 
-// adopt: a consumer that did not find an order of an older epoch in MySQL, perhaps long ago, takes it over.
-func (x explorer) adopt(s state, o int, epoch uint8, e entries) {
-	t := s
+// adopt: a consumer that did not find an order of an older epoch in MySQL, perhaps long ago, takes it over. In t its message is
+// acknowledged.
+func (x explorer) adopt(s, t state, o int, epoch uint8, e entries) {
 	t.asleep &^= e
 	if epoch == s.dbEpoch {
+		t = s
+		t.asleep &^= e
 		x.emit(t, step{"consumer finds the epoch is the present one,", int8(o), int8(epoch)}, false)
 		return
 	}
 	if !s.knows && x.bug != AdoptBeforeShut || !s.present || s.gate == shut || s.epoch != s.dbEpoch {
 		return // hold it
 	}
-	t.broker &^= e
 	if !s.held.has(o) && s.stock <= 0 {
 		if s.rows[o] == absent {
 			x.reject(t, o, step{"reject, nothing to adopt it with,", int8(o), int8(epoch)})
@@ -355,7 +390,11 @@ func (x explorer) reconcile(s state, i int, r reconciler) {
 			giveUp()
 			return
 		}
-		if s.broker.ids()&^s.rows.ids() != 0 {
+		before := s.broker | s.deferred
+		if x.bug == OpenOverDeferred {
+			before = s.broker
+		}
+		if before.ids()&^s.rows.ids() != 0 {
 			return
 		}
 		t := s
@@ -373,7 +412,7 @@ func (x explorer) faults(s state) {
 		t = s.restarted()
 		t.present, t.gate, t.gateToken, t.epoch, t.stock, t.held, t.keyed, t.outbox, t.torn = false, shut, 0, 0, 0, 0, 0, 0, 0
 		t.redisLosses--
-		t.excused |= s.promised &^ s.broker.ids() &^ s.rows.ids()
+		t.excused |= s.promised &^ (s.broker | s.deferred).ids() &^ s.rows.ids()
 		x.emit(t, step{"REDIS IS EMPTIED", -1, -1}, true)
 		if x.mode == AfterConfirm {
 			x.rollbacks(s)
@@ -384,7 +423,7 @@ func (x explorer) faults(s state) {
 		t := s
 		t.broker = 0
 		t.brokerLosses--
-		t.excused |= s.promised &^ s.outbox.ids() &^ s.rows.ids()
+		t.excused |= s.promised &^ (s.outbox | s.deferred).ids() &^ s.rows.ids()
 		x.emit(t, step{"THE BROKER IS WIPED", -1, -1}, true)
 	}
 	if s.relay != 0 {
@@ -462,7 +501,7 @@ func (x explorer) rollbacks(s state) {
 			t.held, t.outbox = held, outbox
 			t.stock = int8(units - held.len())
 			t.redisLosses--
-			t.excused |= s.promised &^ (outbox | s.broker).ids() &^ s.rows.ids()
+			t.excused |= s.promised &^ (outbox | s.broker | s.deferred).ids() &^ s.rows.ids()
 			x.emit(t, step{"REDIS IS ROLLED BACK", -1, -1}, true)
 			t.gate, t.gateToken = open, 0
 			x.emit(t, step{"REDIS IS ROLLED BACK, before the reconcilers,", -1, -1}, true)

@@ -153,7 +153,7 @@ const explainWords = {
   rejected: 'The order could not be made.',
 };
 const reasonWords = { out_of_stock: 'Nothing was left for it.', limit: 'You already had as many as one person may have.' };
-const passedWords = { limit: ', for you have as many as one person may have' };
+const passedWords = { limit: ', for you have as many as one person may have', too_many_orders: ', for too many of your orders were cancelled or not paid' };
 const lineWords = {
   waiting: (line) => 'You are number ' + line.place + ' in the standby line. What comes back is offered to you here, for a short time.',
   offered: () => 'Something came back, and it is offered to you. Pay in time and it is yours.',

@@ -74,6 +74,7 @@ export const words = {
   SALE_ENDED: 'The sale has ended. Nothing was ordered.',
   SOLD_OUT: 'Sold out right now. Units can come back when somebody cancels or does not pay.',
   ALREADY_ORDERED: 'You already have an order in this sale. Here it is.',
+  TOO_MANY_ORDERS: 'Too many of your orders in this sale were cancelled or not paid. No other is taken. An order that you hold stays yours.',
   RATE_LIMITED: 'That was too fast. Nothing was ordered; please wait a moment and press again.',
   OVERLOADED: 'Very busy at the moment. Nothing was ordered; please press again in a moment.',
   OUTCOME_UNKNOWN: 'The answer got lost on the way. Asking again for the same order…',

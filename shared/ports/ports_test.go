@@ -1,10 +1,12 @@
-package stack
+package ports
 
 import (
 	"bufio"
 	"io"
+	"net"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"testing"
 )
@@ -12,7 +14,7 @@ import (
 // TestPortIsHeldAcrossProcesses: while another process holds a port, though nobody listens on it, it is given to nobody here.
 func TestPortIsHeldAcrossProcesses(t *testing.T) {
 	if os.Getenv("FLOODGATE_HOLDS_A_PORT") != "" { // the other process
-		ports, err := FreePorts(1)
+		ports, err := Free(1)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -40,7 +42,7 @@ func TestPortIsHeldAcrossProcesses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, err := holdPort(port); err != nil || got {
+	if got, err := Hold(port); err != nil || got {
 		t.Errorf("port %d, which another process holds: got %v, %v; want false", port, got, err)
 	}
 	hold.Close()
@@ -48,10 +50,53 @@ func TestPortIsHeldAcrossProcesses(t *testing.T) {
 	if err := other.Wait(); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := holdPort(port); err != nil || !got {
+	if got, err := Hold(port); err != nil || !got {
 		t.Errorf("port %d, whose holder has ended: got %v, %v; want true", port, got, err)
 	}
-	if got, err := holdPort(port); err != nil || got {
+	if got, err := Hold(port); err != nil || got {
 		t.Errorf("port %d, which this process holds: got %v, %v; want false", port, got, err)
 	}
+}
+
+// TestWhoListensHasItsPort: a port is chosen by nobody while somebody listens there, by IPv4, by IPv6 alone, or everywhere.
+func TestWhoListensHasItsPort(t *testing.T) {
+	for _, host := range []string{"127.0.0.1", "::1", ""} {
+		port := mustFree(t, 1)[0]
+		l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(port)))
+		if err != nil && host == "::1" {
+			t.Logf("there is no IPv6: %v", err)
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !taken(port) {
+			t.Errorf("%q listens on port %d, and it is said to be free", host, port)
+		}
+		l.Close()
+		if taken(port) {
+			t.Errorf("nobody listens on port %d, and it is said to be taken", port)
+		}
+	}
+}
+
+// TestFreePortsDiffer: what was given once is not given again.
+func TestFreePortsDiffer(t *testing.T) {
+	var all []int
+	for range 20 {
+		all = append(all, mustFree(t, 10)...)
+	}
+	slices.Sort(all)
+	if n := len(slices.Compact(all)); n != 200 {
+		t.Errorf("got %d different ports, want 200", n)
+	}
+}
+
+func mustFree(t *testing.T, n int) []int {
+	t.Helper()
+	got, err := Free(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got
 }

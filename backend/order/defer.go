@@ -1,0 +1,314 @@
+package order
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"golang.org/x/sync/errgroup"
+
+	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/store"
+	"floodgate.internal/lua"
+)
+
+const (
+	deferredBatch = 500             // deferred orders that are tried at once
+	deferredSales = 4               // sales whose deferred orders are tried at the same time
+	deferredClaim = 5 * time.Second // how long a process that died keeps the others from the batch it had
+	deferredLook  = 50 * time.Millisecond
+)
+
+// A deferred order that suspiciousTries processes ended over is tried alone, one that maxTries ended over is a dead letter.
+const (
+	suspiciousTries = 3
+	maxTries        = 50
+)
+
+// DeferredError names entries that wait in MySQL for their closed sale. Acknowledge them, but do not retire them: where the
+// outbox still has them, it holds their units.
+type DeferredError struct{ Entries []reserve.Entry }
+
+func (e *DeferredError) Error() string {
+	return fmt.Sprintf("%d orders of closed sales are deferred", len(e.Entries))
+}
+
+// SettleOrDefer is Settle for a queue that several sales share: entries of a closed sale are written into MySQL's table
+// deferred_orders, behind those of their sale that are there already, so that none of them keeps other sales waiting. They are
+// named in a *DeferredError, which may be joined with a *PoisonError. SettleDeferred goes on with them. The table is bounded
+// by what the outboxes may hold: while a sale has deferred orders, no relay publishes its entries again.
+func (b *Book) SettleOrDefer(ctx context.Context, batch []reserve.Entry) error {
+	err := b.settle(ctx, batch, &settling{book: b, behind: true})
+	var closed *ClosedError
+	if !errors.As(err, &closed) {
+		return err
+	}
+	if err := b.deferAll(ctx, closed.Entries); err != nil {
+		return errors.Join(err, closed.Err)
+	}
+	b.metrics.settled.WithLabelValues("deferred").Add(float64(len(closed.Entries)))
+	b.log.Info("order: orders of older epochs are deferred until their sale takes them", "orders", len(closed.Entries), "sale", closed.Entries[0].Sale, "error", closed.Err)
+	left := error(&DeferredError{closed.Entries})
+	var poison *PoisonError
+	if errors.As(err, &poison) {
+		left = errors.Join(poison, left)
+	}
+	return left
+}
+
+// ahead returns the entries of sales that have no deferred orders; the others are to be deferred behind those.
+func (s *settling) ahead(ctx context.Context, entries []reserve.Entry) ([]reserve.Entry, error) {
+	var sales []int64
+	for _, e := range entries {
+		if !slices.Contains(sales, e.Sale) {
+			sales = append(sales, e.Sale)
+		}
+	}
+	waiting, err := deferredOf(ctx, s.book.db, ` WHERE sale_id IN (`+marks(len(sales))+`)`, anys(sales)...)
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(slices.Clone(entries), func(e reserve.Entry) bool {
+		if !slices.Contains(waiting, e.Sale) {
+			return false
+		}
+		s.closed, s.why = append(s.closed, e), fmt.Errorf("order %s: orders of its sale are deferred", e.ID)
+		return true
+	}), nil
+}
+
+// deferredOf reads which sales have deferred orders.
+func deferredOf(ctx context.Context, q querier, where string, args ...any) (sales []int64, err error) {
+	rows, err := q.QueryContext(ctx, `SELECT DISTINCT sale_id FROM deferred_orders`+where, args...)
+	if err != nil {
+		return nil, fmt.Errorf("read which sales have deferred orders: %w", err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var sale int64
+		if err := rows.Scan(&sale); err != nil {
+			return nil, fmt.Errorf("read which sales have deferred orders: %w", err)
+		}
+		sales = append(sales, sale)
+	}
+	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
+		return nil, fmt.Errorf("read which sales have deferred orders: %w", err)
+	}
+	return sales, nil
+}
+
+// HasDeferred reports whether orders of a sale are deferred.
+func HasDeferred(ctx context.Context, db *sql.DB, sale int64) (bool, error) {
+	sales, err := deferredOf(ctx, db, ` WHERE sale_id = ?`, sale)
+	return len(sales) > 0, err
+}
+
+// UntilNoneDeferred waits until no order of a sale is deferred. After a fence of the sale's partition that is exact: what was
+// ahead of the fence is settled, or was deferred before the fence was answered.
+func UntilNoneDeferred(ctx context.Context, db *sql.DB, sale int64) error {
+	for {
+		waiting, err := HasDeferred(ctx, db, sale)
+		if err != nil || !waiting {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("sale %d has deferred orders: %w", sale, ctx.Err())
+		case <-time.After(deferredLook):
+		}
+	}
+}
+
+// deferAll writes entries down. One that is written twice does no harm: it is adopted once.
+func (b *Book) deferAll(ctx context.Context, entries []reserve.Entry) error {
+	return store.InTx(ctx, b.db, func(tx *sql.Tx) error {
+		now := b.now()
+		args := make([]any, 0, 3*len(entries))
+		for _, e := range entries {
+			text, err := json.Marshal(e)
+			if err != nil {
+				return fmt.Errorf("encode order %s: %w", e.ID, err)
+			}
+			args = append(args, e.Sale, string(text), now)
+		}
+		if _, err := tx.ExecContext(ctx, `INSERT INTO deferred_orders (sale_id, entry, deferred_at) VALUES `+tuples(len(entries), 3), args...); err != nil {
+			return fmt.Errorf("defer %d orders: %w", len(entries), err)
+		}
+		return nil
+	})
+}
+
+// Bury takes an order that no process can settle: each one that tried ended without a word, or MySQL takes no row for it.
+type Bury func(ctx context.Context, e reserve.Entry, tries int64, why error) error
+
+// SettleDeferred tries one batch of each sale that has deferred orders, those of one sale in order, and returns how many it
+// has settled. Of any number of processes one tries a batch. A sale that is still closed costs one look at its gate.
+func (b *Book) SettleDeferred(ctx context.Context, bury Bury) (n int, err error) {
+	sales, err := deferredOf(ctx, b.db, "")
+	if err != nil || len(sales) == 0 {
+		b.metrics.deferredSales.Set(0)
+		return 0, err
+	}
+	b.metrics.deferredSales.Set(float64(len(sales)))
+	counts, errs := make([]int, len(sales)), make([]error, len(sales))
+	var g errgroup.Group
+	g.SetLimit(deferredSales)
+	for i, sale := range sales {
+		g.Go(func() error {
+			counts[i], errs[i] = b.settleDeferred(ctx, sale, bury)
+			return nil
+		})
+	}
+	_ = g.Wait() // always nil: one sale's failure leaves the others alone
+	for _, c := range counts {
+		n += c
+	}
+	return n, errors.Join(errs...)
+}
+
+// deferredOrder is a row of deferred_orders.
+type deferredOrder struct {
+	n, tries int64
+	entry    reserve.Entry
+}
+
+func (b *Book) settleDeferred(ctx context.Context, sale int64, bury Bury) (int, error) {
+	states, err := b.redis.States(ctx, []int64{sale})
+	if err != nil || states[0].Present && states[0].Gate == lua.GateShut {
+		return 0, nil // what cannot be adopted now is looked at again
+	}
+	batch, err := b.claimDeferred(ctx, sale)
+	if err != nil || len(batch) == 0 {
+		return 0, err
+	}
+	if d := batch[0]; d.tries >= maxTries {
+		if err := bury(ctx, d.entry, d.tries, fmt.Errorf("tried %d times and never settled: whoever tried it ended", d.tries)); err != nil {
+			return 0, err // it keeps its count, and comes again when the claim is over
+		}
+		return 1, b.dropDeferred(ctx, batch)
+	}
+	entries := make([]reserve.Entry, len(batch))
+	for i, d := range batch {
+		entries[i] = d.entry
+	}
+	err = b.Settle(ctx, entries)
+	var closed *ClosedError
+	var poison *PoisonError
+	isClosed, isPoison := errors.As(err, &closed), errors.As(err, &poison)
+	if err != nil && !isClosed && !isPoison {
+		return 0, errors.Join(err, b.keepDeferred(ctx, batch))
+	}
+	keep, ended := map[string]bool{}, map[string]bool{}
+	if isClosed {
+		for _, e := range closed.Entries {
+			keep[e.ID] = true
+		}
+	}
+	if isPoison {
+		for _, e := range poison.Entries {
+			if err := bury(ctx, e, 1, poison.Err); err != nil {
+				return 0, errors.Join(err, b.keepDeferred(ctx, batch))
+			}
+			ended[e.ID] = true
+		}
+	}
+	var kept, done []deferredOrder
+	var settled []reserve.Entry
+	for _, d := range batch {
+		if keep[d.entry.ID] {
+			kept = append(kept, d)
+			continue
+		}
+		done = append(done, d)
+		if !ended[d.entry.ID] {
+			settled = append(settled, d.entry)
+		}
+	}
+	if err := b.keepDeferred(ctx, kept); err != nil {
+		return 0, err
+	}
+	if err := b.dropDeferred(ctx, done); err != nil {
+		return 0, err
+	}
+	if err := b.Retire(ctx, settled); err != nil { // they are published again, MySQL knows them, and they are retired then
+		b.log.Warn("order: settled orders stay in the outbox for now", "orders", len(settled), "error", err)
+	}
+	return len(done), nil
+}
+
+// claimDeferred takes the first orders of a sale for this process; none where another has them. A suspicious one is alone.
+func (b *Book) claimDeferred(ctx context.Context, sale int64) (batch []deferredOrder, err error) {
+	err = store.InTx(ctx, b.db, func(tx *sql.Tx) error {
+		batch = batch[:0]
+		now := b.now().UnixMilli()
+		if err := b.readDeferred(ctx, tx, sale, now, &batch); err != nil || len(batch) == 0 {
+			return err
+		}
+		args := []any{now + deferredClaim.Milliseconds()}
+		for _, d := range batch {
+			args = append(args, d.n)
+		}
+		_, err := tx.ExecContext(ctx, `UPDATE deferred_orders SET tries = tries + 1, claimed_until = ? WHERE n IN (`+marks(len(batch))+`)`, args...)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("take deferred orders of sale %d: %w", sale, err)
+	}
+	return batch, nil
+}
+
+func (b *Book) readDeferred(ctx context.Context, tx *sql.Tx, sale, now int64, batch *[]deferredOrder) error {
+	rows, err := tx.QueryContext(ctx, `SELECT n, entry, tries, claimed_until FROM deferred_orders WHERE sale_id = ? ORDER BY n LIMIT ? FOR UPDATE`, sale, deferredBatch)
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var d deferredOrder
+		var text string
+		var until int64
+		if err := rows.Scan(&d.n, &text, &d.tries, &until); err != nil {
+			return err
+		}
+		if until > now || len(*batch) > 0 && d.tries >= suspiciousTries {
+			break // another process has it, or it is to be alone
+		}
+		if err := json.Unmarshal([]byte(text), &d.entry); err != nil {
+			return fmt.Errorf("deferred order %d: %w", d.n, err)
+		}
+		*batch = append(*batch, d)
+		if d.tries >= suspiciousTries {
+			break
+		}
+	}
+	return errors.Join(rows.Err(), rows.Close())
+}
+
+// keepDeferred gives orders back that could not be settled now. That somebody says so is no try.
+func (b *Book) keepDeferred(ctx context.Context, batch []deferredOrder) error {
+	return b.changeDeferred(ctx, `UPDATE deferred_orders SET tries = 0, claimed_until = 0`, batch)
+}
+
+func (b *Book) dropDeferred(ctx context.Context, batch []deferredOrder) error {
+	return b.changeDeferred(ctx, `DELETE FROM deferred_orders`, batch)
+}
+
+func (b *Book) changeDeferred(ctx context.Context, change string, batch []deferredOrder) error {
+	if len(batch) == 0 {
+		return nil
+	}
+	args := make([]any, len(batch))
+	for i, d := range batch {
+		args[i] = d.n
+	}
+	return store.InTx(ctx, b.db, func(tx *sql.Tx) error {
+		if _, err := tx.ExecContext(ctx, change+` WHERE n IN (`+marks(len(batch))+`)`, args...); err != nil {
+			return fmt.Errorf("%s, %d of them: %w", change, len(batch), err)
+		}
+		return nil
+	})
+}

@@ -44,15 +44,14 @@ func RedisCluster(t testing.TB, primaries, replicas int) *Cluster {
 	t.Helper()
 	c := &Cluster{t: t}
 	for range primaries + replicas {
+		n := &Node{t: t, dir: t.TempDir()}
+		t.Cleanup(n.Kill)
 		free, err := ports.Free(2)
 		if err != nil {
 			t.Fatal(err)
 		}
-		n := &Node{t: t, dir: t.TempDir(), port: free[0], bus: free[1]}
-		t.Cleanup(n.Kill)
-		if err := n.start(); err != nil {
-			t.Fatal(err)
-		}
+		n.port, n.bus = free[0], free[1]
+		n.Start()
 		c.Nodes = append(c.Nodes, n)
 	}
 	for i, n := range c.Nodes {

@@ -212,7 +212,7 @@ func consumers(t *testing.T, s *reserve.Store, sale int64) map[string]int64 {
 
 func TestEverySalesEntriesComeInOrder(t *testing.T) { inOrder(t, backendtest.Redis(t)) }
 
-// Row E8: on a Redis Cluster one call reads the outboxes of one slot alone.
+// On a Redis Cluster one call reads the outboxes of one slot alone.
 func TestEverySalesEntriesComeInOrderOnARedisCluster(t *testing.T) {
 	t.Attr("row", "E8")
 	s := backendtest.RedisCluster(t, 3, 0).Store()

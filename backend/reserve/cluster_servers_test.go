@@ -25,7 +25,7 @@ import (
 	"floodgate.internal/shared/wire"
 )
 
-// Row E8: every script runs on a real Redis Cluster, called as it is in production. One that is not called here fails the test.
+// Every script runs on a real Redis Cluster, called as it is in production. One that is not called here fails the test.
 func TestEveryScriptOnARedisCluster(t *testing.T) {
 	t.Attr("row", "E8")
 	c := backendtest.RedisCluster(t, 3, 0)

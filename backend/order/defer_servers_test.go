@@ -125,6 +125,9 @@ func TestOrdersOfAClosedSaleAreDeferredInOrder(t *testing.T) {
 	if got := s.count(sale, wire.PendingPayment); got != 5 {
 		t.Errorf("got %d orders, want 5", got)
 	}
+	if err := s.book.SettleOrDefer(t.Context(), old); err != nil {
+		t.Errorf("messages of an older epoch whose orders MySQL has all: %v, want them known", err)
+	}
 	s.settle(open)
 	backendtest.RedisBalanced(t, s.db, s.redis, sale)
 }

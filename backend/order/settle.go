@@ -464,7 +464,7 @@ func (s *settling) adopt(ctx context.Context, entries []reserve.Entry, sales map
 	if err != nil {
 		return err
 	}
-	if s.behind {
+	if s.behind && len(left) > 0 {
 		if left, err = s.ahead(ctx, left); err != nil {
 			return err
 		}

@@ -32,7 +32,7 @@ func TestAClosedSaleHoldsBackNoOther(t *testing.T) {
 	m.sale = closed
 	held := m.pressAll(0, 1000)
 	queue := m.channel()
-	m.until("all are queued", func() bool { return m.ready(queue) == 1000 })
+	m.until("all are queued", func() bool { return m.ready(queue) >= 1000 }) // one whose confirm was late is there twice
 	m.stop(t) // and with it whoever would open the sale's gate
 	const token = 1_000_000
 	m.must(db, `UPDATE sale_stock SET epoch = epoch + 1, token = ? WHERE sale_id = ?`, token, closed)
@@ -98,7 +98,7 @@ func TestDeferredOrdersOutliveBrokerAndRedis(t *testing.T) {
 	db := backendtest.OpenMySQL(t, m.dsn, 4)
 	ids := m.pressAll(0, 10)
 	queue := m.channel()
-	m.until("all are queued", func() bool { return m.ready(queue) == 10 })
+	m.until("all are queued", func() bool { return m.ready(queue) >= 10 })
 	m.stop(t)
 	const token = 1_000_000
 	m.must(db, `UPDATE sale_stock SET epoch = epoch + 1, token = ? WHERE sale_id = ?`, token, m.sale)

@@ -33,7 +33,7 @@ func TestAClosedSaleHoldsBackNoOther(t *testing.T) {
 	held := m.pressAll(0, 1000)
 	queue := m.channel()
 	m.until("all are queued", func() bool { return m.ready(queue) >= 1000 }) // one whose confirm was late is there twice
-	m.stop(t) // and with it whoever would open the sale's gate
+	m.stop(t)                                                                // and with it whoever would open the sale's gate
 	const token = 1_000_000
 	m.must(db, `UPDATE sale_stock SET epoch = epoch + 1, token = ? WHERE sale_id = ?`, token, closed)
 	if ok, err := m.redis.Shut(t.Context(), closed, token); err != nil || !ok {

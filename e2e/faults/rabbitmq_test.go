@@ -129,7 +129,7 @@ func (s *trial) reserve(n int) {
 		var cmds rueidis.Commands
 		for i := from; i < min(from+500, n); i++ {
 			id := wire.NewOrderID(fmt.Sprintf("0190163d-8694-739b-aea5-%012d", i), s.sale)
-			cmds = append(cmds, c.B().Evalsha().Sha1(sha).Numkeys(int64(len(keys))).Key(keys...).Arg(epoch, fmt.Sprint("b", i), "1", id, "", "").Build())
+			cmds = append(cmds, c.B().Evalsha().Sha1(sha).Numkeys(int64(len(keys))).Key(keys...).Arg(epoch, fmt.Sprint("b", i), "1", id, "", "", "", "0").Build())
 		}
 		for i, r := range c.DoMulti(s.ctx, cmds...) {
 			words, err := r.ToArray()

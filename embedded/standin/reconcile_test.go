@@ -24,16 +24,16 @@ func TestASaleOfManyPagesIsReconciled(t *testing.T) {
 		VALUES (?, 1, 'goods', 'Mug', 100, 'EUR', ?, ?, 2, 60, ?)`, sale, now, now, now)
 	const orders = 2100
 	exec(t, db, `INSERT INTO sale_stock (sale_id, total, available, locked) VALUES (?, ?, 10, ?)`, sale, orders+10, orders)
-	for from := 0; from < orders; from += 300 {
+	for from := 0; from < orders; from += 60 {
 		var rows, slots []any
-		for n := from; n < from+300; n++ {
+		for n := from; n < from+60; n++ {
 			uid := fmt.Sprint("u", n/2) // two orders each
 			rows = append(rows, orderID(n), sale, uid, now, now)
 			slots = append(slots, sale, uid, n%2+1, orderID(n))
 		}
 		exec(t, db, `INSERT INTO orders (id, sale_id, uid, quantity, amount, status, created_at, decided_at) VALUES `+
-			strings.TrimPrefix(strings.Repeat(`, (?, ?, ?, 1, 100, 'pending_payment', ?, ?)`, 300), ", "), rows...)
-		exec(t, db, `INSERT INTO order_slots (sale_id, uid, slot, order_id) VALUES `+strings.TrimPrefix(strings.Repeat(`, (?, ?, ?, ?)`, 300), ", "), slots...)
+			strings.TrimPrefix(strings.Repeat(`, (?, ?, ?, 1, 100, 'pending_payment', ?, ?)`, 60), ", "), rows...)
+		exec(t, db, `INSERT INTO order_slots (sale_id, uid, slot, order_id) VALUES `+strings.TrimPrefix(strings.Repeat(`, (?, ?, ?, ?)`, 60), ", "), slots...)
 	}
 	if err := reconcile.New(db, redis, nil, slog.New(slog.DiscardHandler), prometheus.NewRegistry()).Sale(t.Context(), sale); err != nil {
 		t.Fatal(err)

@@ -49,6 +49,8 @@ type Disk struct {
 	// Journal: any sync makes all earlier changes of names durable, as ext4 and XFS do. Else only a sync of the directory does, or,
 	// for the name of a file, a sync of that file, which is all that POSIX promises.
 	Journal bool
+	// Only is a file under Dir: the others keep all that was written, as if it had been written back in time. "": every file is cut.
+	Only string
 	// Lies: the disk ignores every sync, so that a cut takes all that was written since Begin or Settle.
 	Lies bool
 }
@@ -230,7 +232,7 @@ func (d *Disk) Cut() (Loss, error) {
 		if err != nil {
 			return l, err
 		}
-		if _, ok := names[path]; ok {
+		if _, ok := names[path]; ok || d.Only != "" && path != d.Only {
 			continue
 		}
 		l.Changed = append(l.Changed, path+" (not there)")
@@ -244,6 +246,9 @@ func (d *Disk) Cut() (Loss, error) {
 		}
 	}
 	for path, key := range names {
+		if d.Only != "" && path != d.Only {
+			continue
+		}
 		if err := d.restore(path, key, &l); err != nil {
 			return l, err
 		}

@@ -3,6 +3,8 @@
 package powercut
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -156,5 +158,46 @@ func TestUnseen(t *testing.T) {
 	}
 	if _, err := d.Cut(); err == nil || !strings.Contains(err.Error(), "a directory was renamed") {
 		t.Errorf("got %v, want that a directory was renamed", err)
+	}
+}
+
+// The others keep what they have where one file alone is cut.
+func TestCutOnlyOne(t *testing.T) {
+	tools := t.TempDir()
+	library, err := Build(tools)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &Disk{Library: library, Dir: filepath.Join(tools, "files"), Shadow: filepath.Join(tools, "shadow"), Only: "log"}
+	if err := os.Mkdir(d.Dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"log", "data", "gone"} {
+		if err := os.WriteFile(filepath.Join(d.Dir, name), []byte("0123"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := d.Begin(); err != nil {
+		t.Fatal(err)
+	}
+	write := exec.Command("sh", "-c", "printf 4567 >>log; printf 4567 >>data; rm gone; printf a >new")
+	write.Dir, write.Env = d.Dir, append(os.Environ(), d.Env()...)
+	if out, err := write.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	loss, err := d.Cut()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(loss.Changed, []string{"log"}) || loss.Bytes != 4 {
+		t.Errorf("lost: got %+v, want the end of log", loss)
+	}
+	for name, want := range map[string]string{"log": "0123", "data": "01234567", "new": "a"} {
+		if got, err := os.ReadFile(filepath.Join(d.Dir, name)); err != nil || string(got) != want {
+			t.Errorf("%s: got %q, %v; want %q", name, got, err, want)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(d.Dir, "gone")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("gone is there again: %v", err)
 	}
 }

@@ -420,18 +420,18 @@ func (s *shop) locked(ctx context.Context) (n int64, err error) {
 	return n, err
 }
 
-// follow is how many orders a second come into MySQL, from the first change until all are there.
+// follow is how many orders a second come into MySQL, from the last look that found none until all are there.
 func (s *shop) follow(ctx context.Context, before, all int64) (float64, error) {
-	var first int64
-	var began time.Time
+	began := time.Now()
 	err := until(ctx, func() (bool, error) {
+		look := time.Now()
 		now, err := s.locked(ctx)
-		if now > before && began.IsZero() {
-			first, began = now, time.Now()
+		if now == before {
+			began = look
 		}
 		return now == all, err
 	})
-	return float64(all-first) / time.Since(began).Seconds(), err
+	return float64(all-before) / time.Since(began).Seconds(), err
 }
 
 // published is how many entries of the outbox the relay has noted as confirmed by the broker. What the queue holds says less: a

@@ -145,7 +145,7 @@ func TestTheCulpritAmongDeferredOrdersDiesAlone(t *testing.T) {
 	s.exec(`UPDATE deferred_orders SET tries = ? ORDER BY n LIMIT 2`, suspiciousTries)
 	s.exec(`UPDATE deferred_orders SET tries = ? ORDER BY n DESC LIMIT 1`, maxTries)
 	s.book = s.bookAt(s.clockAhead(2 * deferredClaim)) // two clocks differ by as long as Redis takes to tell its time
-	for _, want := range []int{1, 1, 1} { // a, b, c
+	for _, want := range []int{1, 1, 1} {              // a, b, c
 		s.settleDeferred(want)
 	}
 	refuse := errors.New("no room")

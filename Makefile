@@ -67,7 +67,7 @@ test: build ## everything CI runs, on private real servers; installs them, gcc a
 MINUTES ?= 30
 
 soak: build ## kill random parts of the real system under load for MINUTES=30, then every other fault; ends with the table build/soak.md
-	build/stack install servers
+	build/stack install servers race
 	FLOODGATE_SOAK=$(MINUTES)m go test -tags servers -count=1 -timeout $$(($(MINUTES) + 60))m -v ./e2e/faults
 
 RUNS ?= 3
@@ -78,13 +78,13 @@ bench: build ## the speed table of RUNS=3 whole runs, side by side with the plai
 	@for run in $$(seq $(RUNS)); do build/stack exec -dir build/bench-servers -- build/bench --out build/bench-runs/$$run || exit 1; done
 	@build/bench merge build/bench-runs/*/bench.json
 
-# Made by runs, to build/. docs/rows.md is made of the tests' comments.
+# Made by runs, to build/. docs/rows.md is made of what the tests say of themselves.
 PAGES := faults planted powercut outages speed soak
 
 pages: build ## every generated page of docs/ anew, with SOAK=1 the soak's, too: tests of faults and planted bugs, outages, bench, rows
 	build/stack install servers
 	rm -f $(PAGES:%=build/%.md)
-	$(MAKE) test PHASES=faults
+	$(MAKE) test PHASES='faults planted'
 	build/stack exec -dir build/test-servers -- go test -tags servers -timeout 15m -count=1 -run '^$$' -bench Outages -benchtime 1x ./e2e
 	$(MAKE) bench
 	$(if $(SOAK),$(MAKE) soak)

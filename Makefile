@@ -7,6 +7,8 @@ MODULES := gateway backend shared lua embedded e2e tools
 
 # Everything but the race detector builds without a C compiler.
 export CGO_ENABLED := 0
+# One set of flags for the binaries, the tests and the lint: each package is compiled once for all of them.
+export GOFLAGS := -trimpath $(GOFLAGS)
 
 # Ends with a plain sentence where Go is missing or too old.
 need_go = @command -v go >/dev/null || { echo "make: Go is not installed, or not in PATH: install Go 1.26 or newer, https://go.dev/dl/" >&2; exit 1; }; \
@@ -14,7 +16,7 @@ need_go = @command -v go >/dev/null || { echo "make: Go is not installed, or not
 	[ "$$(printf '%s\n' 1.26 "$${v:-0}" | sort -V | head -n 1)" = 1.26 ] || \
 	{ echo "make: Go 1.26 or newer is needed, this is $${v:-unknown} ($$(command -v go)): https://go.dev/dl/" >&2; exit 1; }
 
-build_to = go build -trimpath -buildvcs=false -o build/
+build_to = go build -buildvcs=false -o build/
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile

@@ -68,7 +68,7 @@ func startMachine() {
 			return err
 		}
 		machine.bin = filepath.Join(machine.dir, "bin")
-		args, cgo := []string{"build", "-trimpath", "-buildvcs=false"}, "CGO_ENABLED=0"
+		args, cgo := []string{"build", "-buildvcs=false"}, "CGO_ENABLED=0"
 		if raced() {
 			args, cgo = append(args, "-race"), "CGO_ENABLED=1"
 		}

@@ -53,7 +53,7 @@ func build(t *testing.T, dir string, flags ...string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	args := append([]string{"build", "-trimpath", "-buildvcs=false", "-o", dir + "/"}, flags...)
+	args := append([]string{"build", "-buildvcs=false", "-o", dir + "/"}, flags...)
 	cmd := exec.Command("go", append(args, "./gateway/cmd/gateway", "./backend/cmd/backend")...)
 	cmd.Dir = root
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")

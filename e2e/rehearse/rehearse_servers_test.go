@@ -22,7 +22,7 @@ func TestRehearsal(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-o", bin+"/", "./gateway/cmd/gateway", "./backend/cmd/backend")
+	build := exec.Command("go", "build", "-buildvcs=false", "-o", bin+"/", "./gateway/cmd/gateway", "./backend/cmd/backend")
 	build.Dir = root
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)

@@ -1,11 +1,9 @@
 package planted
 
 import (
-	"bytes"
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -15,11 +13,9 @@ import (
 	"floodgate.internal/e2e/stack"
 )
 
-// bug is one patch file.
+// bug is one file NAME.bug, whose form doc.go describes.
 type bug struct {
-	name string // of the file, without .patch
-	file string // absolute
-
+	name  string // the file's, without .bug
 	what  string
 	pkg   string // of the test, as ./backend/order
 	test  string // its name, with the subtest's after a slash
@@ -27,7 +23,11 @@ type bug struct {
 	day   string // "" for none
 	finds string
 	alone bool
+	edits []edit
 }
+
+// edit replaces whole lines by others. Lines are compared without the space around them.
+type edit struct{ stood, stands []string }
 
 // The days.
 const (
@@ -36,19 +36,24 @@ const (
 	confirm     = "confirm" // RabbitMQ, and every 202 waits for its confirm
 )
 
-// bugs reads every patch file.
-func bugs(t *testing.T) []bug {
+// bugs reads every bug, sorted by name.
+func bugs(t *testing.T) (list []bug) {
 	t.Helper()
-	root := root(t)
-	files, err := filepath.Glob(filepath.Join(root, "e2e", "planted", "*.patch"))
+	files, err := filepath.Glob(filepath.Join(root(t), "e2e", "planted", "*.bug"))
 	if err != nil || len(files) == 0 {
-		t.Fatalf("no patch file: %v", err)
+		t.Fatalf("no bugs: %v", err)
 	}
-	list := make([]bug, len(files)) // sorted by Glob
-	for i, file := range files {
-		if list[i], err = read(file); err != nil {
+	tests := testsOf(t)
+	for _, file := range files { // Glob sorts
+		text, err := os.ReadFile(file)
+		if err != nil {
 			t.Fatal(err)
 		}
+		b, err := parse(strings.TrimSuffix(filepath.Base(file), ".bug"), string(text), tests)
+		if err != nil {
+			t.Fatal(err)
+		}
+		list = append(list, b)
 	}
 	return list
 }
@@ -63,37 +68,61 @@ func root(t *testing.T) string {
 }
 
 var (
-	packageName = regexp.MustCompile(`^\./[a-z0-9/]+$`)
-	testName    = regexp.MustCompile(`^Test\w+(/\S+)?$`)
+	testName = regexp.MustCompile(`^(\./[a-z0-9/]+ )?(Test\w+(?:/\S+)?)$`)
+	testFunc = regexp.MustCompile(`(?m)^func (Test\w+)\(t \*testing\.T\)`)
 )
 
-func read(file string) (bug, error) {
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return bug{}, err
-	}
-	b := bug{name: strings.TrimSuffix(filepath.Base(file), ".patch"), file: file}
+// testsOf returns the packages, as ./backend/order, that have a test of a name.
+func testsOf(t *testing.T) map[string][]string {
+	t.Helper()
+	tests := map[string][]string{}
+	walk(t, root(t), func(name string) {
+		if !strings.HasSuffix(name, "_test.go") {
+			return
+		}
+		text, err := os.ReadFile(filepath.Join(root(t), name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range testFunc.FindAllSubmatch(text, -1) {
+			tests[string(m[1])] = append(tests[string(m[1])], "./"+filepath.ToSlash(filepath.Dir(name)))
+		}
+	})
+	return tests
+}
+
+func parse(name, text string, tests map[string][]string) (bug, error) {
+	b := bug{name: name}
 	wrong := func(format string, args ...any) (bug, error) {
-		return bug{}, fmt.Errorf("%s: %s; the fields of the head stand in e2e/planted/doc.go", file, fmt.Sprintf(format, args...))
+		return bug{}, fmt.Errorf("e2e/planted/%s.bug: %s; doc.go describes the form", name, fmt.Sprintf(format, args...))
 	}
-	head, diff, ok := strings.Cut(string(text), "\n\n")
-	if !ok || !strings.HasPrefix(diff, "diff --git a/") {
-		return wrong("after the head and an empty line it must go on with the output of git diff")
+	head, body, ok := strings.Cut(text, "\n\n--- stood\n")
+	if !ok {
+		return wrong("after the head it must go on with an empty line and --- stood")
 	}
 	seen := map[string]bool{}
 	for _, line := range strings.Split(head, "\n") {
-		name, value, ok := strings.Cut(line, ": ")
-		if value = strings.TrimSpace(value); !ok || value == "" || seen[name] {
+		field, value, ok := strings.Cut(line, ": ")
+		if value = strings.TrimSpace(value); !ok || value == "" || seen[field] {
 			return wrong("%q is no field with a value, or is there twice", line)
 		}
-		seen[name] = true
-		switch name {
+		seen[field] = true
+		switch field {
 		case "Bug":
 			b.what = value
 		case "Test":
-			b.pkg, b.test, _ = strings.Cut(value, " ")
-			if !packageName.MatchString(b.pkg) || !testName.MatchString(b.test) {
-				return wrong("Test: %s: want a package and a test, as ./backend/order TestName/subtest", value)
+			m := testName.FindStringSubmatch(value)
+			if m == nil {
+				return wrong("Test: %s: want TestName or TestName/subtest, after its package where several have one of that name", value)
+			}
+			b.pkg, b.test = strings.TrimSpace(m[1]), m[2]
+			top, _, _ := strings.Cut(b.test, "/")
+			in := tests[top]
+			if b.pkg == "" && len(in) == 1 {
+				b.pkg = in[0]
+			}
+			if !slices.Contains(in, b.pkg) {
+				return wrong("Test: %s: want a test that is in one package, or before it that package; it is in %q", value, in)
 			}
 		case "Says":
 			b.says = value
@@ -106,107 +135,162 @@ func read(file string) (bug, error) {
 		case "Alone":
 			b.alone = true
 		default:
-			return wrong("%s is no field", name)
+			return wrong("%s is no field", field)
 		}
 	}
-	for _, name := range []string{"Bug", "Test", "Says"} {
-		if !seen[name] {
-			return wrong("%s is missing", name)
+	for _, field := range []string{"Bug", "Test", "Says"} {
+		if !seen[field] {
+			return wrong("%s is missing", field)
 		}
 	}
 	if (b.day == "") != (b.finds == "") {
 		return wrong("Day and Finds come together")
 	}
+	for _, part := range strings.Split(strings.TrimSuffix(body, "\n"), "\n\n--- stood\n") {
+		stood, stands, ok := strings.Cut(part+"\n", "\n--- stands\n")
+		if !ok || strings.TrimSpace(stood) == "" {
+			return wrong("after --- stood come the lines as they are, then --- stands and the lines that replace them")
+		}
+		b.edits = append(b.edits, edit{stood: strings.Split(stood, "\n"), stands: strings.Split(strings.TrimSuffix(stands, "\n"), "\n")})
+	}
 	return b, nil
 }
 
-// copyTree copies what belongs to the checkout; what was built in it stays behind.
-func copyTree(t *testing.T) (dir string) {
+// walk calls f with the name of each file of a checkout, relative to dir; what was built in it is left out.
+func walk(t *testing.T, dir string, f func(name string)) {
 	t.Helper()
-	from, dir := root(t), t.TempDir()
-	err := filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
-		name, err := filepath.Rel(from, path)
-		if err != nil {
-			return err
-		}
-		to := filepath.Join(dir, name)
+		name, err := filepath.Rel(dir, path)
 		switch {
+		case err != nil:
+			return err
 		case slices.Contains([]string{".git", "build", ".run"}, name):
 			if d.IsDir() {
 				return fs.SkipDir
 			}
-			return nil
-		case d.IsDir():
-			return os.MkdirAll(to, 0o755)
 		case d.Type().IsRegular():
-			b, err := os.ReadFile(path)
-			if err != nil {
-				return err
-			}
-			return os.WriteFile(to, b, 0o644)
-		default:
-			return nil
+			f(name)
 		}
+		return nil
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return dir
 }
 
-// stale says what to do with a patch whose surroundings have changed.
-func (b bug) stale(err error) error {
-	return fmt.Errorf(`e2e/planted/%s.patch no longer applies: plant the bug anew, by hand or with git apply --reject, put the output of git diff
-below the head of the file, and take the change out of the tree again; if the bug can no longer be made, remove the file and its line of docs/planted.md:
-%w`, b.name, err)
+// tree is a copy of the checkout, in which bugs are planted and go commands are run.
+type tree struct {
+	dir   string
+	lines map[string][]string // of each file of production code, by its name
 }
 
-// apply puts a patch into the tree at dir, or takes it out again; with "--check" it only tries.
-func apply(dir, patch string, flags ...string) error {
-	cmd := exec.Command("git", append(append([]string{"apply", "--whitespace=nowarn"}, flags...), patch)...)
-	cmd.Dir = dir
-	for _, v := range os.Environ() { // another repository's, where a hook runs this
-		if !strings.HasPrefix(v, "GIT_") {
-			cmd.Env = append(cmd.Env, v)
+func newTree(t *testing.T) tree {
+	t.Helper()
+	from := root(t)
+	r := tree{dir: t.TempDir(), lines: map[string][]string{}}
+	walk(t, from, func(name string) {
+		text, err := os.ReadFile(filepath.Join(from, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		to := filepath.Join(r.dir, name)
+		if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(to, text, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if slices.Contains([]string{".go", ".lua", ".sql"}, filepath.Ext(name)) && !strings.HasSuffix(name, "_test.go") {
+			r.lines[name] = strings.Split(string(text), "\n")
+		}
+	})
+	return r
+}
+
+// find returns the one place of the tree where these lines stand.
+func (r tree) find(lines []string) (file string, at int, err error) {
+	var places []string
+	for name, all := range r.lines {
+		for i := range len(all) - len(lines) + 1 {
+			if slices.EqualFunc(all[i:i+len(lines)], lines, func(a, b string) bool { return strings.TrimSpace(a) == strings.TrimSpace(b) }) {
+				file, at = name, i
+				places = append(places, fmt.Sprintf("%s:%d", name, i+1))
+			}
 		}
 	}
-	cmd.Env = append(cmd.Env, "GIT_CEILING_DIRECTORIES="+filepath.Dir(dir))
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("%s in %s: %w\n%s", strings.Join(cmd.Args, " "), dir, err, out)
+	if len(places) != 1 {
+		return "", 0, fmt.Errorf("these lines must stand in one place and stand in %d %q:\n%s", len(places), places, strings.Join(lines, "\n"))
 	}
-	return nil
+	return file, at, nil
 }
 
-// has reports whether a package has a test of this name.
-func has(dir, test string) (bool, error) {
-	files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
+// planted returns the files as they are with the bug, by name.
+func (r tree) planted(b bug) (map[string]string, error) {
+	changed := map[string][]string{}
+	type cut struct{ at, until int }
+	cuts := map[string][]cut{}
+	for _, e := range b.edits {
+		file, at, err := r.find(e.stood)
+		if err != nil {
+			return nil, fmt.Errorf("e2e/planted/%s.bug: %w\nwrite what stands there now and how the bug is made of it; if it cannot be made any more, remove the file", b.name, err)
+		}
+		if changed[file] == nil {
+			changed[file] = slices.Clone(r.lines[file])
+		}
+		until := at + len(e.stood)
+		for _, c := range cuts[file] {
+			if at < c.until && c.at < until {
+				return nil, fmt.Errorf("e2e/planted/%s.bug: two edits overlap in %s", b.name, file)
+			}
+		}
+		cuts[file] = append(cuts[file], cut{at, until})
+		changed[file][at] = strings.Join(e.stands, "\n")
+		for i := at + 1; i < until; i++ {
+			changed[file][i] = gone
+		}
+	}
+	texts := map[string]string{}
+	for file, lines := range changed {
+		texts[file] = strings.Join(slices.DeleteFunc(lines, func(l string) bool { return l == gone }), "\n")
+	}
+	return texts, nil
+}
+
+// gone marks a line that an edit takes out.
+const gone = "\x00"
+
+// plant puts a bug into the tree. The function that it returns takes it out again.
+func (r tree) plant(b bug) (undo func() error, err error) {
+	texts, err := r.planted(b)
 	if err != nil {
-		return false, err
+		return nil, err
 	}
-	top, _, _ := strings.Cut(test, "/")
-	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err != nil || bytes.Contains(text, []byte("\nfunc "+top+"(t *testing.T)")) {
-			return true, err
+	for file, text := range texts {
+		if err := os.WriteFile(filepath.Join(r.dir, file), []byte(text), 0o644); err != nil {
+			return nil, err
 		}
 	}
-	return false, nil
+	return func() error {
+		for file := range texts {
+			if err := os.WriteFile(filepath.Join(r.dir, file), []byte(strings.Join(r.lines[file], "\n")), 0o644); err != nil {
+				return err
+			}
+		}
+		return nil
+	}, nil
 }
 
-// TestEveryPatchIsWhole is the fast part: the heads are in order, the patches fit the tree, the tests that they name are
-// there, and docs/planted.md tells of each.
-func TestEveryPatchIsWhole(t *testing.T) {
-	dir, all := copyTree(t), bugs(t)
+// TestEveryBugHasItsPlace is the fast part: each bug's lines stand in one place, the test that it names is there, and docs/planted.md
+// tells of each.
+func TestEveryBugHasItsPlace(t *testing.T) {
+	r, all := newTree(t), bugs(t)
 	days := 0
 	for _, b := range all {
-		if err := apply(dir, b.file, "--check"); err != nil {
-			t.Errorf("%v", b.stale(err))
-		}
-		if ok, err := has(filepath.Join(dir, b.pkg), b.test); err != nil || !ok {
-			t.Errorf("e2e/planted/%s.patch: there is no %s in %s, %v: name the test that catches the bug now", b.name, b.test, b.pkg, err)
+		if _, err := r.planted(b); err != nil {
+			t.Error(err)
 		}
 		if b.day != "" {
 			days++
@@ -216,7 +300,7 @@ func TestEveryPatchIsWhole(t *testing.T) {
 		t.Errorf("the auditor is shown %d bugs, want at least 6", days)
 	}
 	const doc = "docs/planted.md"
-	text, err := os.ReadFile(filepath.Join(dir, doc))
+	text, err := os.ReadFile(filepath.Join(r.dir, doc))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -42,7 +42,7 @@ func TestEveryPlantedBugIsCaught(t *testing.T) {
 	all := bugs(t)
 	b := &bench{trees: make(chan tree, workers), results: map[string]caught{}}
 	for range workers {
-		b.trees <- tree{copyTree(t)}
+		b.trees <- newTree(t)
 	}
 	bin := t.TempDir()
 	b.on(func(r tree) {
@@ -125,12 +125,13 @@ func (b *bench) try(t *testing.T, r tree, bug bug, bin string) {
 	b.mu.Lock()
 	b.tried++
 	b.mu.Unlock()
-	if err := apply(r.dir, bug.file); err != nil {
-		t.Fatal(bug.stale(err))
+	undo, err := r.plant(bug)
+	if err != nil {
+		t.Fatal(err)
 	}
 	defer func() {
-		if err := apply(r.dir, bug.file, "-R"); err != nil {
-			panic("BUG: a patch cannot be taken out again: " + err.Error())
+		if err := undo(); err != nil {
+			panic("BUG: a planted bug cannot be taken out again: " + err.Error())
 		}
 	}()
 	var c caught

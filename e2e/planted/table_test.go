@@ -8,7 +8,7 @@ import (
 
 // row is the beginning of a bug's line of the table: all but what was said.
 func (b bug) row() string {
-	return fmt.Sprintf("| [%s](../e2e/planted/%[1]s.patch) | %s | `%s` %s", b.name, b.what, b.pkg, strings.ReplaceAll(b.test, "_", `\_`))
+	return fmt.Sprintf("| [%s](../e2e/planted/%[1]s.bug) | %s | %s", b.name, b.what, strings.ReplaceAll(b.test, "_", `\_`))
 }
 
 // caught is what became of a bug.

@@ -14,9 +14,6 @@ import (
 	"time"
 )
 
-// tree is a copy of the working tree, in which go commands are run.
-type tree struct{ dir string }
-
 // command is the go command in the tree. Paths are trimmed, so that both trees share what is built.
 func (r tree) command(ctx context.Context, verb string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, "go", append([]string{verb, "-trimpath"}, args...)...)

@@ -15,6 +15,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"floodgate.internal/shared/ports"
 )
 
 // Process is one program that may outlive whoever started it. It is found again, by this or another launcher, through
@@ -410,22 +412,20 @@ func (p *Process) awaitFree(ctx context.Context) error {
 	}
 }
 
-// checkFree reports the first address that cannot be listened on. One of IPv6 is free where there is no IPv6.
+// checkFree reports the first address on whose port somebody listens.
 func checkFree(addrs []string) error {
 	for _, addr := range addrs {
-		l, err := net.Listen("tcp", addr)
-		if errors.Is(err, syscall.EADDRNOTAVAIL) || errors.Is(err, syscall.EAFNOSUPPORT) {
-			if strings.HasPrefix(addr, "[") {
-				continue
-			}
-		}
-		if errors.Is(err, syscall.EADDRINUSE) {
-			return fmt.Errorf("%s is in use by %s: stop that one first (a system from another checkout, or an embedded one?)", addr, listener(addr))
-		}
+		_, port, err := net.SplitHostPort(addr)
 		if err != nil {
 			return err
 		}
-		l.Close()
+		n, err := strconv.Atoi(port)
+		if err != nil {
+			return err
+		}
+		if ports.Taken(n) {
+			return fmt.Errorf("%s is in use by %s: stop that one first (a system from another checkout, or an embedded one?)", addr, listener(addr))
+		}
 	}
 	return nil
 }

@@ -2,12 +2,15 @@ package ports
 
 import (
 	"bufio"
+	"context"
 	"io"
 	"net"
 	"os"
 	"os/exec"
 	"slices"
 	"strconv"
+	"sync"
+	"syscall"
 	"testing"
 )
 
@@ -70,14 +73,46 @@ func TestWhoListensHasItsPort(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !taken(port) {
+		if !Taken(port) {
 			t.Errorf("%q listens on port %d, and it is said to be free", host, port)
 		}
 		l.Close()
-		if taken(port) {
+		if Taken(port) {
 			t.Errorf("nobody listens on port %d, and it is said to be taken", port)
 		}
 	}
+}
+
+// TestLookingAtAPortDoesNotTakeIt: who starts a server after Taken said that its port is free finds it free, although children are
+// started all the time. A socket that Taken opened would live on in a child until its exec is over.
+func TestLookingAtAPortDoesNotTakeIt(t *testing.T) {
+	port := mustFree(t, 1)[0]
+	ctx, stop := context.WithCancel(t.Context())
+	var children sync.WaitGroup
+	for range 8 {
+		children.Go(func() {
+			for ctx.Err() == nil {
+				if err := exec.Command("true").Run(); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	for range 50 {
+		if Taken(port) {
+			t.Error("it is taken, and nobody listens")
+			break
+		}
+		syscall.ForkLock.Lock() // as whoever starts the server does
+		syscall.ForkLock.Unlock()
+		if Taken(port) {
+			t.Error("somebody listens after it was looked at")
+			break
+		}
+	}
+	stop()
+	children.Wait()
 }
 
 // TestFreePortsDiffer: what was given once is not given again.

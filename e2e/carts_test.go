@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"floodgate.internal/e2e/oracle"
 	"floodgate.internal/e2e/stack"
 	"floodgate.internal/shared/development"
 	"floodgate.internal/shared/signing"
@@ -325,7 +326,7 @@ func (w *world) place(ctx context.Context, c *cartTold) error {
 				c.order = *v.OrderID
 			}
 			return nil
-		case a.status == 0 || a.status == 503 || a.status == 429:
+		case oracle.AskAgain(a.status):
 			select {
 			case <-ctx.Done():
 			case <-time.After(50 * time.Millisecond): // as a client waits
@@ -348,7 +349,7 @@ func (w *world) finish(ctx context.Context, c *cartTold, what string) error {
 			return nil
 		case a.code == "ORDER_STATE_CONFLICT":
 			return nil // it expired
-		case a.status == 0 || a.status == 503 || a.status == 429:
+		case oracle.AskAgain(a.status):
 			select {
 			case <-ctx.Done():
 			case <-time.After(50 * time.Millisecond):

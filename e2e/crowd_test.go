@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"floodgate.internal/e2e/oracle"
 	"floodgate.internal/e2e/stack"
 	"floodgate.internal/shared/wire"
 )
@@ -73,7 +74,7 @@ func (c *crowd) press(ctx context.Context, uid, token, key string) {
 		switch {
 		case a.status == 202, a.code == "ALREADY_ORDERED", a.code == "SOLD_OUT":
 			return
-		case a.status == 0, a.status == 429, a.status == 503:
+		case oracle.AskAgain(a.status):
 			if s, err := strconv.Atoi(a.header.Get("Retry-After")); err == nil {
 				wait = time.Duration(s) * time.Second
 			}

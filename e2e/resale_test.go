@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"floodgate.internal/e2e/oracle"
 	"floodgate.internal/shared/wire"
 )
 
@@ -43,7 +44,7 @@ func (s *impatient) run() {
 				return
 			}
 		case a.code == "SOLD_OUT", a.code == "ALREADY_ORDERED":
-		case a.status == 0, a.status == 429, a.status == 503:
+		case oracle.AskAgain(a.status):
 			if n, err := strconv.Atoi(a.header.Get("Retry-After")); err == nil {
 				wait = time.Duration(n) * time.Second
 			}

@@ -140,7 +140,7 @@ func (s *shop) insist(ctx context.Context, path, token, key, body string) (answe
 			return a, fmt.Errorf("POST %s was never answered: %s", path, a)
 		case a.status == 200:
 			return a, nil
-		case a.status == 0, a.status == 429, a.status == 503:
+		case oracle.AskAgain(a.status):
 			pause(ctx)
 		default:
 			return a, fmt.Errorf("POST %s: %s", path, a)

@@ -109,7 +109,7 @@ func (l *load) buy(ctx context.Context, n int, token string) error {
 				return l.end(ctx, uid, token, a.OrderID, n%5 == 0)
 			}
 			return nil
-		case a.status == 0, a.status == 408, a.status == 429, a.status == 503:
+		case oracle.AskAgain(a.status):
 			pause(ctx)
 		default:
 			return fmt.Errorf("uid %s pressed: %s", uid, a)
@@ -165,7 +165,7 @@ func (l *load) end(ctx context.Context, uid, token, order string, pay bool) erro
 		case a.status == 200 && string(a.Status) == strconv.Quote(string(status)):
 			l.log.End(order, status)
 			return nil
-		case a.status == 200, a.status == 0, a.status == 408, a.status == 429, a.status == 503:
+		case a.status == 200, oracle.AskAgain(a.status):
 			pause(ctx)
 		default:
 			return fmt.Errorf("uid %s, %s of %s: %s", uid, what, order, a)

@@ -273,7 +273,7 @@ type answer struct {
 }
 
 // final: asking again would say the same.
-func (a answer) final() bool { return a.status != 0 && a.status != 429 && a.status != 503 }
+func (a answer) final() bool { return !oracle.AskAgain(a.status) }
 
 func (a answer) String() string { return fmt.Sprintf("%d %s", a.status, a.body) }
 

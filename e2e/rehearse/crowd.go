@@ -50,7 +50,7 @@ func outcomeOf(status int, code string) outcome {
 	switch {
 	case status == http.StatusAccepted:
 		return accepted
-	case status == 0:
+	case status == 0, status == http.StatusRequestTimeout:
 		return silent
 	case code == string(problem.SoldOut):
 		return soldOut

@@ -41,9 +41,10 @@ func TestNoErrorShowsASecret(t *testing.T) {
 		put := func(value string) string {
 			return strings.Join(append(append(append([]string(nil), lines[:i]...), name+": "+value), lines[i+1:]...), "\n")
 		}
-		for _, v := range []string{canary, "$" + canary, "u:" + canary + "@h", "[" + canary + "]", "{" + canary + ": 1}", "amqp://u:" + canary + "@%zz", "\"" + canary, "u:" + canary + "@tcp(h)/", "http://" + canary} {
+		for k, v := range []string{canary, "$" + canary, "u:" + canary + "@h", "[" + canary + "]", "{" + canary + ": 1}", "amqp://u:" + canary + "@%zz", "\"" + canary, "u:" + canary + "@tcp(h)/", "http://" + canary} {
 			t.Setenv("LEAK", v)
-			for _, style := range []string{"${LEAK}", `"${LEAK}"`, "[${LEAK}]", `["${LEAK}"]`, "{a: ${LEAK}}"} {
+			styles := []string{`"${LEAK}"`, "[${LEAK}]", `["${LEAK}"]`, "{a: ${LEAK}}"}
+			for _, style := range []string{"${LEAK}", styles[(i+k)%len(styles)]} { // each value in each style, on some line
 				try(fmt.Sprintf("%s: %s of %q", name, style, v), put(style))
 			}
 		}

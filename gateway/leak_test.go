@@ -122,9 +122,13 @@ func TestNoErrorShowsASecret(t *testing.T) {
 		t.Fatal(err)
 	}
 	n := 0
-	for _, value := range []string{canary, "$" + canary, "7 " + canary, "http://" + canary, "u:" + canary + "@h:1", "[" + canary + "]", "{" + canary + ": 1}", "[{" + canary + ": 1}]", "{id: " + canary + ", id: b}", "\"" + canary, "*" + canary, canary + "\nx: y"} {
+	for k, value := range []string{canary, "$" + canary, "7 " + canary, "http://" + canary, "u:" + canary + "@h:1", "[" + canary + "]", "{" + canary + ": 1}", "[{" + canary + ": 1}]", "{id: " + canary + ", id: b}", "\"" + canary, "*" + canary, canary + "\nx: y"} {
 		t.Setenv("LEAK", value)
+		at := k
 		leaves(t, c, func(path, text string) {
+			if at++; at/2%4 != 0 && path != "limits.order.rate" { // each place with every fourth value, in both styles
+				return
+			}
 			n++
 			try(path+" from the environment, "+value, text, path == "limits.order.rate")
 		})

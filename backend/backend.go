@@ -12,7 +12,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"floodgate.internal/backend/operate"
+	"floodgate.internal/backend/command"
 	"floodgate.internal/shared/cli"
 )
 
@@ -22,19 +22,19 @@ Without a command it serves the roles that -roles names.`
 
 type grammar struct {
 	Serve   serveCommand    `cmd:"" default:"withargs" help:"Serve the roles of -roles (the default command)."`
-	Migrate operate.Migrate `cmd:"" help:"Bring MySQL's schema up to date."`
-	Sale    operate.Sale    `cmd:"" help:"Create, list and manage sales, through the admin API."`
-	Coupon  operate.Coupon  `cmd:"" help:"Create, list and publish coupon campaigns, through the admin API."`
-	Audit   operate.Audit   `cmd:"" help:"Prove that every unit is accounted for."`
-	Rebuild operate.Rebuild `cmd:"" help:"Write a sale into Redis anew, from MySQL and the outbox."`
-	Queue   operate.Queue   `cmd:"" help:"Show what is queued, and who holds it."`
+	Migrate command.Migrate `cmd:"" help:"Bring MySQL's schema up to date."`
+	Sale    command.Sale    `cmd:"" help:"Create, list and manage sales, through the admin API."`
+	Coupon  command.Coupon  `cmd:"" help:"Create, list and publish coupon campaigns, through the admin API."`
+	Audit   command.Audit   `cmd:"" help:"Prove that every unit is accounted for."`
+	Rebuild command.Rebuild `cmd:"" help:"Write a sale into Redis anew, from MySQL and the outbox."`
+	Queue   command.Queue   `cmd:"" help:"Show what is queued, and who holds it."`
 
-	DeadLetters operate.DeadLetters `cmd:"" help:"Show what could not be processed, and process it anew."`
-	Orders      operate.Orders      `cmd:"" help:"Find, cancel and export orders."`
-	Bans        operate.Bans        `cmd:"" help:"Who may not buy, in any sale."`
-	Eligible    operate.Eligible    `cmd:"" help:"Who alone may buy in a sale."`
-	Timeline    operate.Timeline    `cmd:"" help:"Why a buyer did not get one: what became of their presses in a sale."`
-	AuditLog    operate.AuditLog    `cmd:"" help:"Who changed what."`
+	DeadLetters command.DeadLetters `cmd:"" help:"Show what could not be processed, and process it anew."`
+	Orders      command.Orders      `cmd:"" help:"Find, cancel and export orders."`
+	Bans        command.Bans        `cmd:"" help:"Who may not buy, in any sale."`
+	Eligible    command.Eligible    `cmd:"" help:"Who alone may buy in a sale."`
+	Timeline    command.Timeline    `cmd:"" help:"Why a buyer did not get one: what became of their presses in a sale."`
+	AuditLog    command.AuditLog    `cmd:"" help:"Who changed what."`
 }
 
 type serveCommand struct {
@@ -51,17 +51,17 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return err
 	}
 	kc.BindTo(ctx, (*context.Context)(nil))
-	return kc.Run(&operate.Env{Stdout: stdout, Stderr: stderr, Config: func(path string) (operate.Config, error) {
+	return kc.Run(&command.Env{Stdout: stdout, Stderr: stderr, Config: func(path string) (command.Config, error) {
 		c, err := LoadConfig(path)
 		if err != nil {
-			return operate.Config{}, err
+			return command.Config{}, err
 		}
 		return c.operate(stderr), nil
 	}})
 }
 
 // Run serves.
-func (c *serveCommand) Run(ctx context.Context, env *operate.Env) error {
+func (c *serveCommand) Run(ctx context.Context, env *command.Env) error {
 	roles, err := ParseRoles(c.Roles)
 	if err != nil {
 		return err

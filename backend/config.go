@@ -16,9 +16,9 @@ import (
 	"github.com/go-sql-driver/mysql"
 	"github.com/rabbitmq/amqp091-go"
 
+	"floodgate.internal/backend/admission"
 	"floodgate.internal/backend/broker"
-	"floodgate.internal/backend/line"
-	"floodgate.internal/backend/operate"
+	"floodgate.internal/backend/command"
 	"floodgate.internal/backend/payment"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/shared/cli"
@@ -163,8 +163,8 @@ type API struct {
 // Redis syncs its file for less of them at a time.
 const decidingPerCPU = 256
 
-func (a API) line() line.Limits {
-	l := line.Limits{Slots: a.MaxDeciding, Waiting: a.MaxLine, PerUnit: a.LinePerUnit, Wait: a.LineWait}
+func (a API) line() admission.Limits {
+	l := admission.Limits{Slots: a.MaxDeciding, Waiting: a.MaxLine, PerUnit: a.LinePerUnit, Wait: a.LineWait}
 	if l.Slots == 0 {
 		l.Slots = max(1, min(decidingPerCPU*runtime.GOMAXPROCS(0), a.MaxInFlight/2))
 	}
@@ -253,11 +253,11 @@ func (p Payments) providers() []payment.Provider {
 
 // operate is what the operator's commands need. They say what they did themselves: their log tells of trouble alone, or of all
 // with log.level debug.
-func (c Config) operate(stderr io.Writer) operate.Config {
+func (c Config) operate(stderr io.Writer) command.Config {
 	if c.Log.Level == "info" {
 		c.Log.Level = "warn"
 	}
-	o := operate.Config{Admin: c.Listen.Admin, Token: c.AdminToken.Reveal(), MySQL: c.MySQL.DSN.Reveal(), Redis: c.Redis.config(),
+	o := command.Config{Admin: c.Listen.Admin, Token: c.AdminToken.Reveal(), MySQL: c.MySQL.DSN.Reveal(), Redis: c.Redis.config(),
 		QueuedBound: c.Orders.QueuedBound, Abandoned: c.Carts.AbandonedAfter, Log: c.logger(stderr)}
 	if c.Queue.Driver == RabbitMQ {
 		b := c.Queue.config()

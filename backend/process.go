@@ -20,19 +20,19 @@ import (
 	"floodgate.internal/backend/broker"
 	"floodgate.internal/backend/cart"
 	"floodgate.internal/backend/catalog"
-	"floodgate.internal/backend/concentration"
 	"floodgate.internal/backend/coupon"
 	"floodgate.internal/backend/deadletter"
+	"floodgate.internal/backend/durability"
 	"floodgate.internal/backend/eligibility"
 	"floodgate.internal/backend/order"
+	"floodgate.internal/backend/origins"
 	"floodgate.internal/backend/outbox"
 	"floodgate.internal/backend/payment"
 	"floodgate.internal/backend/reconcile"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/standby"
-	"floodgate.internal/backend/stock"
 	"floodgate.internal/backend/store"
-	"floodgate.internal/backend/survive"
 	"floodgate.internal/backend/timeline"
 	"floodgate.internal/shared/clock"
 )
@@ -57,13 +57,13 @@ type process struct {
 	catalog    *catalog.Catalog
 	book       *order.Book
 	claims     *coupon.Claims
-	lists      *eligibility.Lists    // nil without the role api
-	origins    *concentration.Report // the same
+	lists      *eligibility.Lists // nil without the role api
+	origins    *origins.Report    // the same
 	line       *standby.Line
 	letters    *deadletter.Box
 	payments   *payment.Desk
 	reconciler *reconcile.Reconciler
-	shelf      *stock.Shelf
+	shelf      *sku.Shelf
 	survival   survival
 }
 
@@ -159,7 +159,7 @@ func (p *process) connect(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := survive.Read(ctx, p.stores()).Evicts(); err != nil && !c.Development {
+	if err := durability.Read(ctx, p.stores()).Evicts(); err != nil && !c.Development {
 		return err
 	}
 	if p.db, err = store.Open(c.MySQL.DSN.Reveal(), c.MySQL.MaxOpen); err != nil {
@@ -222,7 +222,7 @@ func (p *process) begin(base, work *tier) error {
 	p.reconciler = reconcile.New(p.db, p.redis, fence, p.log, p.reg)
 	p.reconciler.Lease(c.Locks.Lease)
 
-	p.shelf = stock.NewShelf(p.db, p.redis, p.log, p.reg)
+	p.shelf = sku.NewShelf(p.db, p.redis, p.log, p.reg)
 	carts := cart.New(cart.Config(c.Carts), p.db, p.shelf, p.clk, p.log, p.reg)
 
 	base.start("what survives", p.survival.watch(p.stores()))
@@ -238,7 +238,7 @@ func (p *process) begin(base, work *tier) error {
 	if p.roles.API {
 		orders := order.NewReader(p.db, p.redis, p.clk, p.log, p.reg)
 		base.start("order reader", orders.Run)
-		p.lists, p.origins = eligibility.New(p.db, p.log, p.reg), concentration.New(p.clk.Now())
+		p.lists, p.origins = eligibility.New(p.db, p.log, p.reg), origins.New(p.clk.Now())
 		base.start("lists", p.lists.Run)
 		parts := api.Parts{Catalog: p.catalog, Redis: p.redis, Book: p.book, Orders: orders, Claims: p.claims, Reconciler: p.reconciler, Lists: p.lists, Origins: p.origins,
 			Outage: p.outage, Webhooks: p.payments, Carts: carts, Shelf: p.shelf, Timelines: timelines, Standby: p.line}
@@ -278,7 +278,7 @@ func (p *process) begin(base, work *tier) error {
 		work.start("standby lines", p.repeat("standby lines", timerEvery, p.line.Sweep))
 		work.start("coupons", p.repeat("the expiry of coupons", timerEvery, p.claims.Expire))
 		work.start("intents", p.repeat("intents", timerEvery, p.book.RunIntents))
-		work.start("intents of SKUs", p.repeat("intents of SKUs", timerEvery, stock.Intents{DB: p.db, Redis: p.redis, Clock: p.clk}.Run))
+		work.start("intents of SKUs", p.repeat("intents of SKUs", timerEvery, sku.Intents{DB: p.db, Redis: p.redis, Clock: p.clk}.Run))
 		work.start("carts", p.repeat("carts", timerEvery, carts.Sweep))
 		work.start("unsold units", p.repeat("unsold units", timerEvery, operator.ReturnUnsold))
 		work.start("sales that are over", p.repeatWithin("the archive of sales that are over", pruneEvery, archiveTime, func(ctx context.Context) (int, error) {
@@ -292,7 +292,7 @@ func (p *process) begin(base, work *tier) error {
 		work.start("done intents", p.repeat("done intents", pruneEvery, p.book.PruneIntents))
 		work.start("old Idempotency-Keys", p.repeat("old Idempotency-Keys", pruneEvery, operator.PruneKeys))
 		work.start("old lists", p.repeat("old lists", pruneEvery, func(ctx context.Context) (int, error) { return eligibility.Prune(ctx, p.db) }))
-		work.start("done intents of SKUs", p.repeat("done intents of SKUs", pruneEvery, stock.Intents{DB: p.db, Redis: p.redis, Clock: p.clk}.Prune))
+		work.start("done intents of SKUs", p.repeat("done intents of SKUs", pruneEvery, sku.Intents{DB: p.db, Redis: p.redis, Clock: p.clk}.Prune))
 	}
 	p.front.become(operator)
 	p.status.set("")
@@ -300,8 +300,8 @@ func (p *process) begin(base, work *tier) error {
 }
 
 // stores are those that are connected by now.
-func (p *process) stores() survive.Stores {
-	return survive.Stores{Redis: p.redis.Client(), DB: p.db, Broker: p.broker, Confirm: p.config.Accept.After == AfterConfirm}
+func (p *process) stores() durability.Stores {
+	return durability.Stores{Redis: p.redis.Client(), DB: p.db, Broker: p.broker, Confirm: p.config.Accept.After == AfterConfirm}
 }
 
 func (p *process) auditor() *audit.Auditor {

@@ -6,18 +6,18 @@ import (
 	"sync/atomic"
 	"time"
 
-	"floodgate.internal/backend/survive"
+	"floodgate.internal/backend/durability"
 )
 
 // survival is what an accepted order survives, as it was read last.
 type survival struct {
 	log  *slog.Logger
-	last atomic.Pointer[survive.Report]
+	last atomic.Pointer[durability.Report]
 }
 
 // read reads the settings, and logs what they mean when that is new.
-func (s *survival) read(ctx context.Context, stores survive.Stores) survive.Report {
-	r := survive.Read(ctx, stores)
+func (s *survival) read(ctx context.Context, stores durability.Stores) durability.Report {
+	r := durability.Read(ctx, stores)
 	if ctx.Err() != nil { // what could not be read meanwhile says nothing
 		return r
 	}
@@ -44,9 +44,9 @@ func atNode(where string) string {
 }
 
 // watch reads the settings each minute: they can be changed while the stores run.
-func (s *survival) watch(stores survive.Stores) func(context.Context) error {
+func (s *survival) watch(stores durability.Stores) func(context.Context) error {
 	return func(ctx context.Context) error {
-		tick := time.NewTicker(survive.Every)
+		tick := time.NewTicker(durability.Every)
 		defer tick.Stop()
 		for {
 			s.read(ctx, stores)

@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	"floodgate.internal/backend/backendtest"
+	"floodgate.internal/backend/durability"
 	"floodgate.internal/backend/reserve"
-	"floodgate.internal/backend/survive"
 )
 
 // What an accepted order survives is logged when it is new, and never again while it stays the same. A Redis that does not say
@@ -23,16 +23,16 @@ func TestWhatSurvivesIsLoggedOnChange(t *testing.T) {
 	}
 	var out strings.Builder
 	s := survival{log: valid().logger(&out)}
-	s.read(t.Context(), survive.Stores{Redis: c})
+	s.read(t.Context(), durability.Stores{Redis: c})
 	if got := out.String(); strings.Count(got, "an accepted order survives") != 1 || !strings.Contains(got, "appendfsync="+m["appendfsync"]) {
 		t.Errorf("got %s, want one line with appendfsync=%s", got, m["appendfsync"])
 	}
 	out.Reset()
-	s.read(t.Context(), survive.Stores{Redis: c})
+	s.read(t.Context(), durability.Stores{Redis: c})
 	if out.Len() > 0 {
 		t.Errorf("nothing has changed, and it says %s", out.String())
 	}
-	s.read(t.Context(), survive.Stores{Redis: c, Confirm: true})
+	s.read(t.Context(), durability.Stores{Redis: c, Confirm: true})
 	if got := out.String(); !strings.Contains(got, "a failover to an older copy") || !strings.Contains(got, "accept.after=confirm") {
 		t.Errorf("got %s, want what a confirm adds", got)
 	}
@@ -47,7 +47,7 @@ func TestWhatSurvivesIsLoggedOnChange(t *testing.T) {
 		t.Fatal(err)
 	}
 	out.Reset()
-	r := s.read(t.Context(), survive.Stores{Redis: denied.Client()})
+	r := s.read(t.Context(), durability.Stores{Redis: denied.Client()})
 	denied.Close()
 	if err := c.Do(t.Context(), c.B().AclDeluser().Username(user).Build()).Error(); err != nil {
 		t.Error(err)

@@ -17,7 +17,7 @@ import (
 
 	"github.com/redis/rueidis"
 
-	"floodgate.internal/backend/survive"
+	"floodgate.internal/backend/durability"
 	"floodgate.internal/e2e/stack"
 )
 
@@ -62,8 +62,8 @@ func TestEachSettingChangesWhatIsSaid(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer db.Close()
-	read := func(confirm bool) survive.Report {
-		return survive.Read(t.Context(), survive.Stores{Redis: redis, DB: db, Confirm: confirm})
+	read := func(confirm bool) durability.Report {
+		return durability.Read(t.Context(), durability.Stores{Redis: redis, DB: db, Confirm: confirm})
 	}
 	const whole = "the death of every process at once, a power cut"
 	good := read(false)
@@ -151,7 +151,7 @@ func TestEachSettingChangesWhatIsSaid(t *testing.T) {
 	if r := read(true); r.Weak {
 		t.Errorf("a replica, with confirm: got %+v", r)
 	}
-	if r := survive.Read(t.Context(), survive.Stores{Redis: replica}); len(r.Settings) != 0 {
+	if r := durability.Read(t.Context(), durability.Stores{Redis: replica}); len(r.Settings) != 0 {
 		t.Errorf("a replica was asked: got %+v", r)
 	}
 

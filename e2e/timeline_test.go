@@ -19,7 +19,7 @@ import (
 
 	"floodgate.internal/shared/development"
 	"floodgate.internal/shared/signing"
-	"floodgate.internal/shared/timeline"
+	"floodgate.internal/shared/verdict"
 	"floodgate.internal/shared/wire"
 )
 
@@ -33,7 +33,7 @@ func (k *walk) timelines(sale int64) {
 	k.public("GET", at, "", "", 401, "UNAUTHENTICATED")
 	k.public("POST", at, k.tokens[1], "", 405, "METHOD_NOT_ALLOWED")
 	k.public("GET", "/v1/sales/999999/timeline", k.tokens[1], "", 404, "SALE_NOT_FOUND")
-	k.public("POST", timeline.Path, k.tokens[1], "{}", 404, "NOT_FOUND")
+	k.public("POST", verdict.Path, k.tokens[1], "{}", 404, "NOT_FOUND")
 
 	signer := signing.NewSigner(signing.Key{ID: development.SigningKeyID, Secret: development.SigningSecret})
 	batch := func(seq int, count int) string {
@@ -41,15 +41,15 @@ func (k *walk) timelines(sale int64) {
 			seq, sale, time.Now().UTC().Format(wire.TimeFormat), count)
 	}
 	for _, body := range []string{batch(1, 3), batch(1, 3), batch(2, 4)} { // the second one came before
-		c := k.signed(signer, "POST", timeline.Path, "", "", body)
+		c := k.signed(signer, "POST", verdict.Path, "", "", body)
 		if a := k.try(c, 204, ""); len(a.body) != 0 {
 			k.w.t.Errorf("records: got %s", a)
 		}
 	}
 	for _, body := range []string{"", "x", "{}", strings.Replace(batch(3, 1), `"behind"`, `"no_rule"`, 1), strings.Replace(batch(3, 1), `"count":1`, `"count":0`, 1), strings.Replace(batch(3, 1), `"seq":3`, `"seq":0`, 1)} {
-		k.try(k.signed(signer, "POST", timeline.Path, "", "", body), 400, "BAD_REQUEST")
+		k.try(k.signed(signer, "POST", verdict.Path, "", "", body), 400, "BAD_REQUEST")
 	}
-	k.try(call{method: "POST", url: k.w.ports.InternalURL() + timeline.Path, body: batch(3, 1)}, 401, "UNAUTHENTICATED")
+	k.try(call{method: "POST", url: k.w.ports.InternalURL() + verdict.Path, body: batch(3, 1)}, 401, "UNAUTHENTICATED")
 
 	if a := k.admin("GET", fmt.Sprintf("/timeline?uid=nadia&sale_id=%d", sale), "", 200, ""); !strings.Contains(string(a.body), `"count":7,"what":"refused","rule":"behind"`) {
 		k.w.t.Errorf("nadia's timeline: got %s", a)
@@ -62,16 +62,16 @@ func (k *walk) timelines(sale int64) {
 }
 
 // mine is a shopper's timeline as they read it.
-func (w *world) mine(sale int64, token string) (timeline.Timeline, answer) {
+func (w *world) mine(sale int64, token string) (verdict.Timeline, answer) {
 	w.t.Helper()
 	a := w.want(w.public("GET", fmt.Sprintf("/v1/sales/%d/timeline", sale), token, ""), 200, "")
-	var t timeline.Timeline
+	var t verdict.Timeline
 	a.decode(w, &t)
 	return t, a
 }
 
 // says lists a timeline's events as "what rule count".
-func says(t timeline.Timeline) (list []string) {
+func says(t verdict.Timeline) (list []string) {
 	for _, e := range t.Events {
 		list = append(list, fmt.Sprintf("%s %s %d", e.What, e.Rule, e.Count))
 	}
@@ -130,7 +130,7 @@ func TestWhyDidntIGetOne(t *testing.T) {
 	want := []string{"sale upcoming 1", "sale open 1", "sale sold_out 1", "sale open 1", "sale sold_out 1", fmt.Sprintf("arrived  %d", 2+limited), "accepted accepted 2",
 		fmt.Sprintf("limited order_limit %d", limited), "queued  1", "pending_payment  1", "cancelled  1", "queued  1", "pending_payment  1", "paid  1"}
 	sort := func(list []string) []string { return slices.Sorted(slices.Values(list)) }
-	var tl timeline.Timeline
+	var tl verdict.Timeline
 	var text string
 	w.until("ann's timeline is whole", patience, func() (bool, string) {
 		var a answer
@@ -162,7 +162,7 @@ func TestWhyDidntIGetOne(t *testing.T) {
 
 	// The same for operators, on the command line, too.
 	a := w.want(w.admin("GET", fmt.Sprintf("/admin/v1/timeline?uid=1&sale_id=%d", sale), ""), 200, "")
-	var theirs timeline.Timeline
+	var theirs verdict.Timeline
 	a.decode(w, &theirs)
 	if !slices.Equal(says(theirs), says(tl)) || theirs.UID != "1" {
 		t.Errorf("for operators: got %s, want what ann is told: %s", a, text)
@@ -187,7 +187,7 @@ func TestWhyDidntIGetOne(t *testing.T) {
 	}
 }
 
-func only(t timeline.Timeline, _ answer) timeline.Timeline { return t }
+func only(t verdict.Timeline, _ answer) verdict.Timeline { return t }
 
 // Whatever a crowd is answered stands in the timelines, each press once: nothing is lost and nothing is invented, though the
 // gateway is restarted in the middle of it.
@@ -209,7 +209,7 @@ func TestEveryAnswerIsInATimeline(t *testing.T) {
 			for range presses {
 				wg.Go(func() {
 					a := w.do(w.ctx, call{method: "POST", url: fmt.Sprintf("%s/v1/sales/%d/orders", w.ports.PublicURL(), sale), token: token, quiet: true})
-					rule := map[string]timeline.Rule{"": timeline.Accepted, "RATE_LIMITED": timeline.OrderLimit, "SOLD_OUT": timeline.SoldOut, "ALREADY_ORDERED": timeline.AlreadyOrdered}[a.code]
+					rule := map[string]verdict.Rule{"": verdict.Accepted, "RATE_LIMITED": verdict.OrderLimit, "SOLD_OUT": verdict.SoldOut, "ALREADY_ORDERED": verdict.AlreadyOrdered}[a.code]
 					if a.status == 0 || rule == "" {
 						t.Errorf("user %d: got %s", i+1, a)
 						return
@@ -251,16 +251,16 @@ func TestEveryAnswerIsInATimeline(t *testing.T) {
 		return keptAll == toldAll-gated, fmt.Sprintf("%d presses were answered, %d of them by the gate, %d are recorded", toldAll, gated, keptAll)
 	})
 	for k, n := range kept {
-		if m := told[k]; strings.HasSuffix(k, string(timeline.SoldOut)) && n > m || !strings.HasSuffix(k, string(timeline.SoldOut)) && n != m {
+		if m := told[k]; strings.HasSuffix(k, string(verdict.SoldOut)) && n > m || !strings.HasSuffix(k, string(verdict.SoldOut)) && n != m {
 			t.Errorf("%s: %d times in the timeline, and answered %d times", k, n, m)
 		}
 	}
 	var accepted, limited int64
 	for k, n := range kept {
-		switch _, rule, _ := strings.Cut(k, " "); timeline.Rule(rule) {
-		case timeline.Accepted:
+		switch _, rule, _ := strings.Cut(k, " "); verdict.Rule(rule) {
+		case verdict.Accepted:
 			accepted += n
-		case timeline.OrderLimit:
+		case verdict.OrderLimit:
 			limited += n
 		}
 	}

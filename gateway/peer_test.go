@@ -16,7 +16,7 @@ import (
 
 	"floodgate.internal/shared/ports"
 	"floodgate.internal/shared/signing"
-	"floodgate.internal/shared/timeline"
+	"floodgate.internal/shared/verdict"
 	"floodgate.internal/shared/wire"
 )
 
@@ -37,7 +37,7 @@ type peer struct {
 	news     chan struct{}    // closed at the next change
 	silent   bool             // the feed does not answer
 	calls    []call
-	batches  []timeline.Batch                       // that were handed over and taken
+	batches  []verdict.Batch                        // that were handed over and taken
 	records  func() int                             // the status of the next batch; nil: taken
 	answer   func(ctx *fasthttp.RequestCtx, c call) // nil: 202 for orders
 	onPage   func(ctx *fasthttp.RequestCtx)
@@ -192,7 +192,7 @@ func (p *peer) handle(ctx *fasthttp.RequestCtx) {
 	case wire.HealthPath:
 		return
 	}
-	if path == timeline.Path {
+	if path == verdict.Path {
 		p.take(ctx)
 		return
 	}
@@ -222,7 +222,7 @@ func (p *peer) handle(ctx *fasthttp.RequestCtx) {
 func (p *peer) take(ctx *fasthttp.RequestCtx) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	var b timeline.Batch
+	var b verdict.Batch
 	if err := wire.DecodeStrict(ctx.Request.Body(), &b); err != nil || b.Check() != nil {
 		p.t.Errorf("a batch of records: %v, %v in %s", err, b.Check(), ctx.Request.Body())
 	}
@@ -230,13 +230,13 @@ func (p *peer) take(ctx *fasthttp.RequestCtx) {
 	if p.records != nil {
 		ctx.SetStatusCode(p.records())
 	}
-	if ctx.Response.StatusCode() == 204 && !slices.ContainsFunc(p.batches, func(o timeline.Batch) bool { return o.Gateway == b.Gateway && o.Seq >= b.Seq }) {
+	if ctx.Response.StatusCode() == 204 && !slices.ContainsFunc(p.batches, func(o verdict.Batch) bool { return o.Gateway == b.Gateway && o.Seq >= b.Seq }) {
 		p.batches = append(p.batches, b)
 	}
 }
 
 // handed is the batches that were taken.
-func (p *peer) handed() []timeline.Batch {
+func (p *peer) handed() []verdict.Batch {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Clone(p.batches)

@@ -20,8 +20,8 @@ import (
 	"floodgate.internal/gateway/limit"
 	"floodgate.internal/gateway/ops"
 	"floodgate.internal/gateway/pagecache"
+	"floodgate.internal/gateway/presslog"
 	"floodgate.internal/gateway/salegate"
-	"floodgate.internal/gateway/timeline"
 	"floodgate.internal/gateway/upstream"
 	"floodgate.internal/shared/cli"
 	"floodgate.internal/shared/clock"
@@ -48,8 +48,8 @@ type running struct {
 	pool  *upstream.Pool
 	edge  *edge.Server
 
-	records  *timeline.Recorder
-	handover *timeline.Handover
+	records  *presslog.Recorder
+	handover *presslog.Handover
 
 	mu       sync.Mutex // one reload at a time; guards what follows
 	settings edge.Settings
@@ -76,8 +76,8 @@ func start(path string, now func() time.Time, level *slog.LevelVar, log *slog.Lo
 	r.gate = salegate.New(r.clk, c.Feed.StaleAfter, reg)
 	r.cache = pagecache.New(c.Cache.MaxBytes, reg)
 	r.pool = upstream.New(upstreamConfig(c), r.clk, reg)
-	r.records = timeline.NewRecorder(c.Timeline.MaxRecords, reg)
-	r.handover = timeline.NewHandover(r.records, c.Timeline.FlushEvery, r.pool.Records, log, reg)
+	r.records = presslog.NewRecorder(c.Timeline.MaxRecords, reg)
+	r.handover = presslog.NewHandover(r.records, c.Timeline.FlushEvery, r.pool.Records, log, reg)
 	r.edge = edge.New(edge.Parts{Clock: r.clk, Gate: r.gate, Cache: r.cache, Pool: r.pool, Records: r.records, Handover: r.handover, Log: log, Now: now}, reg)
 	r.metrics = newReloadMetrics(r, reg)
 	r.mu.Lock()

@@ -9,7 +9,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"floodgate.internal/shared/problem"
-	"floodgate.internal/shared/timeline"
+	"floodgate.internal/shared/verdict"
 	"floodgate.internal/shared/wire"
 )
 
@@ -21,23 +21,23 @@ func TestWhatIsRecordedOfAPress(t *testing.T) {
 	p.set(1, nil)
 	p.set(2, func(s *wire.Sale) { s.State = wire.SoldOut })
 	g := run(t, []string{p.addr}, soon)
-	refuse := func(ctx *fasthttp.RequestCtx, code problem.Code, rule timeline.Rule) {
+	refuse := func(ctx *fasthttp.RequestCtx, code problem.Code, rule verdict.Rule) {
 		problem.New(code, "so it is").WriteTo(ctx, "id")
-		ctx.Response.Header.Set(timeline.HeaderRule, string(rule))
+		ctx.Response.Header.Set(verdict.HeaderRule, string(rule))
 	}
 	p.on(func(ctx *fasthttp.RequestCtx, c call) {
 		switch c.UID {
 		case "again":
 			accept(ctx)
-			ctx.Response.Header.Set(timeline.HeaderRule, "repeated")
+			ctx.Response.Header.Set(verdict.HeaderRule, "repeated")
 		case "late":
 			refuse(ctx, problem.SoldOut, "")
 		case "long":
-			refuse(ctx, problem.Overloaded, timeline.LineLong)
+			refuse(ctx, problem.Overloaded, verdict.LineLong)
 		case "busy":
 			refuse(ctx, problem.Overloaded, "no_such_rule")
 		case "banned":
-			refuse(ctx, problem.Forbidden, timeline.Banned)
+			refuse(ctx, problem.Forbidden, verdict.Banned)
 		case "twice":
 			refuse(ctx, problem.AlreadyOrdered, "")
 		case "maybe":
@@ -53,7 +53,7 @@ func TestWhatIsRecordedOfAPress(t *testing.T) {
 	press := func(uid, sale, code string, extra ...string) {
 		t.Helper()
 		a := g.do("POST", "/v1/sales/"+sale+"/orders", append(extra, g.as(uid))...)
-		if a.problem() != code || a.header.Get(timeline.HeaderRule) != "" {
+		if a.problem() != code || a.header.Get(verdict.HeaderRule) != "" {
 			t.Errorf("%s: got %v, %v; want %q, and no word of the rule", uid, a, a.header, code)
 		}
 	}
@@ -166,7 +166,7 @@ func TestTheTimelineOfAUser(t *testing.T) {
 	if len(calls) != 3 || calls[0].UID != "ann" || strings.Contains(calls[0].Target, "?") {
 		t.Errorf("the backend was asked %+v, want it three times in the token's name", calls)
 	}
-	if a := g.do("POST", timeline.Path, g.as("bob"), `{}`); a.problem() != "NOT_FOUND" {
+	if a := g.do("POST", verdict.Path, g.as("bob"), `{}`); a.problem() != "NOT_FOUND" {
 		t.Errorf("records from outside: got %v", a)
 	}
 }

@@ -29,16 +29,16 @@ import (
 
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/broker"
-	"floodgate.internal/backend/concentration"
 	"floodgate.internal/backend/console"
 	"floodgate.internal/backend/deadletter"
+	"floodgate.internal/backend/durability"
 	"floodgate.internal/backend/eligibility"
 	"floodgate.internal/backend/order"
+	"floodgate.internal/backend/origins"
 	"floodgate.internal/backend/reserve"
-	"floodgate.internal/backend/survive"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/problem"
-	shared "floodgate.internal/shared/timeline"
+	"floodgate.internal/shared/verdict"
 	"floodgate.internal/shared/wire"
 )
 
@@ -62,15 +62,15 @@ type Config struct {
 	Book   *order.Book
 	// Lists are those of who may buy, and Concentration is where orders come from, of a process that takes orders; else nil.
 	Lists         *eligibility.Lists
-	Concentration *concentration.Report
+	Concentration *origins.Report
 	// Timeline tells what became of a user's presses in a sale: timeline.Store.Of.
-	Timeline func(ctx context.Context, uid string, sale int64) (shared.Timeline, error)
+	Timeline func(ctx context.Context, uid string, sale int64) (verdict.Timeline, error)
 	// Letters are the dead letters.
 	Letters *deadletter.Box
 	// Ready returns what keeps the process from its work; nothing means ready.
 	Ready func(ctx context.Context) []string
 	// Survives returns what an accepted order survives by the stores' settings, nil before they were read. It may be nil.
-	Survives func() *survive.Report
+	Survives func() *durability.Report
 	Log      *slog.Logger
 	Gatherer prometheus.Gatherer // of /metrics
 	Register prometheus.Registerer
@@ -248,7 +248,7 @@ func (a *Admin) ready(r *request) (*answer, error) {
 	if len(reasons) > 0 {
 		status, word = http.StatusServiceUnavailable, "not ready"
 	}
-	var promise *survive.Report
+	var promise *durability.Report
 	if a.Survives != nil {
 		promise = a.Survives()
 	}
@@ -256,6 +256,6 @@ func (a *Admin) ready(r *request) (*answer, error) {
 		Status  string   `json:"status"`
 		Reasons []string `json:"reasons"`
 		// Promise is what an accepted order survives.
-		Promise *survive.Report `json:"promise,omitempty"`
+		Promise *durability.Report `json:"promise,omitempty"`
 	}{word, reasons, promise}}, nil
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/go-json-experiment/json"
 
 	"floodgate.internal/backend/catalog"
-	"floodgate.internal/backend/stock"
+	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/failpoint"
 	"floodgate.internal/shared/problem"
@@ -188,7 +188,7 @@ func (a *Admin) apply(ctx context.Context, c change) {
 		}
 	}
 	if c.sku != 0 {
-		if err := (stock.Intents{DB: a.DB, Redis: a.Redis, Clock: a.Clock}).OfSKU(ctx, c.sku); err != nil {
+		if err := (sku.Intents{DB: a.DB, Redis: a.Redis, Clock: a.Clock}).OfSKU(ctx, c.sku); err != nil {
 			later(err)
 		}
 	}
@@ -259,14 +259,14 @@ func (a *Admin) book(ctx context.Context, tx *sql.Tx, sale int64, kind, ref stri
 	return nil
 }
 
-// moveSKU writes the ledger row, and the intent for Redis, of a change of a SKU's available units. sku is as it was before,
+// moveSKU writes the ledger row, and the intent for Redis, of a change of a SKU's available units. k is as it was before,
 // and its row is locked.
-func (a *Admin) moveSKU(ctx context.Context, tx *sql.Tx, sku skuJSON, kind string, units int64) error {
-	id, err := stock.Intend(ctx, tx, a.now(), sku.ID, units)
+func (a *Admin) moveSKU(ctx context.Context, tx *sql.Tx, k skuJSON, kind string, units int64) error {
+	id, err := sku.Intend(ctx, tx, a.now(), k.ID, units)
 	if err != nil {
 		return err
 	}
-	return stock.Record(ctx, tx, a.now(), stock.Change{SKU: sku.ID, Kind: kind, Ref: "intent:" + strconv.FormatInt(id, 10), Available: units}, sku.Available, sku.Locked)
+	return sku.Record(ctx, tx, a.now(), sku.Change{SKU: k.ID, Kind: kind, Ref: "intent:" + strconv.FormatInt(id, 10), Available: units}, k.Available, k.Locked)
 }
 
 func (a *Admin) now() time.Time { return a.Clock.Now().Truncate(time.Millisecond) }

@@ -7,7 +7,7 @@ import (
 	"fmt"
 
 	"floodgate.internal/backend/catalog"
-	"floodgate.internal/backend/stock"
+	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
 )
@@ -100,13 +100,13 @@ func (a *Admin) returnUnsold(ctx context.Context, sale int64) (bool, error) {
 	return true, nil
 }
 
-// giveBack moves a sale's available units back to its SKU. sku is as it was before, and its row and the sale's stock row are
+// giveBack moves a sale's available units back to its SKU. k is as it was before, and its row and the sale's stock row are
 // locked.
-func (a *Admin) giveBack(ctx context.Context, tx *sql.Tx, s catalog.Sale, sku skuJSON, units int64) (intent, error) {
+func (a *Admin) giveBack(ctx context.Context, tx *sql.Tx, s catalog.Sale, k skuJSON, units int64) (intent, error) {
 	if _, err := tx.ExecContext(ctx, `UPDATE skus SET allotted = allotted - ?, available = available + ? WHERE id = ?`, units, units, s.SKU); err != nil {
 		return intent{}, fmt.Errorf("sku %d: %w", s.SKU, err)
 	}
-	if err := a.moveSKU(ctx, tx, sku, stock.Returned, units); err != nil {
+	if err := a.moveSKU(ctx, tx, k, sku.Returned, units); err != nil {
 		return intent{}, err
 	}
 	return a.moveUnits(ctx, tx, s.ID, "return", -units)

@@ -10,7 +10,7 @@ import (
 
 	"floodgate.internal/backend/catalog"
 	"floodgate.internal/backend/order"
-	"floodgate.internal/backend/stock"
+	"floodgate.internal/backend/sku"
 	"floodgate.internal/shared/failpoint"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
@@ -165,17 +165,17 @@ func (a *Admin) allot(ctx context.Context, tx *sql.Tx, n *newSale) error {
 }
 
 // takeUnits allots available units of a SKU whose row is locked.
-func (a *Admin) takeUnits(ctx context.Context, tx *sql.Tx, sku skuJSON, units int64, field string) error {
+func (a *Admin) takeUnits(ctx context.Context, tx *sql.Tx, k skuJSON, units int64, field string) error {
 	n, err := affected(tx.ExecContext(ctx, `UPDATE skus SET available = available - ?, allotted = allotted + ? WHERE id = ? AND available >= ?`,
-		units, units, sku.ID, units))
+		units, units, k.ID, units))
 	if err != nil {
-		return fmt.Errorf("allot %d units of sku %d: %w", units, sku.ID, err)
+		return fmt.Errorf("allot %d units of sku %d: %w", units, k.ID, err)
 	}
 	if n == 0 {
 		p := problem.New(problem.InsufficientStock, fmt.Sprintf("%s: %d units are asked for, SKU %d has %d available: POST /admin/v1/skus/%d/restock adds some",
-			field, units, sku.ID, sku.Available, sku.ID))
+			field, units, k.ID, k.Available, k.ID))
 		p.Field = field
 		return p
 	}
-	return a.moveSKU(ctx, tx, sku, stock.Allot, -units)
+	return a.moveSKU(ctx, tx, k, sku.Allot, -units)
 }

@@ -11,8 +11,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"floodgate.internal/backend/concentration"
 	"floodgate.internal/backend/eligibility"
+	"floodgate.internal/backend/origins"
 	"floodgate.internal/shared/problem"
 )
 
@@ -140,16 +140,16 @@ func TestConcentrationIsReported(t *testing.T) {
 	path := fmt.Sprintf("/admin/v1/sales/%d/concentration", s.ID)
 	refused(t, send(o.Admin, "GET", path, ""), problem.NotFound, "")
 	since := time.Now().UTC().Truncate(time.Millisecond)
-	o.Concentration = concentration.New(since)
+	o.Concentration = origins.New(since)
 	for range 3 {
 		o.Concentration.Count(s.ID, "203.0.113.0/24")
 	}
 	o.Concentration.Count(s.ID, "")
 	got := do[struct {
-		SaleID   int64                   `json:"sale_id"`
-		Since    time.Time               `json:"since"`
-		Orders   int64                   `json:"orders"`
-		Networks []concentration.Counted `json:"networks"`
+		SaleID   int64             `json:"sale_id"`
+		Since    time.Time         `json:"since"`
+		Orders   int64             `json:"orders"`
+		Networks []origins.Counted `json:"networks"`
 	}](o, 200, "GET", path, "")
 	if got.SaleID != s.ID || !got.Since.Equal(since) || got.Orders != 4 || fmt.Sprint(got.Networks) != "[{203.0.113.0/24 3 3} {unknown 1 1}]" {
 		t.Errorf("got %+v", got)

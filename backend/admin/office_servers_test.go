@@ -19,7 +19,7 @@ import (
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/reconcile"
 	"floodgate.internal/backend/reserve"
-	"floodgate.internal/backend/stock"
+	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/clock"
@@ -32,7 +32,7 @@ type office struct {
 	*Admin
 	t     *testing.T
 	book  *order.Book
-	shelf *stock.Shelf
+	shelf *sku.Shelf
 	// down, when it is set, is what every attempt to reach Redis after a COMMIT meets.
 	down error
 }
@@ -45,7 +45,7 @@ func newOffice(t *testing.T, connections int) *office {
 		t.Fatal(err)
 	}
 	clk, log, reg := new(clock.Clock), backendtest.Log(t), prometheus.NewRegistry()
-	o := &office{t: t, book: order.NewBook(db, redis, clk, log, reg), shelf: stock.NewShelf(db, redis, log, reg)}
+	o := &office{t: t, book: order.NewBook(db, redis, clk, log, reg), shelf: sku.NewShelf(db, redis, log, reg)}
 	reconciler := reconcile.New(db, redis, nil, log, reg)
 	o.Admin = New(Config{Token: token, DB: db, Redis: redis, Clock: clk, Audit: audit.New(db, redis, time.Minute),
 		Reconcile: func(ctx context.Context, sale int64) error {

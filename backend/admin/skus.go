@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"floodgate.internal/backend/audit"
-	"floodgate.internal/backend/stock"
+	"floodgate.internal/backend/sku"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
 )
@@ -151,7 +151,7 @@ func (a *Admin) insertSKU(ctx context.Context, tx *sql.Tx, title string, price i
 	if err != nil || available == 0 {
 		return id, err
 	}
-	return id, stock.Record(ctx, tx, a.now(), stock.Change{SKU: id, Kind: stock.Created, Ref: stock.Created, Available: available}, 0, 0)
+	return id, sku.Record(ctx, tx, a.now(), sku.Change{SKU: id, Kind: sku.Created, Ref: sku.Created, Available: available}, 0, 0)
 }
 
 // patchAttempts bounds how often a change is begun anew where another one was quicker.
@@ -244,7 +244,7 @@ func (a *Admin) restockSKU(r *request) (*answer, error) {
 			quantity, quantity, id); err != nil {
 			return change{}, fmt.Errorf("restock sku %d: %w", id, err)
 		}
-		if err := a.moveSKU(ctx, tx, before, stock.Restock, quantity); err != nil {
+		if err := a.moveSKU(ctx, tx, before, sku.Restock, quantity); err != nil {
 			return change{}, err
 		}
 		after, err := readSKU(ctx, tx, id, "")

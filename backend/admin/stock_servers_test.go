@@ -9,7 +9,7 @@ import (
 
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/backendtest"
-	"floodgate.internal/backend/stock"
+	"floodgate.internal/backend/sku"
 	"floodgate.internal/shared/problem"
 )
 
@@ -77,23 +77,23 @@ func TestASKUInRedisFollowsOperators(t *testing.T) {
 // What cannot be done in Redis at once is left to the timer.
 func TestASKUBeingLoadedGetsItsChangesLater(t *testing.T) {
 	o := newOffice(t, 4)
-	sku := do[skuJSON](o, 201, "POST", "/admin/v1/skus", `{"title":"Mug","price":900,"currency":"EUR","stock":10}`).ID
-	key := fmt.Sprintf("%s{sku:%d}:state", o.Redis.Prefix(), sku)
+	skuID := do[skuJSON](o, 201, "POST", "/admin/v1/skus", `{"title":"Mug","price":900,"currency":"EUR","stock":10}`).ID
+	key := fmt.Sprintf("%s{sku:%d}:state", o.Redis.Prefix(), skuID)
 	c := o.Redis.Client()
 	if err := c.Do(t.Context(), c.B().Hset().Key(key).FieldValue().FieldValue("gate", "closed").FieldValue("token", "x").FieldValue("until", "1").Build()).Error(); err != nil {
 		t.Fatal(err)
 	}
-	do[skuJSON](o, 200, "POST", fmt.Sprintf("/admin/v1/skus/%d/restock", sku), `{"quantity":5}`)
+	do[skuJSON](o, 200, "POST", fmt.Sprintf("/admin/v1/skus/%d/restock", skuID), `{"quantity":5}`)
 	if n := o.count(`SELECT COUNT(*) FROM sku_intents WHERE done_at IS NULL`); n != 1 {
 		t.Errorf("%d intents are open", n)
 	}
-	if err := o.shelf.Load(t.Context(), sku); err != nil {
+	if err := o.shelf.Load(t.Context(), skuID); err != nil {
 		t.Fatal(err)
 	}
-	if n, err := (stock.Intents{DB: o.DB, Redis: o.Redis, Clock: o.Clock}).Run(t.Context()); n != 1 || err != nil {
+	if n, err := (sku.Intents{DB: o.DB, Redis: o.Redis, Clock: o.Clock}).Run(t.Context()); n != 1 || err != nil {
 		t.Errorf("the timer did %d, %v", n, err)
 	}
-	if u := o.units(sku); u.Available != 15 {
+	if u := o.units(skuID); u.Available != 15 {
 		t.Errorf("got %+v", u)
 	}
 }

@@ -18,33 +18,33 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/valyala/fasthttp"
 
+	"floodgate.internal/backend/admission"
 	"floodgate.internal/backend/cart"
 	"floodgate.internal/backend/catalog"
-	"floodgate.internal/backend/concentration"
 	"floodgate.internal/backend/coupon"
 	"floodgate.internal/backend/eligibility"
-	"floodgate.internal/backend/line"
 	"floodgate.internal/backend/order"
+	"floodgate.internal/backend/origins"
 	"floodgate.internal/backend/payment"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/standby"
-	"floodgate.internal/backend/stock"
 	"floodgate.internal/backend/timeline"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/signing"
-	shared "floodgate.internal/shared/timeline"
+	"floodgate.internal/shared/verdict"
 	"floodgate.internal/shared/wire"
 )
 
 // Limits bound what one listener does at once.
 type Limits struct {
-	InFlight    int           // requests being answered; one more is OVERLOADED
-	Waiting     int           // requests that wait for news (wait_ms, the feed); one more is OVERLOADED
-	Connections int           // one more is closed
-	Queued      int64         // orders in a sale's outbox; a new order past it is OVERLOADED
-	Lag         time.Duration // catalog.Lag; the same
-	Line        line.Limits   // of the orders that wait to be decided
+	InFlight    int              // requests being answered; one more is OVERLOADED
+	Waiting     int              // requests that wait for news (wait_ms, the feed); one more is OVERLOADED
+	Connections int              // one more is closed
+	Queued      int64            // orders in a sale's outbox; a new order past it is OVERLOADED
+	Lag         time.Duration    // catalog.Lag; the same
+	Line        admission.Limits // of the orders that wait to be decided
 }
 
 // The bounds of one request.
@@ -77,15 +77,15 @@ type Parts struct {
 	Claims     *coupon.Claims
 	Carts      *cart.Carts
 	Standby    *standby.Line
-	Shelf      *stock.Shelf
+	Shelf      *sku.Shelf
 	Reconciler Reconciler
 	Webhooks   *payment.Desk
 	Timelines  *timeline.Store
-	Payer      Payer                 // nil: orders are paid by webhook alone
-	Lists      *eligibility.Lists    // nil: everybody may buy
-	Origins    *concentration.Report // nil: nobody counts
-	Confirmer  Confirmer             // nil: an order is accepted as soon as Redis has it
-	Outage     func() string         // names what has been away for too long to take orders, "" for nothing; nil: nothing ever is
+	Payer      Payer              // nil: orders are paid by webhook alone
+	Lists      *eligibility.Lists // nil: everybody may buy
+	Origins    *origins.Report    // nil: nobody counts
+	Confirmer  Confirmer          // nil: an order is accepted as soon as Redis has it
+	Outage     func() string      // names what has been away for too long to take orders, "" for nothing; nil: nothing ever is
 }
 
 // Payer takes the payment of an order at its owner's word, as order.Book.Pay does: the Book is the built-in test provider.
@@ -118,7 +118,7 @@ type Server struct {
 	verifier *signing.Verifier
 	metrics  *metrics
 	sparse   sparse
-	line     *line.Line
+	line     *admission.Line
 	http     *fasthttp.Server
 	inFlight atomic.Int64
 	waiting  atomic.Int64
@@ -134,7 +134,7 @@ func New(c Config) *Server {
 	s := &Server{Config: c, verifier: signing.NewVerifier(c.Keys...), sparse: sparse{log: c.Log}, standing: make(chan struct{}, standbyAtOnce)}
 	s.stopping, s.stop = context.WithCancel(context.Background())
 	s.metrics = newMetrics(c.Register, &s.inFlight, &s.waiting)
-	s.line = line.New(c.Limits.Line, c.Register)
+	s.line = admission.New(c.Limits.Line, c.Register)
 	s.http = &fasthttp.Server{
 		Handler:                      s.serve,
 		ErrorHandler:                 s.malformed,
@@ -329,7 +329,7 @@ func (s *Server) malformed(ctx *fasthttp.RequestCtx, err error) {
 func (r *request) refuse(p *problem.Problem) string {
 	p.WriteTo(r.RequestCtx, r.id)
 	if p.Rule != "" {
-		r.Response.Header.Set(shared.HeaderRule, p.Rule)
+		r.Response.Header.Set(verdict.HeaderRule, p.Rule)
 	}
 	return string(p.Code)
 }

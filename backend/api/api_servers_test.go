@@ -25,8 +25,8 @@ import (
 	"floodgate.internal/backend/payment"
 	"floodgate.internal/backend/reconcile"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/standby"
-	"floodgate.internal/backend/stock"
 	"floodgate.internal/backend/timeline"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
@@ -71,7 +71,7 @@ func workOn(t testing.TB, limits Limits, addr string, direct *reserve.Store, db 
 		}
 	})
 	book := order.NewBook(db, redis, s.Clock, log, reg)
-	shelf := stock.NewShelf(db, redis, log, reg)
+	shelf := sku.NewShelf(db, redis, log, reg)
 	carts := cart.New(cart.Config{PayWithin: time.Minute, MaxInFlight: 2}, db, shelf, s.Clock, log, reg)
 	line := standby.New(2, db, redis, known, s.Clock, log, reg)
 	book.Standby(time.Minute, line.Wake)

@@ -19,8 +19,8 @@ import (
 	"github.com/valyala/fasthttp"
 	"github.com/valyala/fasthttp/fasthttputil"
 
+	"floodgate.internal/backend/admission"
 	"floodgate.internal/backend/catalog"
-	"floodgate.internal/backend/line"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/problem"
@@ -56,7 +56,7 @@ func start(t testing.TB, limits Limits) (*Server, *caller) {
 }
 
 // longLine keeps nobody waiting whom the other limits let in.
-var longLine = line.Limits{Slots: 1000, Waiting: 1000, PerUnit: 1000, Wait: time.Minute}
+var longLine = admission.Limits{Slots: 1000, Waiting: 1000, PerUnit: 1000, Wait: time.Minute}
 
 var roomy = Limits{InFlight: 10, Waiting: 10, Connections: 100, Queued: 100, Lag: time.Hour, Line: longLine}
 

@@ -6,7 +6,7 @@ import (
 	"floodgate.internal/backend/eligibility"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/problem"
-	"floodgate.internal/shared/timeline"
+	"floodgate.internal/shared/verdict"
 	"floodgate.internal/shared/wire"
 )
 
@@ -16,7 +16,7 @@ var ineligible = map[eligibility.Refusal]string{
 	eligibility.NotListed: "this sale is for invited accounts only, and this one is not on its list",
 }
 
-var ineligibleRules = map[eligibility.Refusal]timeline.Rule{eligibility.Banned: timeline.Banned, eligibility.NotListed: timeline.NotListed}
+var ineligibleRules = map[eligibility.Refusal]verdict.Rule{eligibility.Banned: verdict.Banned, eligibility.NotListed: verdict.NotListed}
 
 // mayBuy refuses who is banned, or not on the list of a sale that has one.
 func (s *Server) mayBuy(sale int64, uid string) *problem.Problem {

@@ -14,9 +14,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"floodgate.internal/backend/backendtest"
-	"floodgate.internal/backend/concentration"
 	"floodgate.internal/backend/eligibility"
 	"floodgate.internal/backend/order"
+	"floodgate.internal/backend/origins"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/problem"
@@ -124,7 +124,7 @@ func TestWhoIsBannedMayNotBuyACart(t *testing.T) {
 func TestWhereOrdersComeFromIsCounted(t *testing.T) {
 	t.Attr("row", "D13")
 	w := work(t, roomy, os.Getenv("REDIS_ADDR"))
-	w.Origins = concentration.New(w.Clock.Now())
+	w.Origins = origins.New(w.Clock.Now())
 	sale := backendtest.Sale(t, w.db, backendtest.SaleOptions{Stock: 3})
 	press := func(uid, network string) int {
 		req := w.request("POST", fmt.Sprintf("/v1/sales/%d/orders", sale), "")

@@ -19,8 +19,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/valyala/fasthttp"
 
+	"floodgate.internal/backend/admission"
 	"floodgate.internal/backend/backendtest"
-	"floodgate.internal/backend/line"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/signing"
@@ -30,7 +30,7 @@ import (
 // narrow lets one order at a time be decided.
 func narrow(perUnit int) Limits {
 	return Limits{InFlight: 200, Waiting: 1, Connections: 300, Queued: 1000, Lag: time.Hour,
-		Line: line.Limits{Slots: 1, Waiting: 150, PerUnit: perUnit, Wait: time.Minute}}
+		Line: admission.Limits{Slots: 1, Waiting: 150, PerUnit: perUnit, Wait: time.Minute}}
 }
 
 // until asks again and again whether something has come about.
@@ -197,8 +197,8 @@ func TestNothingIsBegunForWhoHasGone(t *testing.T) {
 	}
 	wantProblem(t, press("gone", w.clock.Now().Add(-time.Millisecond)), problem.Overloaded, "came too late for its answer; nothing was done")
 	req := reserve.Request{Sale: sale, UID: "in line", Quantity: 1, OrderID: wire.NewOrderID(uuid.NewString(), sale)}
-	if _, err := w.Server.reserve(t.Context(), &req, w.clock.Now().Add(-time.Millisecond)); !errors.Is(err, line.ErrLate) {
-		t.Errorf("its turn came too late: got %v, want %v", err, line.ErrLate)
+	if _, err := w.Server.reserve(t.Context(), &req, w.clock.Now().Add(-time.Millisecond)); !errors.Is(err, admission.ErrLate) {
+		t.Errorf("its turn came too late: got %v, want %v", err, admission.ErrLate)
 	}
 	if got := w.decided(); got != 0 {
 		t.Errorf("Redis was asked %d times", got)
@@ -223,7 +223,7 @@ func BenchmarkPress(b *testing.B) {
 	for _, slots := range []int{1, 128, 512, 1024} {
 		b.Run(fmt.Sprintf("slots=%d", slots), func(b *testing.B) {
 			limits := Limits{InFlight: 2000, Waiting: 1, Connections: 1, Queued: 1 << 40, Lag: time.Hour,
-				Line: line.Limits{Slots: slots, Waiting: 1000, PerUnit: 1000, Wait: time.Minute}}
+				Line: admission.Limits{Slots: slots, Waiting: 1000, PerUnit: 1000, Wait: time.Minute}}
 			w := work(b, limits, os.Getenv("REDIS_ADDR"))
 			sale := backendtest.Sale(b, w.db, backendtest.SaleOptions{Stock: 1 << 40})
 			accepted(b, w.press("first", sale, "", ""))

@@ -14,14 +14,14 @@ import (
 	"github.com/google/uuid"
 	"github.com/redis/rueidis"
 
+	"floodgate.internal/backend/admission"
 	"floodgate.internal/backend/catalog"
-	"floodgate.internal/backend/line"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/failpoint"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/signing"
-	"floodgate.internal/shared/timeline"
+	"floodgate.internal/shared/verdict"
 	"floodgate.internal/shared/wire"
 )
 
@@ -184,7 +184,7 @@ func (s *Server) decide(ctx context.Context, req *reserve.Request, until time.Ti
 	}
 	defer s.line.Leave()
 	if ctx.Err() != nil || s.late(until) { // in line, or while the sale was loaded
-		return reserve.Verdict{}, line.ErrLate
+		return reserve.Verdict{}, admission.ErrLate
 	}
 	began := time.Now()
 	verdict, err := s.Redis.Reserve(ctx, *req)
@@ -272,23 +272,23 @@ func (l *loads) end(id int64, ended *load, err error) {
 // undecided is what is told when the script gave no verdict.
 func (s *Server) undecided(err error, r *request, sale int64) *problem.Problem {
 	switch {
-	case errors.Is(err, line.ErrSoldOut):
+	case errors.Is(err, admission.ErrSoldOut):
 		return s.refusal(sale, reserve.Verdict{Answer: lua.SoldOut})
-	case errors.Is(err, line.ErrFull), errors.Is(err, line.ErrLong), errors.Is(err, line.ErrLate), errors.Is(err, line.ErrClosed):
+	case errors.Is(err, admission.ErrFull), errors.Is(err, admission.ErrLong), errors.Is(err, admission.ErrLate), errors.Is(err, admission.ErrClosed):
 		return by(lineRule(err), overloaded(err.Error()))
 	case errors.Is(err, reserve.ErrGateClosed):
-		return by(timeline.Checking, overloaded("the sale's stock is being checked"))
+		return by(verdict.Checking, overloaded("the sale's stock is being checked"))
 	case errors.Is(err, reserve.ErrNotLoaded):
-		return by(timeline.Checking, overloaded("the sale is being loaded"))
+		return by(verdict.Checking, overloaded("the sale is being loaded"))
 	case errors.Is(err, reserve.ErrRestarted):
 		s.Reconciler.Wake()
-		return by(timeline.Checking, overloaded("the sale's stock is being checked after a restart"))
+		return by(verdict.Checking, overloaded("the sale's stock is being checked after a restart"))
 	case errors.Is(err, errLoad):
 		s.sparse.warn("api: a sale could not be loaded", "sale", sale, "error", err)
-		return by(timeline.Checking, overloaded("the sale is being loaded"))
+		return by(verdict.Checking, overloaded("the sale is being loaded"))
 	case neverRan(err):
 		s.sparse.warn("api: redis does not take orders", "sale", sale, "error", err)
-		return by(timeline.Outage, overloaded("orders cannot be taken at the moment"))
+		return by(verdict.Outage, overloaded("orders cannot be taken at the moment"))
 	default:
 		s.sparse.warn("api: the outcome of an order is unknown", "sale", sale, r.ids(), "error", err)
 		return maybeAccepted(sale)
@@ -351,7 +351,7 @@ func (r *request) accept(orderID, result string) string {
 	r.Response.Header.Set("Location", url)
 	r.Response.Header.Set("Cache-Control", "no-store")
 	if result == resultRepeated {
-		r.Response.Header.Set(timeline.HeaderRule, string(timeline.Repeated))
+		r.Response.Header.Set(verdict.HeaderRule, string(verdict.Repeated))
 	}
 	r.json(wire.Accepted{OrderID: orderID, Status: wire.Queued, StatusURL: url})
 	if failpoint.Enabled {

@@ -7,7 +7,7 @@ import (
 	"floodgate.internal/backend/outbox"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/shared/problem"
-	"floodgate.internal/shared/timeline"
+	"floodgate.internal/shared/verdict"
 	"floodgate.internal/shared/wire"
 )
 
@@ -23,17 +23,17 @@ const (
 func (s *Server) pressure(sale int64) *problem.Problem {
 	if s.Catalog.Queued(sale) > s.Limits.Queued {
 		s.metrics.shed[shedQueued].Inc()
-		return by(timeline.QueueFull, overloaded("too many orders of this sale are queued"))
+		return by(verdict.QueueFull, overloaded("too many orders of this sale are queued"))
 	}
 	if s.Catalog.Lag(sale) > s.Limits.Lag {
 		s.metrics.shed[shedLag].Inc()
-		return by(timeline.Behind, overloaded("orders of this sale have been queued for too long"))
+		return by(verdict.Behind, overloaded("orders of this sale have been queued for too long"))
 	}
 	if s.Outage != nil {
 		if what := s.Outage(); what != "" {
 			s.metrics.shed[shedOutage].Inc()
 			s.sparse.warn("api: no orders are taken while something is away", "what", what)
-			return by(timeline.Outage, overloaded("orders cannot be finished at the moment"))
+			return by(verdict.Outage, overloaded("orders cannot be finished at the moment"))
 		}
 	}
 	return nil

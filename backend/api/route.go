@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"floodgate.internal/shared/problem"
-	"floodgate.internal/shared/timeline"
+	"floodgate.internal/shared/verdict"
 	"floodgate.internal/shared/wire"
 )
 
@@ -59,7 +59,7 @@ func match(path string) (rt *route, arg string) {
 		return &feedRoute, ""
 	case wire.HealthPath:
 		return &healthRoute, ""
-	case timeline.Path:
+	case verdict.Path:
 		return &recordsRoute, ""
 	case "/v1/time":
 		return &timeRoute, ""

@@ -5,11 +5,11 @@ import (
 	"errors"
 	"time"
 
-	"floodgate.internal/backend/line"
+	"floodgate.internal/backend/admission"
 	"floodgate.internal/backend/timeline"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/problem"
-	shared "floodgate.internal/shared/timeline"
+	"floodgate.internal/shared/verdict"
 	"floodgate.internal/shared/wire"
 )
 
@@ -51,7 +51,7 @@ func (s *Server) postRecords(r *request) string {
 	if p != nil {
 		return r.refuse(p)
 	}
-	var b shared.Batch
+	var b verdict.Batch
 	err := wire.DecodeStrict(body, &b)
 	if err == nil {
 		err = b.Check()
@@ -81,22 +81,22 @@ func (s *Server) postRecords(r *request) string {
 }
 
 // by names the rule that a refusal is recorded under, where its code does not say enough.
-func by(rule shared.Rule, p *problem.Problem) *problem.Problem {
+func by(rule verdict.Rule, p *problem.Problem) *problem.Problem {
 	p.Rule = string(rule)
 	return p
 }
 
 // answerRules is what a refusal of the script is recorded as.
-var answerRules = map[string]shared.Rule{lua.Paused: shared.Paused, lua.StaleEpoch: shared.Checking}
+var answerRules = map[string]verdict.Rule{lua.Paused: verdict.Paused, lua.StaleEpoch: verdict.Checking}
 
 // lineRules is what a refusal of the line is recorded as.
-var lineRules = map[error]shared.Rule{line.ErrFull: shared.LineFull, line.ErrLong: shared.LineLong, line.ErrLate: shared.LineLate}
+var lineRules = map[error]verdict.Rule{admission.ErrFull: verdict.LineFull, admission.ErrLong: verdict.LineLong, admission.ErrLate: verdict.LineLate}
 
-func lineRule(err error) shared.Rule {
+func lineRule(err error) verdict.Rule {
 	for reason, rule := range lineRules {
 		if errors.Is(err, reason) {
 			return rule
 		}
 	}
-	return shared.Overloaded
+	return verdict.Overloaded
 }

@@ -13,7 +13,7 @@ import (
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/eligibility"
 	"floodgate.internal/shared/problem"
-	"floodgate.internal/shared/timeline"
+	"floodgate.internal/shared/verdict"
 	"floodgate.internal/shared/wire"
 )
 
@@ -28,7 +28,7 @@ func TestAnAnswerNamesItsRule(t *testing.T) {
 	rule := func(uid string, sale int64, key, want string) {
 		t.Helper()
 		res := w.press(uid, sale, key, "")
-		if got := string(res.Header.Peek(timeline.HeaderRule)); got != want {
+		if got := string(res.Header.Peek(verdict.HeaderRule)); got != want {
 			t.Errorf("%s in sale %d: got rule %q with %d %s, want %q", uid, sale, got, res.StatusCode(), res.Body(), want)
 		}
 	}
@@ -50,14 +50,14 @@ func TestRecordsAreTakenAndRead(t *testing.T) {
 	w := work(t, roomy, os.Getenv("REDIS_ADDR"))
 	sale := backendtest.Sale(t, w.db, backendtest.SaleOptions{})
 	now := wire.At(time.Now())
-	b := timeline.Batch{Gateway: "g", Seq: 1, Records: []timeline.Record{{Sale: sale, UID: "ann", Rule: timeline.SoldOut, First: now, Last: now, Count: 2}}}
+	b := verdict.Batch{Gateway: "g", Seq: 1, Records: []verdict.Record{{Sale: sale, UID: "ann", Rule: verdict.SoldOut, First: now, Last: now, Count: 2}}}
 	hand := func() int {
 		t.Helper()
 		body, err := json.Marshal(b)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return w.signed(w.request("POST", timeline.Path, string(body)), "").StatusCode()
+		return w.signed(w.request("POST", verdict.Path, string(body)), "").StatusCode()
 	}
 	w.Outage = func() string { return "rabbitmq" }
 	if got := hand(); got != 503 {
@@ -73,11 +73,11 @@ func TestRecordsAreTakenAndRead(t *testing.T) {
 	if got := hand(); got != 400 {
 		t.Errorf("a rule that is none: got %d", got)
 	}
-	b.Records = slices.Repeat(b.Records, timeline.MaxBatch+1)
+	b.Records = slices.Repeat(b.Records, verdict.MaxBatch+1)
 	if got := hand(); got != 400 {
 		t.Errorf("too many records: got %d", got)
 	}
-	read := func(uid string, sale int64) (tl timeline.Timeline) {
+	read := func(uid string, sale int64) (tl verdict.Timeline) {
 		t.Helper()
 		res := w.signed(w.request("GET", fmt.Sprintf("/v1/sales/%d/timeline", sale), ""), uid)
 		if err := json.Unmarshal(res.Body(), &tl); err != nil || res.StatusCode() != 200 || string(res.Header.Peek("Cache-Control")) != "no-store" {

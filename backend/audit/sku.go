@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"floodgate.internal/backend/stock"
+	"floodgate.internal/backend/sku"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/wire"
 )
@@ -86,12 +86,12 @@ func (a *Auditor) SKUs(ctx context.Context) ([]int64, error) {
 }
 
 // SKU audits one SKU: ErrUnknownSKU, or an error of a server that does not answer.
-func (a *Auditor) SKU(ctx context.Context, sku int64) (SKU, error) {
+func (a *Auditor) SKU(ctx context.Context, skuID int64) (SKU, error) {
 	var last SKU
 	for round := 1; ; round++ {
-		r, moving, err := a.skuOnce(ctx, sku)
+		r, moving, err := a.skuOnce(ctx, skuID)
 		if err != nil {
-			return SKU{}, fmt.Errorf("audit SKU %d: %w", sku, err)
+			return SKU{}, fmt.Errorf("audit SKU %d: %w", skuID, err)
 		}
 		if len(r.Findings) == 0 {
 			return r, nil
@@ -109,27 +109,27 @@ func (a *Auditor) SKU(ctx context.Context, sku int64) (SKU, error) {
 		last = r
 		select {
 		case <-ctx.Done():
-			return SKU{}, fmt.Errorf("audit SKU %d: %w", sku, ctx.Err())
+			return SKU{}, fmt.Errorf("audit SKU %d: %w", skuID, ctx.Err())
 		case <-time.After(pause):
 		}
 	}
 }
 
 // skuOnce reads Redis, MySQL and Redis again, and compares; moving says that the SKU is being loaded.
-func (a *Auditor) skuOnce(ctx context.Context, sku int64) (r SKU, moving bool, err error) {
+func (a *Auditor) skuOnce(ctx context.Context, skuID int64) (r SKU, moving bool, err error) {
 	now, err := a.redis.Now(ctx)
 	if err != nil {
 		return r, false, err
 	}
-	before, err := stock.Read(ctx, a.redis, sku)
+	before, err := sku.Read(ctx, a.redis, skuID)
 	if err != nil {
 		return r, false, err
 	}
-	b, err := readSKU(ctx, a.db, sku, before.Orders)
+	b, err := readSKU(ctx, a.db, skuID, before.Orders)
 	if err != nil {
 		return r, false, err
 	}
-	after, err := stock.Read(ctx, a.redis, sku)
+	after, err := sku.Read(ctx, a.redis, skuID)
 	if err != nil {
 		return r, false, err
 	}
@@ -138,7 +138,7 @@ func (a *Auditor) skuOnce(ctx context.Context, sku int64) (r SKU, moving bool, e
 	if abandoned == 0 {
 		abandoned = a.bound
 	}
-	return compareSKU(sku, before, after, b, now, abandoned+a.bound), moving, nil
+	return compareSKU(skuID, before, after, b, now, abandoned+a.bound), moving, nil
 }
 
 // skuBooks is all that MySQL has of a SKU, read at one moment.
@@ -158,7 +158,7 @@ type skuBooks struct {
 }
 
 // readSKU takes one consistent reading. orders are those that had units locked in Redis before.
-func readSKU(ctx context.Context, db *sql.DB, sku int64, orders map[string]int64) (skuBooks, error) {
+func readSKU(ctx context.Context, db *sql.DB, skuID int64, orders map[string]int64) (skuBooks, error) {
 	tx, err := db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelRepeatableRead, ReadOnly: true})
 	if err != nil {
 		return skuBooks{}, fmt.Errorf("begin: %w", err)
@@ -166,7 +166,7 @@ func readSKU(ctx context.Context, db *sql.DB, sku int64, orders map[string]int64
 	defer tx.Rollback() //nolint:errcheck // it wrote nothing
 	b := skuBooks{lines: map[string]int64{}, locks: map[string]string{}, held: map[string]wire.OrderStatus{}, ended: map[string]bool{}}
 	k := &b.units
-	err = tx.QueryRowContext(ctx, `SELECT total, available, allotted, locked, sold, epoch FROM skus WHERE id = ?`, sku).
+	err = tx.QueryRowContext(ctx, `SELECT total, available, allotted, locked, sold, epoch FROM skus WHERE id = ?`, skuID).
 		Scan(&k.total, &k.available, &k.allotted, &k.locked, &k.sold, &b.epoch)
 	if errors.Is(err, sql.ErrNoRows) {
 		return b, ErrUnknownSKU
@@ -176,7 +176,7 @@ func readSKU(ctx context.Context, db *sql.DB, sku int64, orders map[string]int64
 	}
 	for _, step := range []func() error{
 		func() error {
-			return each(ctx, tx, "sale_stock", `SELECT k.total FROM sale_stock k JOIN sales s ON s.id = k.sale_id WHERE s.sku_id = ?`, sku, func(rows *sql.Rows) error {
+			return each(ctx, tx, "sale_stock", `SELECT k.total FROM sale_stock k JOIN sales s ON s.id = k.sale_id WHERE s.sku_id = ?`, skuID, func(rows *sql.Rows) error {
 				var n int64
 				err := rows.Scan(&n)
 				k.sales += n
@@ -184,7 +184,7 @@ func readSKU(ctx context.Context, db *sql.DB, sku int64, orders map[string]int64
 			})
 		},
 		func() error {
-			return each(ctx, tx, "cart_lines", `SELECT order_id, quantity, lock_id FROM cart_lines WHERE sku_id = ? AND held = TRUE`, sku, func(rows *sql.Rows) error {
+			return each(ctx, tx, "cart_lines", `SELECT order_id, quantity, lock_id FROM cart_lines WHERE sku_id = ? AND held = TRUE`, skuID, func(rows *sql.Rows) error {
 				var id, lock string
 				var n int64
 				err := rows.Scan(&id, &n, &lock)
@@ -193,7 +193,7 @@ func readSKU(ctx context.Context, db *sql.DB, sku int64, orders map[string]int64
 			})
 		},
 		func() error {
-			return each(ctx, tx, "sku_intents", `SELECT id, kind, order_id, quantity, done_at FROM sku_intents WHERE sku_id = ? AND (done_at IS NULL OR kind = 'adjust')`, sku, func(rows *sql.Rows) error {
+			return each(ctx, tx, "sku_intents", `SELECT id, kind, order_id, quantity, done_at FROM sku_intents WHERE sku_id = ? AND (done_at IS NULL OR kind = 'adjust')`, skuID, func(rows *sql.Rows) error {
 				var id, units int64
 				var kind, order string
 				var done sql.NullTime
@@ -211,9 +211,9 @@ func readSKU(ctx context.Context, db *sql.DB, sku int64, orders map[string]int64
 				return nil
 			})
 		},
-		func() error { return b.readOrders(ctx, tx, sku) },
-		func() error { return b.readLedger(ctx, tx, sku) },
-		func() error { return b.readHeld(ctx, tx, sku, orders) },
+		func() error { return b.readOrders(ctx, tx, skuID) },
+		func() error { return b.readLedger(ctx, tx, skuID) },
+		func() error { return b.readHeld(ctx, tx, skuID, orders) },
 	} {
 		if err := step(); err != nil {
 			return b, err
@@ -230,15 +230,15 @@ func (b *skuBooks) find(equation, order, key, detail string, args ...any) {
 }
 
 // readOrders holds the lines against the orders and the requests that they belong to.
-func (b *skuBooks) readOrders(ctx context.Context, tx *sql.Tx, sku int64) error {
-	err := each(ctx, tx, "orders", `SELECT COALESCE(SUM(l.quantity), 0) FROM cart_lines l JOIN orders o ON o.id = l.order_id WHERE l.sku_id = ? AND o.status = 'paid'`, sku,
+func (b *skuBooks) readOrders(ctx context.Context, tx *sql.Tx, skuID int64) error {
+	err := each(ctx, tx, "orders", `SELECT COALESCE(SUM(l.quantity), 0) FROM cart_lines l JOIN orders o ON o.id = l.order_id WHERE l.sku_id = ? AND o.status = 'paid'`, skuID,
 		func(rows *sql.Rows) error { return rows.Scan(&b.paid) })
 	if err != nil {
 		return err
 	}
-	at := fmt.Sprintf("cart_lines of SKU %d", sku)
+	at := fmt.Sprintf("cart_lines of SKU %d", skuID)
 	err = each(ctx, tx, "orders", fmt.Sprintf(`SELECT l.order_id, COALESCE(o.status, 'gone'), l.held FROM cart_lines l LEFT JOIN orders o ON o.id = l.order_id
-		WHERE l.sku_id = ? AND (o.id IS NULL OR l.held <> (o.status = 'pending_payment')) LIMIT %d`, mostWrong), sku, func(rows *sql.Rows) error {
+		WHERE l.sku_id = ? AND (o.id IS NULL OR l.held <> (o.status = 'pending_payment')) LIMIT %d`, mostWrong), skuID, func(rows *sql.Rows) error {
 		var id, status string
 		var held bool
 		err := rows.Scan(&id, &status, &held)
@@ -249,7 +249,7 @@ func (b *skuBooks) readOrders(ctx context.Context, tx *sql.Tx, sku int64) error 
 		return err
 	}
 	return each(ctx, tx, "cart_requests", fmt.Sprintf(`SELECT l.order_id FROM cart_lines l LEFT JOIN cart_requests r ON r.order_id = l.order_id
-		WHERE l.sku_id = ? AND (r.order_id IS NULL OR r.answer IS NULL) LIMIT %d`, mostWrong), sku, func(rows *sql.Rows) error {
+		WHERE l.sku_id = ? AND (r.order_id IS NULL OR r.answer IS NULL) LIMIT %d`, mostWrong), skuID, func(rows *sql.Rows) error {
 		var id string
 		err := rows.Scan(&id)
 		b.find(eqSKURequest, id, at, "no request was answered with this order: a repeat would order again")
@@ -261,20 +261,20 @@ func (b *skuBooks) readOrders(ctx context.Context, tx *sql.Tx, sku int64) error 
 var endRow = map[wire.OrderStatus]string{wire.Paid: "pay", wire.Cancelled: "cancel", wire.Expired: "expire"}
 
 // readLedger adds the ledger up, and looks for lines whose rows it does not have.
-func (b *skuBooks) readLedger(ctx context.Context, tx *sql.Tx, sku int64) error {
+func (b *skuBooks) readLedger(ctx context.Context, tx *sql.Tx, skuID int64) error {
 	var bad int64
 	err := each(ctx, tx, "sku_ledger", `SELECT COALESCE(SUM(available_change), 0), COALESCE(SUM(locked_change), 0),
 		COALESCE(SUM(CASE WHEN available_before + available_change = available_after AND locked_before + locked_change = locked_after THEN 0 ELSE 1 END), 0)
-		FROM sku_ledger WHERE sku_id = ?`, sku, func(rows *sql.Rows) error { return rows.Scan(&b.available, &b.locked, &bad) })
+		FROM sku_ledger WHERE sku_id = ?`, skuID, func(rows *sql.Rows) error { return rows.Scan(&b.available, &b.locked, &bad) })
 	if err != nil {
 		return err
 	}
-	at := fmt.Sprintf("sku_ledger of SKU %d", sku)
+	at := fmt.Sprintf("sku_ledger of SKU %d", skuID)
 	if bad > 0 {
 		b.find(eqSKULedger, "", at, "in %d rows before + change is not after", bad)
 	}
 	err = each(ctx, tx, "sku_ledger", fmt.Sprintf(`SELECT l.order_id FROM cart_lines l LEFT JOIN sku_ledger g ON g.sku_id = l.sku_id AND g.kind = 'lock' AND g.ref = l.order_id
-		WHERE l.sku_id = ? AND (g.id IS NULL OR g.available_change <> -l.quantity OR g.locked_change <> l.quantity) LIMIT %d`, mostWrong), sku, func(rows *sql.Rows) error {
+		WHERE l.sku_id = ? AND (g.id IS NULL OR g.available_change <> -l.quantity OR g.locked_change <> l.quantity) LIMIT %d`, mostWrong), skuID, func(rows *sql.Rows) error {
 		var id string
 		err := rows.Scan(&id)
 		b.find(eqSKULedger, id, at, "the order has no row of kind lock for the units of its line")
@@ -285,7 +285,7 @@ func (b *skuBooks) readLedger(ctx context.Context, tx *sql.Tx, sku int64) error 
 			return err
 		}
 		err = each(ctx, tx, "sku_ledger", fmt.Sprintf(`SELECT l.order_id FROM cart_lines l JOIN orders o ON o.id = l.order_id LEFT JOIN sku_ledger g ON g.sku_id = l.sku_id AND g.kind = '%s' AND g.ref = l.order_id
-			WHERE l.sku_id = ? AND o.status = '%s' AND (g.id IS NULL OR g.locked_change <> -l.quantity) LIMIT %d`, kind, status, mostWrong), sku, func(rows *sql.Rows) error {
+			WHERE l.sku_id = ? AND o.status = '%s' AND (g.id IS NULL OR g.locked_change <> -l.quantity) LIMIT %d`, kind, status, mostWrong), skuID, func(rows *sql.Rows) error {
 			var id string
 			err := rows.Scan(&id)
 			b.find(eqSKULedger, id, at, "the order is %s and has no row of kind %s for the units of its line", status, kind)
@@ -296,7 +296,7 @@ func (b *skuBooks) readLedger(ctx context.Context, tx *sql.Tx, sku int64) error 
 }
 
 // readHeld reads where the orders stand that have units locked in Redis and are not unpaid.
-func (b *skuBooks) readHeld(ctx context.Context, tx *sql.Tx, sku int64, orders map[string]int64) error {
+func (b *skuBooks) readHeld(ctx context.Context, tx *sql.Tx, skuID int64, orders map[string]int64) error {
 	var ids []any
 	for id := range orders {
 		if _, unpaid := b.lines[id]; !unpaid {
@@ -305,7 +305,7 @@ func (b *skuBooks) readHeld(ctx context.Context, tx *sql.Tx, sku int64, orders m
 	}
 	for part := range slices.Chunk(ids, 500) {
 		rows, err := tx.QueryContext(ctx, `SELECT l.order_id, o.status FROM cart_lines l JOIN orders o ON o.id = l.order_id WHERE l.sku_id = ? AND l.order_id IN (`+
-			strings.TrimSuffix(strings.Repeat("?, ", len(part)), ", ")+`)`, append([]any{sku}, part...)...)
+			strings.TrimSuffix(strings.Repeat("?, ", len(part)), ", ")+`)`, append([]any{skuID}, part...)...)
 		if err != nil {
 			return fmt.Errorf("orders: %w", err)
 		}
@@ -327,15 +327,15 @@ func (b *skuBooks) readHeld(ctx context.Context, tx *sql.Tx, sku int64, orders m
 
 // compareSKU finds what does not hold. Units that are locked in Redis and of which MySQL has nothing are in flight until
 // they are older than abandoned.
-func compareSKU(sku int64, before, after stock.Snapshot, b skuBooks, now time.Time, abandoned time.Duration) SKU {
+func compareSKU(skuID int64, before, after sku.Snapshot, b skuBooks, now time.Time, abandoned time.Duration) SKU {
 	k := b.units
-	r := SKU{SKUID: sku, CheckedAt: wire.At(now), Total: k.total, Available: k.available, Allotted: k.allotted, Locked: k.locked, Sold: k.sold,
+	r := SKU{SKUID: skuID, CheckedAt: wire.At(now), Total: k.total, Available: k.available, Allotted: k.allotted, Locked: k.locked, Sold: k.sold,
 		Lines: len(b.lines), Intents: b.openIntents, Findings: append([]Finding{}, b.wrong...)}
-	row, key := fmt.Sprintf("skus row %d", sku), func(name string) string { return fmt.Sprintf("{sku:%d}:%s", sku, name) }
+	row, key := fmt.Sprintf("skus row %d", skuID), func(name string) string { return fmt.Sprintf("{sku:%d}:%s", skuID, name) }
 	find := func(equation, order, key, fix, detail string, args ...any) {
 		r.Findings = append(r.Findings, Finding{Equation: equation, OrderID: order, Key: key, Detail: fmt.Sprintf(detail, args...), Fix: fix})
 	}
-	rebuild := fmt.Sprintf("backend rebuild --sku %d writes Redis anew from MySQL", sku)
+	rebuild := fmt.Sprintf("backend rebuild --sku %d writes Redis anew from MySQL", skuID)
 
 	var unpaid int64
 	for _, n := range b.lines {
@@ -351,7 +351,7 @@ func compareSKU(sku int64, before, after stock.Snapshot, b skuBooks, now time.Ti
 		find(eqSKULines, "", row, byHand, "locked is %d and sold %d, carts' unpaid orders have %d units and paid ones %d", k.locked, k.sold, unpaid, b.paid)
 	}
 	if b.available != k.available || b.locked != k.locked {
-		find(eqSKULedger, "", fmt.Sprintf("sku_ledger of SKU %d", sku), byHand, "its changes add up to available %d and locked %d, the SKU has %d and %d", b.available, b.locked, k.available, k.locked)
+		find(eqSKULedger, "", fmt.Sprintf("sku_ledger of SKU %d", skuID), byHand, "its changes add up to available %d and locked %d, the SKU has %d and %d", b.available, b.locked, k.available, k.locked)
 	}
 
 	s := before.State

@@ -23,7 +23,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
 
-	"floodgate.internal/backend/stock"
+	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/clock"
@@ -51,7 +51,7 @@ type Config struct {
 type Carts struct {
 	Config
 	db      *sql.DB
-	shelf   *stock.Shelf
+	shelf   *sku.Shelf
 	clk     *clock.Clock
 	log     *slog.Logger
 	places  chan struct{} // a cart that is being decided holds one
@@ -65,7 +65,7 @@ type metrics struct {
 }
 
 // New makes a Carts.
-func New(c Config, db *sql.DB, shelf *stock.Shelf, clk *clock.Clock, log *slog.Logger, reg prometheus.Registerer) *Carts {
+func New(c Config, db *sql.DB, shelf *sku.Shelf, clk *clock.Clock, log *slog.Logger, reg prometheus.Registerer) *Carts {
 	m := metrics{
 		carts: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "backend_carts_total",
 			Help: "Carts by result: ordered (some line is), empty (none is), repeated, busy, refused (the key was used for another) or failed."}, []string{"result"}),
@@ -123,9 +123,9 @@ func (c *Carts) Place(ctx context.Context, uid, key string, items []wire.CartIte
 type request struct {
 	uid, key string
 	items    []wire.CartItem
-	order    string       // under which units are locked in Redis, and which becomes the order's id
-	lines    []line       // of items
-	fresh    []stock.Hold // what this call locked, under order
+	order    string     // under which units are locked in Redis, and which becomes the order's id
+	lines    []line     // of items
+	fresh    []sku.Hold // what this call locked, under order
 	answer   []byte
 	mine     bool // this call decided
 	ordered  bool // the answer has an order
@@ -273,11 +273,11 @@ const loadRounds = 3
 // lock asks Redis for the units of every line that it was not asked about, and loads the SKUs that it does not have.
 func (c *Carts) lock(ctx context.Context, r *request) error {
 	for round := 0; ; round++ {
-		var ask []stock.Line
+		var ask []sku.Line
 		var at []int
 		for i, item := range r.items {
 			if r.lines[i].open() {
-				ask = append(ask, stock.Line{SKU: item.SKU, Units: item.Quantity})
+				ask = append(ask, sku.Line{SKU: item.SKU, Units: item.Quantity})
 				at = append(at, i)
 			}
 		}
@@ -292,7 +292,7 @@ func (c *Carts) lock(ctx context.Context, r *request) error {
 		for i, v := range verdicts {
 			switch v.Answer {
 			case lua.Reduced:
-				r.fresh = append(r.fresh, stock.Hold{SKU: ask[i].SKU, Order: r.order, Lock: v.Lock})
+				r.fresh = append(r.fresh, sku.Hold{SKU: ask[i].SKU, Order: r.order, Lock: v.Lock})
 				r.lines[at[i]] = line{lock: v.Lock}
 			case lua.AlreadyApplied:
 				r.lines[at[i]] = line{lock: v.Lock}
@@ -387,13 +387,13 @@ func (c *Carts) write(ctx context.Context, tx *sql.Tx, r *request) error {
 		}
 	}
 	slices.Sort(skus)
-	rows, err := stock.Lock(ctx, tx, skus)
+	rows, err := sku.Lock(ctx, tx, skus)
 	if err != nil {
 		return err
 	}
 	r.results = make([]wire.CartResult, len(r.items))
 	moved := map[int64]int64{}
-	var changes []stock.Change
+	var changes []sku.Change
 	var lines []any
 	var quantity, amount int64
 	var currency string
@@ -404,8 +404,8 @@ func (c *Carts) write(ctx context.Context, tx *sql.Tx, r *request) error {
 			switch {
 			case row == nil || row.Own:
 				code = wire.LineUnknown
-			case row.Epoch != stock.Epoch(lock):
-				moved[item.SKU] = stock.Epoch(lock)
+			case row.Epoch != sku.Epoch(lock):
+				moved[item.SKU] = sku.Epoch(lock)
 			case row.Available < item.Quantity:
 				code = wire.LineInsufficient
 			case currency != "" && currency != row.Currency:
@@ -416,7 +416,7 @@ func (c *Carts) write(ctx context.Context, tx *sql.Tx, r *request) error {
 				currency = row.Currency
 				quantity += item.Quantity
 				amount += item.Quantity * row.Price
-				changes = append(changes, stock.Change{SKU: item.SKU, Kind: stock.Locked, Ref: r.order, Available: -item.Quantity, Locked: item.Quantity})
+				changes = append(changes, sku.Change{SKU: item.SKU, Kind: sku.Locked, Ref: r.order, Available: -item.Quantity, Locked: item.Quantity})
 				lines = append(lines, r.order, item.SKU, item.Quantity, row.Price, row.Currency, lock)
 			}
 		}
@@ -455,10 +455,10 @@ func (c *Carts) write(ctx context.Context, tx *sql.Tx, r *request) error {
 func (c *Carts) giveBack(ctx context.Context, r *request) {
 	var err error
 	if r.mine {
-		var refused []stock.Hold
+		var refused []sku.Hold
 		for i, l := range r.results {
 			if lock := r.lines[i].lock; lock != "" && !l.OK {
-				refused = append(refused, stock.Hold{SKU: l.SKU, Order: r.order, Lock: lock})
+				refused = append(refused, sku.Hold{SKU: l.SKU, Order: r.order, Lock: lock})
 			}
 		}
 		_, err = c.shelf.Unlock(ctx, lua.ToBack, refused...)

@@ -16,7 +16,7 @@ import (
 
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/order"
-	"floodgate.internal/backend/stock"
+	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/wire"
@@ -510,7 +510,7 @@ func TestMySQLIsTheJudge(t *testing.T) {
 	s.must(s.decide(t.Context(), r))
 	s.want(read(t, r.answer), less, ok)
 	s.balanced(b, 6, 4, 0)
-	snap, err := stock.Read(t.Context(), s.redis, a)
+	snap, err := sku.Read(t.Context(), s.redis, a)
 	s.must(err)
 	if snap.State.Available != 10 || len(snap.Orders) != 0 || len(snap.Open) != 0 {
 		t.Errorf("the refused line's units are not back: %+v", snap)

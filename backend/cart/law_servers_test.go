@@ -19,7 +19,7 @@ import (
 
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/order"
-	"floodgate.internal/backend/stock"
+	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/wire"
 )
@@ -269,20 +269,20 @@ func again(shops []*shop) (n float64) {
 }
 
 // restock is what an operator's restock does to MySQL.
-func (s *shop) restock(ctx context.Context, sku, units int64) error {
+func (s *shop) restock(ctx context.Context, skuID, units int64) error {
 	return store.InTx(ctx, s.db, func(tx *sql.Tx) error {
-		rows, err := stock.Lock(ctx, tx, []int64{sku})
+		rows, err := sku.Lock(ctx, tx, []int64{skuID})
 		if err != nil {
 			return err
 		}
-		if _, err := tx.ExecContext(ctx, `UPDATE skus SET available = available + ?, total = total + ? WHERE id = ?`, units, units, sku); err != nil {
+		if _, err := tx.ExecContext(ctx, `UPDATE skus SET available = available + ?, total = total + ? WHERE id = ?`, units, units, skuID); err != nil {
 			return err
 		}
-		id, err := stock.Intend(ctx, tx, time.Now(), sku, units)
+		id, err := sku.Intend(ctx, tx, time.Now(), skuID, units)
 		if err != nil {
 			return err
 		}
-		c := stock.Change{SKU: sku, Kind: stock.Restock, Ref: fmt.Sprint("intent:", id), Available: units}
-		return stock.Record(ctx, tx, time.Now(), c, rows[sku].Available, rows[sku].Locked)
+		c := sku.Change{SKU: skuID, Kind: sku.Restock, Ref: fmt.Sprint("intent:", id), Available: units}
+		return sku.Record(ctx, tx, time.Now(), c, rows[skuID].Available, rows[skuID].Locked)
 	})
 }

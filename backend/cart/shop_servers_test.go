@@ -20,7 +20,7 @@ import (
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/reserve"
-	"floodgate.internal/backend/stock"
+	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/clock"
@@ -50,7 +50,7 @@ func newShop(t *testing.T) *shop {
 func shopOn(t *testing.T, db *sql.DB, redis *reserve.Store, c Config) *shop {
 	t.Helper()
 	clk, log, reg := new(clock.Clock), backendtest.Log(t), prometheus.NewRegistry()
-	shelf := stock.NewShelf(db, redis, log, reg)
+	shelf := sku.NewShelf(db, redis, log, reg)
 	return &shop{Carts: New(c, db, shelf, clk, log, reg), t: t, redis: redis,
 		book: order.NewBook(db, redis, clk, log, reg), reader: order.NewReader(db, redis, clk, log, reg)}
 }
@@ -164,8 +164,8 @@ func (s *shop) sweep() int {
 	return n
 }
 
-func (s *shop) intents() stock.Intents {
-	return stock.Intents{DB: s.db, Redis: s.redis, Clock: s.clk}
+func (s *shop) intents() sku.Intents {
+	return sku.Intents{DB: s.db, Redis: s.redis, Clock: s.clk}
 }
 
 // rest does what the timer does until there is nothing to do.
@@ -206,9 +206,9 @@ func (s *shop) begun(uid, key string, items []wire.CartItem) *request {
 }
 
 // reduce locks units under an order id, as a process does that slept for long.
-func (s *shop) reduce(order string, sku, units int64) {
+func (s *shop) reduce(order string, skuID, units int64) {
 	s.t.Helper()
-	if _, err := s.shelf.Reduce(s.t.Context(), order, []stock.Line{{SKU: sku, Units: units}}); err != nil {
+	if _, err := s.shelf.Reduce(s.t.Context(), order, []sku.Line{{SKU: skuID, Units: units}}); err != nil {
 		s.t.Fatal(err)
 	}
 }

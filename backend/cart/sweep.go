@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"floodgate.internal/backend/stock"
+	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/failpoint"
@@ -44,7 +44,7 @@ func (c *Carts) Sweep(ctx context.Context) (n int, err error) {
 // compare asks MySQL about holds and does what it says, and returns how many holds are settled. A request that is not
 // decided gets another order id first, under its row's lock: nothing can be decided under the old one afterwards. A hold
 // that is not the one that the order was made with came late, and is given back.
-func (c *Carts) compare(ctx context.Context, holds []stock.Hold) (n int, err error) {
+func (c *Carts) compare(ctx context.Context, holds []sku.Hold) (n int, err error) {
 	if len(holds) == 0 {
 		return 0, nil
 	}
@@ -73,14 +73,14 @@ func (c *Carts) compare(ctx context.Context, holds []stock.Hold) (n int, err err
 		failpoint.Hit("cart.after-retire")
 	}
 	stands, err := c.stands(ctx, orders)
-	acts := func(h stock.Hold) bool { return !undecided[h.Order] && stands[h] != wire.PendingPayment }
+	acts := func(h sku.Hold) bool { return !undecided[h.Order] && stands[h] != wire.PendingPayment }
 	if err == nil && slices.ContainsFunc(holds, acts) {
 		err = store.Durable(ctx, c.db) // an order that ended just now must not come back when its units are somebody else's
 	}
 	if err != nil {
 		return 0, err
 	}
-	var kept []stock.Hold
+	var kept []sku.Hold
 	var errs []error
 	for _, h := range holds {
 		if undecided[h.Order] { // it was, or was given another id, just now
@@ -146,15 +146,15 @@ func (c *Carts) retire(ctx context.Context, order string) (bool, error) {
 }
 
 // stands reads, by the holds that lines of orders were made with, how these orders stand.
-func (c *Carts) stands(ctx context.Context, orders []string) (map[stock.Hold]wire.OrderStatus, error) {
+func (c *Carts) stands(ctx context.Context, orders []string) (map[sku.Hold]wire.OrderStatus, error) {
 	rows, err := c.db.QueryContext(ctx, `SELECT l.sku_id, l.order_id, l.lock_id, o.status FROM cart_lines l JOIN orders o ON o.id = l.order_id WHERE l.order_id IN (`+marks(len(orders))+`)`, anys(orders)...)
 	if err != nil {
 		return nil, fmt.Errorf("lines of %d orders: %w", len(orders), err)
 	}
 	defer rows.Close()
-	found := map[stock.Hold]wire.OrderStatus{}
+	found := map[sku.Hold]wire.OrderStatus{}
 	for rows.Next() {
-		var h stock.Hold
+		var h sku.Hold
 		var status wire.OrderStatus
 		if err := rows.Scan(&h.SKU, &h.Order, &h.Lock, &status); err != nil {
 			return nil, fmt.Errorf("lines of %d orders: %w", len(orders), err)

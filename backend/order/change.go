@@ -8,7 +8,7 @@ import (
 	"fmt"
 	"time"
 
-	"floodgate.internal/backend/stock"
+	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/failpoint"
 	"floodgate.internal/shared/wire"
@@ -188,7 +188,7 @@ func (b *Book) follow(ctx context.Context, tx *sql.Tx, now time.Time, c change, 
 			return 0, fmt.Errorf("free the slots of %d orders: %w", len(ids), err)
 		}
 	}
-	if err := stock.End(ctx, tx, now, c.kind, c.to.Live(), carts); err != nil {
+	if err := sku.End(ctx, tx, now, c.kind, c.to.Live(), carts); err != nil {
 		return 0, err
 	}
 	if len(ids) == 0 {
@@ -223,7 +223,7 @@ func (b *Book) unlockNow(ctx context.Context, orders []row) {
 		return
 	}
 	failpoint.Hit("cart.before-unlock")
-	if err := (stock.Intents{DB: b.db, Redis: b.redis, Clock: b.clk}).OfOrders(ctx, carts); err != nil {
+	if err := (sku.Intents{DB: b.db, Redis: b.redis, Clock: b.clk}).OfOrders(ctx, carts); err != nil {
 		b.log.Warn("order: carts' units are unlocked later, by the timer", "orders", len(carts), "error", err)
 	}
 }

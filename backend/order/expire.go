@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"time"
 
-	"floodgate.internal/backend/stock"
+	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/failpoint"
 	"floodgate.internal/shared/wire"
@@ -38,7 +38,7 @@ func (b *Book) Expire(ctx context.Context) (n int, err error) {
 
 // misfits reports whether err is MySQL's judgement of the orders themselves: anew it would be the same.
 func misfits(err error) bool {
-	return errors.Is(err, errUnits) || errors.Is(err, stock.ErrUnits) || store.Refused(err)
+	return errors.Is(err, errUnits) || errors.Is(err, sku.ErrUnits) || store.Refused(err)
 }
 
 // expireApart is done with orders that could not be expired together, for the reason that cause says: in halves, down to

@@ -18,7 +18,7 @@ import (
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/lock"
 	"floodgate.internal/backend/reserve"
-	"floodgate.internal/backend/stock"
+	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/clock"
@@ -75,23 +75,23 @@ func TestEveryScriptOnARedisCluster(t *testing.T) {
 	}
 
 	db := backendtest.MySQL(t)
-	shelf := stock.NewShelf(db, s, backendtest.Log(t), prometheus.NewRegistry())
+	shelf := sku.NewShelf(db, s, backendtest.Log(t), prometheus.NewRegistry())
 	must(forgetAndTeach(t, s))
 	var clk clock.Clock
 	clk.Set(time.Now(), time.Now())
-	intents := stock.Intents{DB: db, Redis: s, Clock: &clk}
+	intents := sku.Intents{DB: db, Redis: s, Clock: &clk}
 	for range 8 {
-		sku := backendtest.SKU(t, db, 5, 100, "EUR")
-		must(shelf.Load(ctx, sku))
-		v, err := shelf.Reduce(ctx, "o", []stock.Line{{SKU: sku, Units: 2}})
+		skuID := backendtest.SKU(t, db, 5, 100, "EUR")
+		must(shelf.Load(ctx, skuID))
+		v, err := shelf.Reduce(ctx, "o", []sku.Line{{SKU: skuID, Units: 2}})
 		if err != nil || v[0].Answer != lua.Reduced {
 			t.Fatalf("got %+v, %v", v, err)
 		}
-		if n, err := shelf.Unlock(ctx, lua.ToBack, stock.Hold{SKU: sku, Order: "o", Lock: v[0].Lock}); n != 1 || err != nil {
+		if n, err := shelf.Unlock(ctx, lua.ToBack, sku.Hold{SKU: skuID, Order: "o", Lock: v[0].Lock}); n != 1 || err != nil {
 			t.Fatalf("got %d, %v", n, err)
 		}
-		must(store.InTx(ctx, db, func(tx *sql.Tx) error { _, err := stock.Intend(ctx, tx, time.Now(), sku, 3); return err }))
-		must(intents.OfSKU(ctx, sku))
+		must(store.InTx(ctx, db, func(tx *sql.Tx) error { _, err := sku.Intend(ctx, tx, time.Now(), skuID, 3); return err }))
+		must(intents.OfSKU(ctx, skuID))
 	}
 
 	files, err := filepath.Glob("../../lua/*.lua")

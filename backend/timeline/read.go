@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"floodgate.internal/backend/order"
-	"floodgate.internal/shared/timeline"
+	"floodgate.internal/shared/verdict"
 	"floodgate.internal/shared/wire"
 )
 
@@ -33,12 +33,12 @@ const (
 
 // telling is a timeline that is being put together.
 type telling struct {
-	timeline.Timeline
+	verdict.Timeline
 	now, starts, ends time.Time
 	keep              time.Duration
 }
 
-func (t *telling) add(e timeline.Event) { t.Events = append(t.Events, e) }
+func (t *telling) add(e verdict.Event) { t.Events = append(t.Events, e) }
 
 func (t *telling) miss(format string, args ...any) {
 	t.Missing = append(t.Missing, fmt.Sprintf(format, args...))
@@ -46,16 +46,16 @@ func (t *telling) miss(format string, args ...any) {
 
 // Of tells a user's timeline in a sale. What has the same time stands in this order: the sale's history, presses, orders.
 // ErrUnknown, ErrBusy.
-func (s *Store) Of(ctx context.Context, uid string, sale int64) (timeline.Timeline, error) {
+func (s *Store) Of(ctx context.Context, uid string, sale int64) (verdict.Timeline, error) {
 	defer s.waiting.Add(-1)
 	if s.waiting.Add(1) > maxWaiting {
-		return timeline.Timeline{}, ErrBusy
+		return verdict.Timeline{}, ErrBusy
 	}
 	if err := s.reads.Acquire(ctx, 1); err != nil {
-		return timeline.Timeline{}, fmt.Errorf("%w: %w", ErrBusy, err)
+		return verdict.Timeline{}, fmt.Errorf("%w: %w", ErrBusy, err)
 	}
 	defer s.reads.Release(1)
-	t := telling{Timeline: timeline.Timeline{Sale: sale, UID: uid, Missing: []string{}, Note: timeline.Note, Events: []timeline.Event{}}, now: s.now(), keep: s.limits.Keep}
+	t := telling{Timeline: verdict.Timeline{Sale: sale, UID: uid, Missing: []string{}, Note: verdict.Note, Events: []verdict.Event{}}, now: s.now(), keep: s.limits.Keep}
 	var closed sql.NullTime
 	err := s.db.QueryRowContext(ctx, `SELECT starts_at, ends_at, closed_at FROM sales WHERE id = ?`, sale).Scan(&t.starts, &t.ends, &closed)
 	if errors.Is(err, sql.ErrNoRows) {
@@ -72,7 +72,7 @@ func (s *Store) Of(ctx context.Context, uid string, sale int64) (timeline.Timeli
 	if err != nil {
 		return t.Timeline, fmt.Errorf("timeline of uid %s in sale %d: %w", uid, sale, err)
 	}
-	slices.SortStableFunc(t.Events, func(a, b timeline.Event) int { return a.At.Compare(b.At.Time) })
+	slices.SortStableFunc(t.Events, func(a, b verdict.Event) int { return a.At.Compare(b.At.Time) })
 	t.Complete = len(t.Missing) == 0
 	return t.Timeline, nil
 }
@@ -122,7 +122,7 @@ func (s *Store) history(ctx context.Context, t *telling) error {
 		if err := rows.Scan(&began, &state, &sure); err != nil {
 			return err
 		}
-		e := timeline.Event{At: wire.At(began), Count: 1, What: timeline.Sale, Rule: state, Detail: stateDetails[state]}
+		e := verdict.Event{At: wire.At(began), Count: 1, What: verdict.Sale, Rule: state, Detail: stateDetails[state]}
 		if !sure {
 			unsure++
 			e.Detail += " (It may have begun earlier: nobody watched just before.)"
@@ -146,17 +146,17 @@ func (s *Store) presses(ctx context.Context, t *telling) error {
 	if err != nil {
 		return err
 	}
-	var all timeline.Event
-	var list []timeline.Event
+	var all verdict.Event
+	var list []verdict.Event
 	err = each(rows, func() error {
-		var rule timeline.Rule
+		var rule verdict.Rule
 		var first, last time.Time
 		var n int64
 		if err := rows.Scan(&rule, &first, &last, &n); err != nil {
 			return err
 		}
 		until := wire.At(last)
-		list = append(list, timeline.Event{At: wire.At(first), Until: &until, Count: n, What: rule.What(), Rule: string(rule), Detail: rule.Detail()})
+		list = append(list, verdict.Event{At: wire.At(first), Until: &until, Count: n, What: rule.What(), Rule: string(rule), Detail: rule.Detail()})
 		if all.Count == 0 {
 			all.At, all.Until = wire.At(first), &until
 		}
@@ -167,7 +167,7 @@ func (s *Store) presses(ctx context.Context, t *telling) error {
 		return nil
 	})
 	if all.Count > 0 {
-		all.What, all.Detail = timeline.Arrived, "Your presses reached us and were looked at; what became of them is told below."
+		all.What, all.Detail = verdict.Arrived, "Your presses reached us and were looked at; what became of them is told below."
 		t.add(all)
 	}
 	t.Events = append(t.Events, list...)
@@ -196,7 +196,7 @@ func (s *Store) orders(ctx context.Context, t *telling) error {
 	for _, o := range list {
 		event := func(when time.Time, what wire.OrderStatus, rule, detail string) {
 			moment := wire.At(when)
-			e := timeline.Event{At: moment, Until: &moment, Count: 1, What: string(what), Rule: rule, Detail: detail, OrderID: o.ID}
+			e := verdict.Event{At: moment, Until: &moment, Count: 1, What: string(what), Rule: rule, Detail: detail, OrderID: o.ID}
 			if what == o.Status && (what == wire.Queued || what == wire.PendingPayment) {
 				e.Until = nil
 			}

@@ -12,7 +12,7 @@ import (
 
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/reserve"
-	"floodgate.internal/shared/timeline"
+	"floodgate.internal/shared/verdict"
 	"floodgate.internal/shared/wire"
 )
 
@@ -48,10 +48,10 @@ func TestATimelineIsOnesOwn(t *testing.T) {
 	if v, err := d.redis.Reserve(t.Context(), reserve.Request{Sale: sale, UID: "ann", Quantity: 1, OrderID: queued, Epoch: 1}); err != nil || v.OrderID != queued {
 		t.Fatalf("got %+v, %v", v, err)
 	}
-	d.take(&timeline.Batch{Gateway: "g", Seq: 1, Records: []timeline.Record{
-		record(sale, "ann", timeline.OrderLimit, after(0), after(20), 40), record(sale, "ann", timeline.Accepted, after(1), after(15), 5),
-		record(sale, "ann", timeline.NoAnswer, after(10), after(10), 1),
-		record(sale, "bob", timeline.Banned, after(0), after(0), 1), record(other, "ann", timeline.SoldOut, after(0), after(0), 1)}})
+	d.take(&verdict.Batch{Gateway: "g", Seq: 1, Records: []verdict.Record{
+		record(sale, "ann", verdict.OrderLimit, after(0), after(20), 40), record(sale, "ann", verdict.Accepted, after(1), after(15), 5),
+		record(sale, "ann", verdict.NoAnswer, after(10), after(10), 1),
+		record(sale, "bob", verdict.Banned, after(0), after(0), 1), record(other, "ann", verdict.SoldOut, after(0), after(0), 1)}})
 	w := &watch{Store: d.Store, holder: "w"}
 	for _, sales := range []map[int64]wire.Sale{{}, {sale: {ID: sale, State: wire.Open}, other: {ID: other, State: wire.Open}}} {
 		if err := w.write(t.Context(), sales, after(0)); err != nil {

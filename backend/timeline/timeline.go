@@ -26,7 +26,7 @@ import (
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/clock"
-	"floodgate.internal/shared/timeline"
+	"floodgate.internal/shared/verdict"
 )
 
 // Limits bound what is kept.
@@ -73,7 +73,7 @@ const takeWait = time.Second
 
 // Take adds a gateway's batch to what is kept, once, however often it comes. The batch must be one that Check likes. After
 // an error it may have been taken: let the gateway send it again. ErrBusy: its turn did not come within takeWait.
-func (s *Store) Take(ctx context.Context, b *timeline.Batch) error {
+func (s *Store) Take(ctx context.Context, b *verdict.Batch) error {
 	turn, cancel := context.WithTimeout(ctx, takeWait)
 	err := s.takes.Acquire(turn, 1)
 	cancel()
@@ -142,7 +142,7 @@ func (s *Store) Take(ctx context.Context, b *timeline.Batch) error {
 // part is what a batch has of one sale.
 type part struct {
 	sale    int64
-	records []timeline.Record
+	records []verdict.Record
 	dropped int64
 	held    int64        // rows that the sale has
 	oldest  sql.NullTime // timeline_sales.oldest_at
@@ -226,7 +226,7 @@ func (p *part) write(ctx context.Context, tx *sql.Tx, now time.Time, most int64)
 // name is what a record has beside its sale.
 type name struct {
 	uid  string
-	rule timeline.Rule
+	rule verdict.Rule
 }
 
 // known is which of the part's records have rows.

@@ -22,7 +22,7 @@ import (
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/clock"
-	"floodgate.internal/shared/timeline"
+	"floodgate.internal/shared/verdict"
 	"floodgate.internal/shared/wire"
 )
 
@@ -61,7 +61,7 @@ func (d *desk) number(query string, args ...any) (n int64) {
 	return n
 }
 
-func (d *desk) take(b *timeline.Batch) {
+func (d *desk) take(b *verdict.Batch) {
 	d.t.Helper()
 	if err := b.Check(); err != nil {
 		d.t.Fatal(err)
@@ -71,7 +71,7 @@ func (d *desk) take(b *timeline.Batch) {
 	}
 }
 
-func (d *desk) of(uid string, sale int64) timeline.Timeline {
+func (d *desk) of(uid string, sale int64) verdict.Timeline {
 	d.t.Helper()
 	tl, err := d.Of(d.t.Context(), uid, sale)
 	if err != nil {
@@ -81,15 +81,15 @@ func (d *desk) of(uid string, sale int64) timeline.Timeline {
 }
 
 // events are a timeline's, as "what rule count".
-func events(tl timeline.Timeline) (list []string) {
+func events(tl verdict.Timeline) (list []string) {
 	for _, e := range tl.Events {
 		list = append(list, fmt.Sprintf("%s %s %d", e.What, e.Rule, e.Count))
 	}
 	return list
 }
 
-func record(sale int64, uid string, rule timeline.Rule, first, last time.Time, n int64) timeline.Record {
-	return timeline.Record{Sale: sale, UID: uid, Rule: rule, First: wire.At(first), Last: wire.At(last), Count: n}
+func record(sale int64, uid string, rule verdict.Rule, first, last time.Time, n int64) verdict.Record {
+	return verdict.Record{Sale: sale, UID: uid, Rule: rule, First: wire.At(first), Last: wire.At(last), Count: n}
 }
 
 // Several gateways hand over at once, to several processes, and send what was not answered again: every press counts once.
@@ -98,7 +98,7 @@ func TestEachBatchIsTakenOnce(t *testing.T) {
 	d := newDesk(t, 1000)
 	stores := []*Store{d.Store, d.another(d.db, 1000)}
 	sales := []int64{backendtest.Sale(t, d.db, backendtest.SaleOptions{}), backendtest.Sale(t, d.db, backendtest.SaleOptions{})}
-	rules := []timeline.Rule{timeline.Accepted, timeline.OrderLimit, timeline.SoldOut}
+	rules := []verdict.Rule{verdict.Accepted, verdict.OrderLimit, verdict.SoldOut}
 	base := time.Now().UTC().Truncate(time.Millisecond).Add(-time.Minute)
 	var mu sync.Mutex // guards want
 	want := map[string]int64{}
@@ -107,7 +107,7 @@ func TestEachBatchIsTakenOnce(t *testing.T) {
 		wg.Go(func() {
 			rnd := rand.New(rand.NewPCG(uint64(g), 3))
 			for seq := range batches {
-				b := &timeline.Batch{Gateway: fmt.Sprint("gateway-", g), Seq: int64(seq + 1)}
+				b := &verdict.Batch{Gateway: fmt.Sprint("gateway-", g), Seq: int64(seq + 1)}
 				seen := map[string]bool{}
 				for range records {
 					at := base.Add(time.Duration(rnd.IntN(10_000)) * time.Millisecond)
@@ -172,11 +172,11 @@ func TestASalesRecordsAreBounded(t *testing.T) {
 	d := newDesk(t, 3)
 	one, two := backendtest.Sale(t, d.db, backendtest.SaleOptions{}), backendtest.Sale(t, d.db, backendtest.SaleOptions{})
 	now := d.now()
-	d.take(&timeline.Batch{Gateway: "g", Seq: 1, Records: []timeline.Record{record(one, "ann", timeline.OrderLimit, now, now, 2), record(one, "bob", timeline.OrderLimit, now, now, 1)}})
-	d.take(&timeline.Batch{Gateway: "g", Seq: 2, Records: []timeline.Record{
-		record(one, "cyd", timeline.OrderLimit, now, now, 1), record(one, "dan", timeline.OrderLimit, now, now, 4), record(one, "ann", timeline.OrderLimit, now, now.Add(time.Second), 5),
-		record(two, "dan", timeline.OrderLimit, now, now, 1)}})
-	d.take(&timeline.Batch{Gateway: "g", Seq: 3, Dropped: []timeline.Dropped{{Sale: one, Count: 10}, {Sale: 0, Count: 7}}})
+	d.take(&verdict.Batch{Gateway: "g", Seq: 1, Records: []verdict.Record{record(one, "ann", verdict.OrderLimit, now, now, 2), record(one, "bob", verdict.OrderLimit, now, now, 1)}})
+	d.take(&verdict.Batch{Gateway: "g", Seq: 2, Records: []verdict.Record{
+		record(one, "cyd", verdict.OrderLimit, now, now, 1), record(one, "dan", verdict.OrderLimit, now, now, 4), record(one, "ann", verdict.OrderLimit, now, now.Add(time.Second), 5),
+		record(two, "dan", verdict.OrderLimit, now, now, 1)}})
+	d.take(&verdict.Batch{Gateway: "g", Seq: 3, Dropped: []verdict.Dropped{{Sale: one, Count: 10}, {Sale: 0, Count: 7}}})
 	if n := d.number(`SELECT COUNT(*) FROM timeline WHERE sale_id = ?`, one); n != 3 {
 		t.Errorf("%d records are kept, want 3", n)
 	}
@@ -209,11 +209,11 @@ func TestOldRecordsAreDeleted(t *testing.T) {
 	long := now.Add(-25 * time.Hour)
 	seq := int64(0)
 	fill := func(sale int64, n int, uid string, at time.Time) {
-		for part := range slices.Chunk(make([]struct{}, n), timeline.MaxBatch) {
+		for part := range slices.Chunk(make([]struct{}, n), verdict.MaxBatch) {
 			seq++
-			b := &timeline.Batch{Gateway: "g", Seq: seq}
+			b := &verdict.Batch{Gateway: "g", Seq: seq}
 			for range part {
-				b.Records = append(b.Records, record(sale, fmt.Sprint(uid, "-", seq, "-", len(b.Records)), timeline.OrderLimit, long, at, 1))
+				b.Records = append(b.Records, record(sale, fmt.Sprint(uid, "-", seq, "-", len(b.Records)), verdict.OrderLimit, long, at, 1))
 			}
 			d.take(b)
 		}
@@ -258,7 +258,7 @@ func TestAGatewayThatWentSilent(t *testing.T) {
 	silent := func(sale int64) bool {
 		return strings.Contains(strings.Join(d.of("ann", sale).Missing, "; "), "have not reported since")
 	}
-	d.take(&timeline.Batch{Gateway: "dead", Seq: 1})
+	d.take(&verdict.Batch{Gateway: "dead", Seq: 1})
 	if silent(sale) {
 		t.Error("a gateway that has just reported is said to be silent")
 	}
@@ -272,7 +272,7 @@ func TestAGatewayThatWentSilent(t *testing.T) {
 	if !silent(sale) || silent(before) || silent(later) {
 		t.Errorf("silent for half an hour: told in a sale that runs %v, that was over %v, that began later %v", silent(sale), silent(before), silent(later))
 	}
-	d.take(&timeline.Batch{Gateway: "dead", Seq: 2, Last: true})
+	d.take(&verdict.Batch{Gateway: "dead", Seq: 2, Last: true})
 	set(now.Add(-30 * time.Minute))
 	if silent(sale) {
 		t.Error("a gateway that said goodbye is said to be silent")

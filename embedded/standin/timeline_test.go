@@ -10,7 +10,7 @@ import (
 
 	"floodgate.internal/backend/timeline"
 	"floodgate.internal/shared/clock"
-	shared "floodgate.internal/shared/timeline"
+	"floodgate.internal/shared/verdict"
 	"floodgate.internal/shared/wire"
 )
 
@@ -21,11 +21,11 @@ func TestTimelinesAreKept(t *testing.T) {
 	s := timeline.New(db, nil, clk, timeline.Limits{Keep: time.Hour, Rows: 250}, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
 	now, long := wire.At(time.Now()), wire.At(time.Now().Add(-2*time.Hour))
 	for seq := range int64(3) {
-		b := &shared.Batch{Gateway: "g", Seq: seq + 1}
+		b := &verdict.Batch{Gateway: "g", Seq: seq + 1}
 		for i := range 100 {
-			b.Records = append(b.Records, shared.Record{Sale: 1, UID: fmt.Sprint("u", int64(i)+seq%2*100), Rule: shared.OrderLimit, First: long, Last: long, Count: 1})
+			b.Records = append(b.Records, verdict.Record{Sale: 1, UID: fmt.Sprint("u", int64(i)+seq%2*100), Rule: verdict.OrderLimit, First: long, Last: long, Count: 1})
 		}
-		b.Records = append(b.Records, shared.Record{Sale: 2, UID: "ann", Rule: shared.SoldOut, First: long, Last: now, Count: 2})
+		b.Records = append(b.Records, verdict.Record{Sale: 2, UID: "ann", Rule: verdict.SoldOut, First: long, Last: now, Count: 2})
 		for range 2 {
 			if err := s.Take(t.Context(), b); err != nil {
 				t.Fatal(err)

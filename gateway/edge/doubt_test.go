@@ -13,7 +13,7 @@ import (
 	"floodgate.internal/gateway/identity"
 	"floodgate.internal/gateway/limit"
 	"floodgate.internal/gateway/pagecache"
-	"floodgate.internal/gateway/timeline"
+	"floodgate.internal/gateway/presslog"
 	"floodgate.internal/gateway/upstream"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/signing"
@@ -47,7 +47,7 @@ func TestSignaturesOfAnAddressAreBoundedWhileTheGateIsInDoubt(t *testing.T) {
 			return limit.NewRule(name, 1000, now, limit.Law{Rate: 0.0001, Burst: burst})
 		}
 		const bucket = 5
-		s := New(Parts{Clock: clk, Gate: gate, Cache: pagecache.New(1<<20, reg), Pool: pool, Records: timeline.NewRecorder(100, reg), Log: slog.New(slog.DiscardHandler), Now: later}, reg)
+		s := New(Parts{Clock: clk, Gate: gate, Cache: pagecache.New(1<<20, reg), Pool: pool, Records: presslog.NewRecorder(100, reg), Log: slog.New(slog.DiscardHandler), Now: later}, reg)
 		s.Configure(Settings{Verifier: counting, Order: rule("order", 1), Payment: rule("payment", 1), Read: rule("read", 1), IP: rule("ip", bucket), Webhook: rule("webhook", 1), Global: rule("global", 1)})
 		for uid := range tokens { // nobody may order yet: so nobody's order ends the doubt
 			s.orders.Take(uid, s.settings.Load().Order, later())

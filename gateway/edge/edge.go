@@ -24,13 +24,13 @@ import (
 	"floodgate.internal/gateway/limit"
 	"floodgate.internal/gateway/network"
 	"floodgate.internal/gateway/pagecache"
+	"floodgate.internal/gateway/presslog"
 	"floodgate.internal/gateway/salegate"
-	records "floodgate.internal/gateway/timeline"
-	"floodgate.internal/gateway/top"
 	"floodgate.internal/gateway/upstream"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/problem"
-	"floodgate.internal/shared/timeline"
+	"floodgate.internal/shared/topk"
+	"floodgate.internal/shared/verdict"
 	"floodgate.internal/shared/wire"
 )
 
@@ -65,8 +65,8 @@ type Parts struct {
 	Cache *pagecache.Cache
 	Pool  *upstream.Pool
 	// Records are of what became of users' presses, which Handover takes to the backends.
-	Records  *records.Recorder
-	Handover *records.Handover
+	Records  *presslog.Recorder
+	Handover *presslog.Handover
 	Log      *slog.Logger
 	Now      func() time.Time // the monotonic clock of buckets, caches and the gate; time.Now but in tests
 }
@@ -83,8 +83,8 @@ type Server struct {
 	ips, webhooks           *limit.Buckets[[16]byte]
 	global                  *limit.Shared
 	metrics                 *metrics
-	uids                    *top.Table[string]
-	addrs                   *top.Table[[16]byte]
+	uids                    *topk.Table[string]
+	addrs                   *topk.Table[[16]byte]
 	accesses                *rate.Limiter
 
 	limits   Limits
@@ -113,7 +113,7 @@ func New(parts Parts, reg prometheus.Registerer) *Server {
 		ips: limit.New[[16]byte]("ip", reg), webhooks: limit.New[[16]byte]("webhook", reg),
 		global:  limit.NewShared("global", reg),
 		metrics: newMetrics(reg),
-		uids:    top.New[string](), addrs: top.New[[16]byte](),
+		uids:    topk.New[string](), addrs: topk.New[[16]byte](),
 		accesses: rate.NewLimiter(maxLogged, maxLogged),
 		idPrefix: hex.EncodeToString(prefix[:]) + "-",
 		warnings: rate.NewLimiter(2, 5),
@@ -192,8 +192,8 @@ type exchange struct {
 	wait   time.Duration // until the buckets that were asked would let the next request through
 	route  route
 	result result
-	by     rule          // what refused it; rules for none
-	rule   timeline.Rule // what decided about a press, where it is not the result alone
+	by     rule         // what refused it; rules for none
+	rule   verdict.Rule // what decided about a press, where it is not the result alone
 
 	trace  []byte // see traceparent
 	access access // see logged

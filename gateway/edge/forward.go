@@ -12,7 +12,7 @@ import (
 	"floodgate.internal/shared/failpoint"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/signing"
-	"floodgate.internal/shared/timeline"
+	"floodgate.internal/shared/verdict"
 	"floodgate.internal/shared/wire"
 )
 
@@ -32,7 +32,7 @@ func (x *exchange) forward(r *upstream.Request) int {
 		// It is this gateway that the backend does not know, not the client: that refusal names the time to sign by.
 		x.s.warn("check the signing keys on both sides", errSignature, r)
 		x.overloaded("the shop cannot be reached; nothing was done")
-		x.rule = timeline.Unreachable
+		x.rule = verdict.Unreachable
 		return 0
 	}
 	if r.Method != fasthttp.MethodGet {
@@ -51,7 +51,7 @@ func (x *exchange) forward(r *upstream.Request) int {
 	}
 	out.SetBody(resp.Body())
 	x.result = resultOfAnswer(code, resp.Body())
-	x.rule, _ = timeline.Known(resp.Header.Peek(timeline.HeaderRule))
+	x.rule, _ = verdict.Known(resp.Header.Peek(verdict.HeaderRule))
 	return code
 }
 
@@ -74,14 +74,14 @@ func (x *exchange) unanswered(r *upstream.Request, err error) {
 		p := problem.New(problem.OutcomeUnknown, detail)
 		p.RetryAfter = time.Second + jitter(2*time.Second)
 		x.refuse(p)
-		x.rule = timeline.NoAnswer
+		x.rule = verdict.NoAnswer
 		return
 	}
 	if errors.Is(err, upstream.ErrBusy) {
 		x.busy()
 		return
 	}
-	x.rule = timeline.Unreachable
+	x.rule = verdict.Unreachable
 	x.s.warn("the backend was not reached", err, r)
 	x.overloaded("the shop cannot be reached; nothing was done")
 }

@@ -9,7 +9,7 @@ import (
 	"floodgate.internal/gateway/salegate"
 	"floodgate.internal/gateway/upstream"
 	"floodgate.internal/shared/problem"
-	"floodgate.internal/shared/timeline"
+	"floodgate.internal/shared/verdict"
 	"floodgate.internal/shared/wire"
 )
 
@@ -119,7 +119,7 @@ func (x *exchange) takeGlobal() bool {
 	d := x.noted(x.s.global.Take(x.set.Global, x.set.Patience, x.now))
 	if d.Crowded {
 		x.prepared(ruleGlobal, crowded, time.Duration(max(1, d.Seconds()))*time.Second)
-		x.rule = timeline.Crowd
+		x.rule = verdict.Crowd
 		return false
 	}
 	return x.admit(ruleGlobal, d)

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"floodgate.internal/gateway/network"
-	"floodgate.internal/gateway/top"
+	"floodgate.internal/shared/topk"
 	"floodgate.internal/shared/wire"
 )
 
@@ -83,7 +83,7 @@ func (x *exchange) log() {
 }
 
 // Noisiest is the n uids and the n addresses that asked most since the beginning of the last whole minute.
-func (s *Server) Noisiest(n int) (since time.Time, uids, addrs []top.Client) {
+func (s *Server) Noisiest(n int) (since time.Time, uids, addrs []topk.Client) {
 	now := s.Now()
 	_, byUID := s.uids.Top(n, now)
 	since, byAddr := s.addrs.Top(n, now)
@@ -97,10 +97,10 @@ func (s *Server) Noisiest(n int) (since time.Time, uids, addrs []top.Client) {
 	return since, clients(byUID, func(uid string) string { return uid }), clients(byAddr, name)
 }
 
-func clients[K comparable](all []top.Entry[K], name func(K) string) []top.Client {
-	list := make([]top.Client, 0, len(all))
+func clients[K comparable](all []topk.Entry[K], name func(K) string) []topk.Client {
+	list := make([]topk.Client, 0, len(all))
 	for _, e := range all {
-		list = append(list, top.Client{Name: name(e.Client), Requests: e.Requests, Over: e.Over, Refused: e.Refused})
+		list = append(list, topk.Client{Name: name(e.Client), Requests: e.Requests, Over: e.Over, Refused: e.Refused})
 	}
 	return list
 }

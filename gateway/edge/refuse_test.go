@@ -27,8 +27,8 @@ import (
 	"floodgate.internal/gateway/limit"
 	"floodgate.internal/gateway/network"
 	"floodgate.internal/gateway/pagecache"
+	"floodgate.internal/gateway/presslog"
 	"floodgate.internal/gateway/salegate"
-	"floodgate.internal/gateway/timeline"
 	"floodgate.internal/gateway/upstream"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/problem"
@@ -121,7 +121,7 @@ func refusing(t testing.TB) (s *Server, tokens map[string]string) {
 	}
 	set := Settings{Verifier: verifier, Order: rule("order"), Payment: rule("payment"), Read: rule("read"), IP: rule("ip"), Webhook: rule("webhook"), Global: rule("global"),
 		Exempt: networks(t, "127.0.0.1/32"), ExemptUsers: map[string]struct{}{"8": {}}}
-	s = New(Parts{Clock: clk, Gate: gate, Cache: pagecache.New(1<<20, reg), Pool: pool, Records: timeline.NewRecorder(100, reg), Log: slog.New(slog.DiscardHandler), Now: time.Now}, reg)
+	s = New(Parts{Clock: clk, Gate: gate, Cache: pagecache.New(1<<20, reg), Pool: pool, Records: presslog.NewRecorder(100, reg), Log: slog.New(slog.DiscardHandler), Now: time.Now}, reg)
 	s.Configure(set)
 	s.orders.Take("7", set.Order, now)
 	s.payments.Take("7", set.Payment, now)

@@ -7,28 +7,28 @@ import (
 
 	"floodgate.internal/gateway/upstream"
 	"floodgate.internal/shared/problem"
-	"floodgate.internal/shared/timeline"
+	"floodgate.internal/shared/verdict"
 )
 
 // ruleRecords is what a refusal by a rule of the gateway's own is recorded as, where its code does not say enough.
-var ruleRecords = [rules]timeline.Rule{
-	ruleBan: timeline.Banned, ruleEligible: timeline.NotListed, ruleOrder: timeline.OrderLimit, ruleGlobal: timeline.GlobalLimit,
-	ruleInFlight: timeline.InFlight,
+var ruleRecords = [rules]verdict.Rule{
+	ruleBan: verdict.Banned, ruleEligible: verdict.NotListed, ruleOrder: verdict.OrderLimit, ruleGlobal: verdict.GlobalLimit,
+	ruleInFlight: verdict.InFlight,
 }
 
 // codeRecords is what an answer is recorded as where nothing names its rule. An answer of another code is not recorded.
-var codeRecords = map[problem.Code]timeline.Rule{
-	problem.SoldOut: timeline.SoldOut, problem.InsufficientStock: timeline.NotEnough, problem.AlreadyOrdered: timeline.AlreadyOrdered,
-	problem.TooManyOrders:  timeline.TooManyOrders,
-	problem.SaleNotStarted: timeline.NotStarted, problem.SaleEnded: timeline.Ended, problem.Forbidden: timeline.NotAllowed,
-	problem.IdempotencyKeyReused: timeline.KeyReused, problem.OrderStateConflict: timeline.Rejected,
-	problem.Overloaded: timeline.Overloaded, problem.OutcomeUnknown: timeline.Unconfirmed, problem.Internal: timeline.Broken,
-	problem.BadRequest: timeline.BadRequest, problem.UnsupportedMediaType: timeline.BadRequest,
+var codeRecords = map[problem.Code]verdict.Rule{
+	problem.SoldOut: verdict.SoldOut, problem.InsufficientStock: verdict.NotEnough, problem.AlreadyOrdered: verdict.AlreadyOrdered,
+	problem.TooManyOrders:  verdict.TooManyOrders,
+	problem.SaleNotStarted: verdict.NotStarted, problem.SaleEnded: verdict.Ended, problem.Forbidden: verdict.NotAllowed,
+	problem.IdempotencyKeyReused: verdict.KeyReused, problem.OrderStateConflict: verdict.Rejected,
+	problem.Overloaded: verdict.Overloaded, problem.OutcomeUnknown: verdict.Unconfirmed, problem.Internal: verdict.Broken,
+	problem.BadRequest: verdict.BadRequest, problem.UnsupportedMediaType: verdict.BadRequest,
 }
 
-var resultRecords = func() []timeline.Rule {
-	list := make([]timeline.Rule, int(firstCode)+len(codes))
-	list[resultOK], list[resultOther] = timeline.Accepted, timeline.Broken
+var resultRecords = func() []verdict.Rule {
+	list := make([]verdict.Rule, int(firstCode)+len(codes))
+	list[resultOK], list[resultOther] = verdict.Accepted, verdict.Broken
 	for code, rule := range codeRecords {
 		list[resultOf(code)] = rule
 	}

@@ -16,7 +16,7 @@ import (
 
 	"floodgate.internal/gateway/limit"
 	"floodgate.internal/gateway/pagecache"
-	"floodgate.internal/gateway/timeline"
+	"floodgate.internal/gateway/presslog"
 	"floodgate.internal/gateway/upstream"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/signing"
@@ -50,7 +50,7 @@ func TestWaitingAsToldIsEnoughForEveryLimit(t *testing.T) {
 		pool := upstream.New(upstream.Config{Backends: []string{"127.0.0.1:1"}, Key: signing.Key{ID: "k", Secret: "s"}}, clk, reg)
 		defer pool.Close()
 		log := slog.New(slog.DiscardHandler)
-		s := New(Parts{Clock: clk, Gate: gate, Cache: pagecache.New(1<<20, reg), Pool: pool, Records: timeline.NewRecorder(100, reg), Log: log, Now: func() time.Time { return at }}, reg)
+		s := New(Parts{Clock: clk, Gate: gate, Cache: pagecache.New(1<<20, reg), Pool: pool, Records: presslog.NewRecorder(100, reg), Log: log, Now: func() time.Time { return at }}, reg)
 		s.Configure(Settings{
 			Verifier: verifier, Order: rule("order"), Payment: rule("payment"), Read: rule("read"), IP: rule("ip"), Webhook: rule("webhook"),
 			Global: limit.NewRule("global", 0, now, law.Draw(rt, "global")), Patience: rapid.SampledFrom([]limit.Patience{{}, {Wait: 10 * time.Second}}).Draw(rt, "patience"),

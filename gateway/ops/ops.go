@@ -20,9 +20,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
-	"floodgate.internal/gateway/top"
 	"floodgate.internal/shared/hosts"
 	"floodgate.internal/shared/problem"
+	"floodgate.internal/shared/topk"
 	"floodgate.internal/shared/wire"
 )
 
@@ -37,7 +37,7 @@ type Running struct {
 	// Config is the present configuration, secrets masked.
 	Config func() Config
 	// Noisiest is the n uids and the n addresses that asked most since then.
-	Noisiest func(n int) (since time.Time, uids, addrs []top.Client)
+	Noisiest func(n int) (since time.Time, uids, addrs []topk.Client)
 	// Token is what every path but open needs; "" for nothing.
 	Token func() string
 	// Listen is the address of the configuration, and Hosts are the names under which the listener may be asked besides: see hosts.Only.
@@ -99,16 +99,16 @@ func Handler(r Running, metrics prometheus.Gatherer, log *slog.Logger) http.Hand
 		n := 20
 		if s := req.URL.Query().Get("n"); s != "" {
 			var err error
-			if n, err = strconv.Atoi(s); err != nil || n < 1 || n > top.Size {
-				refuse(w, problem.Invalid("n", fmt.Sprintf("it must be 1 to %d", top.Size)))
+			if n, err = strconv.Atoi(s); err != nil || n < 1 || n > topk.Size {
+				refuse(w, problem.Invalid("n", fmt.Sprintf("it must be 1 to %d", topk.Size)))
 				return
 			}
 		}
 		since, uids, addrs := r.Noisiest(n)
 		writeJSON(w, 200, struct {
-			Since time.Time    `json:"since"`
-			UIDs  []top.Client `json:"uids"`
-			Addrs []top.Client `json:"addresses"`
+			Since time.Time     `json:"since"`
+			UIDs  []topk.Client `json:"uids"`
+			Addrs []topk.Client `json:"addresses"`
 		}{since, uids, addrs})
 	})
 	mux.HandleFunc("GET /-/reloads", func(w http.ResponseWriter, _ *http.Request) {

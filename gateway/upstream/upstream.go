@@ -16,7 +16,7 @@ import (
 
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/signing"
-	"floodgate.internal/shared/timeline"
+	"floodgate.internal/shared/verdict"
 	"floodgate.internal/shared/wire"
 )
 
@@ -293,7 +293,7 @@ func (p *Pool) Close() { p.conns.close() }
 func (p *Pool) Records(body []byte) (status int, err error) {
 	resp := fasthttp.AcquireResponse()
 	defer fasthttp.ReleaseResponse(resp)
-	if err := p.try(p.set.Load(), &Request{Method: fasthttp.MethodPost, Target: timeline.Path, Body: body}, resp); err != nil {
+	if err := p.try(p.set.Load(), &Request{Method: fasthttp.MethodPost, Target: verdict.Path, Body: body}, resp); err != nil {
 		return 0, err
 	}
 	return resp.StatusCode(), nil

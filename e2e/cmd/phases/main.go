@@ -33,7 +33,7 @@ type phase struct {
 
 var (
 	// Their tests empty the shared Redis of its scripts, which others would take for a restart.
-	flushing = []string{"./lua", "./backend/reserve", "./backend/reconcile", "./backend/stock"}
+	flushing = []string{"./lua", "./backend/reserve", "./backend/reconcile", "./backend/sku"}
 	// It explores millions of states, one after the other: there is no race to detect.
 	model = []string{"./backend/reconcile/model"}
 )

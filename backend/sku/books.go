@@ -1,0 +1,206 @@
+package sku
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"floodgate.internal/lua"
+)
+
+// What a row of the ledger is for. Those of orders name the order, those of operators their intent.
+const (
+	Created  = "create"
+	Restock  = "restock"
+	Allot    = "allot"
+	Returned = "return"
+	Locked   = "lock"
+)
+
+// ErrUnits: a SKU's row does not allow a change: too few units, or no such SKU.
+var ErrUnits = errors.New("the SKU's row does not allow it")
+
+// Row is a SKU as MySQL has it, locked until the transaction ends.
+type Row struct {
+	Available, Locked int64
+	Epoch             int64
+	Price             int64
+	Currency          string
+	Own               bool // made for one sale: not for carts
+}
+
+// Rows are the SKUs that one transaction has locked.
+type Rows map[int64]*Row
+
+// Lock locks SKUs' rows, by ascending id, and reads them; those that do not exist are left out. Reading and deciding under
+// the lock, instead of updating and reading back, is what gives the ledger its before, and a cart the price that it pays.
+func Lock(ctx context.Context, tx *sql.Tx, skus []int64) (Rows, error) {
+	locked := Rows{}
+	if len(skus) == 0 {
+		return locked, nil
+	}
+	rows, err := tx.QueryContext(ctx, `SELECT id, available, locked, epoch, price, currency, own FROM skus WHERE id IN (`+marks(len(skus))+`) ORDER BY id FOR UPDATE`, anys(skus)...)
+	if err != nil {
+		return nil, fmt.Errorf("lock %d SKUs: %w", len(skus), err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var id int64
+		var r Row
+		if err := rows.Scan(&id, &r.Available, &r.Locked, &r.Epoch, &r.Price, &r.Currency, &r.Own); err != nil {
+			return nil, fmt.Errorf("lock %d SKUs: %w", len(skus), err)
+		}
+		locked[id] = &r
+	}
+	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
+		return nil, fmt.Errorf("lock %d SKUs: %w", len(skus), err)
+	}
+	return locked, nil
+}
+
+// Change is what one order does to the units of one SKU.
+type Change struct {
+	SKU                     int64
+	Kind, Ref               string // of its ledger row
+	Available, Locked, Sold int64
+}
+
+// Move makes the changes: each SKU's row by one conditional UPDATE, and a ledger row for each change. ErrUnits.
+func (r Rows) Move(ctx context.Context, tx *sql.Tx, at time.Time, changes []Change) error {
+	sums := map[int64]Change{}
+	for _, c := range changes {
+		sum := sums[c.SKU]
+		sum.Available += c.Available
+		sum.Locked += c.Locked
+		sum.Sold += c.Sold
+		sums[c.SKU] = sum
+	}
+	for _, sku := range slices.Sorted(maps.Keys(sums)) {
+		sum := sums[sku]
+		n, err := changed(tx.ExecContext(ctx, `UPDATE skus SET available = available + ?, locked = locked + ?, sold = sold + ? WHERE id = ? AND available >= ? AND locked >= ?`,
+			sum.Available, sum.Locked, sum.Sold, sku, max(0, -sum.Available), max(0, -sum.Locked)))
+		if err != nil {
+			return fmt.Errorf("stock of SKU %d: %w", sku, err)
+		}
+		if n != 1 || r[sku] == nil {
+			return fmt.Errorf("stock of SKU %d, available %+d, locked %+d: %w", sku, sum.Available, sum.Locked, ErrUnits)
+		}
+	}
+	for part := range slices.Chunk(changes, 500) { // a statement of bounded size
+		args := make([]any, 0, 10*len(part))
+		for _, c := range part {
+			row := r[c.SKU]
+			args = append(args, ledgerRow(c, row.Available, row.Locked, at)...)
+			row.Available += c.Available
+			row.Locked += c.Locked
+		}
+		if err := writeLedger(ctx, tx, len(part), args); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Record writes the ledger row of a change that an operator made to available units, after the row was updated: before is
+// what was available, locked what is locked.
+func Record(ctx context.Context, tx *sql.Tx, at time.Time, c Change, before, locked int64) error {
+	return writeLedger(ctx, tx, 1, ledgerRow(c, before, locked, at))
+}
+
+func ledgerRow(c Change, available, locked int64, at time.Time) []any {
+	return []any{c.SKU, c.Kind, c.Ref, available, c.Available, available + c.Available, locked, c.Locked, locked + c.Locked, at}
+}
+
+func writeLedger(ctx context.Context, tx *sql.Tx, rows int, args []any) error {
+	_, err := tx.ExecContext(ctx, `INSERT INTO sku_ledger (sku_id, kind, ref, available_before, available_change, available_after,
+		locked_before, locked_change, locked_after, created_at) VALUES `+tuples(rows, 10), args...)
+	if err != nil {
+		return fmt.Errorf("write %d ledger rows of SKUs: %w", rows, err)
+	}
+	return nil
+}
+
+// End ends the lock that carts' orders have on their units, in the transaction that ends the orders: they are sold, or
+// available again. kind is that of the ledger rows. Redis follows by the intents that it writes: see Intents.
+func End(ctx context.Context, tx *sql.Tx, at time.Time, kind string, sold bool, orders []string) error {
+	if len(orders) == 0 {
+		return nil
+	}
+	rows, err := tx.QueryContext(ctx, `SELECT order_id, sku_id, quantity, lock_id FROM cart_lines WHERE order_id IN (`+marks(len(orders))+`) ORDER BY sku_id, order_id`, anys(orders)...)
+	if err != nil {
+		return fmt.Errorf("lines of %d orders: %w", len(orders), err)
+	}
+	defer rows.Close()
+	var changes []Change
+	var skus []int64
+	to := lua.ToBack
+	if sold {
+		to = lua.ToSold
+	}
+	var intents []any
+	for rows.Next() {
+		c := Change{Kind: kind}
+		var units int64
+		var lock string
+		if err := rows.Scan(&c.Ref, &c.SKU, &units, &lock); err != nil {
+			return fmt.Errorf("lines of %d orders: %w", len(orders), err)
+		}
+		c.Locked = -units
+		if sold {
+			c.Sold = units
+		} else {
+			c.Available = units
+		}
+		changes = append(changes, c)
+		skus = append(skus, c.SKU)
+		intents = append(intents, c.SKU, to, c.Ref, lock, at)
+	}
+	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
+		return fmt.Errorf("lines of %d orders: %w", len(orders), err)
+	}
+	locked, err := Lock(ctx, tx, slices.Compact(skus))
+	if err != nil {
+		return err
+	}
+	if err := locked.Move(ctx, tx, at, changes); err != nil {
+		return err
+	}
+	if _, err := tx.ExecContext(ctx, `UPDATE cart_lines SET held = FALSE WHERE order_id IN (`+marks(len(orders))+`)`, anys(orders)...); err != nil {
+		return fmt.Errorf("lines of %d orders: %w", len(orders), err)
+	}
+	for part := range slices.Chunk(intents, 5*500) {
+		if _, err := tx.ExecContext(ctx, `INSERT INTO sku_intents (sku_id, kind, order_id, lock_id, created_at) VALUES `+tuples(len(part)/5, 5), part...); err != nil {
+			return fmt.Errorf("write the intents of %d orders: %w", len(orders), err)
+		}
+	}
+	return nil
+}
+
+// changed is how many rows a statement changed.
+func changed(r sql.Result, err error) (int64, error) {
+	if err != nil {
+		return 0, err
+	}
+	return r.RowsAffected()
+}
+
+// marks is "?, ?, ?": n of them.
+func marks(n int) string { return strings.TrimSuffix(strings.Repeat("?, ", n), ", ") }
+
+// tuples is "(?, ?), (?, ?)": n of them, each of width marks.
+func tuples(n, width int) string {
+	return strings.TrimSuffix(strings.Repeat("("+marks(width)+"), ", n), ", ")
+}
+
+func anys[T any](list []T) []any {
+	out := make([]any, len(list))
+	for i, v := range list {
+		out[i] = v
+	}
+	return out
+}

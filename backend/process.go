@@ -55,15 +55,15 @@ type process struct {
 	db         *sql.DB
 	broker     *broker.Broker // nil with redis-stream
 	catalog    *catalog.Catalog
-	book       *order.Book
+	book       *order.Store
 	claims     *coupon.Claims
 	lists      *eligibility.Lists // nil without the role api
 	origins    *origins.Report    // the same
 	line       *standby.Line
-	letters    *deadletter.Box
-	payments   *payment.Desk
+	letters    *deadletter.Store
+	payments   *payment.Webhooks
 	reconciler *reconcile.Reconciler
-	shelf      *sku.Shelf
+	shelf      *sku.Cache
 	survival   survival
 }
 
@@ -206,13 +206,13 @@ func (p *process) insist(ctx context.Context, what string, f func(context.Contex
 func (p *process) begin(base, work *tier) error {
 	c := p.config
 	p.catalog = catalog.New(p.db, p.redis, p.clk, p.log, p.reg)
-	p.book = order.NewBook(p.db, p.redis, p.clk, p.log, p.reg)
+	p.book = order.NewStore(p.db, p.redis, p.clk, p.log, p.reg)
 	p.book.Bound(c.Orders.QueuedBound)
 	p.line = standby.New(c.Standby.MaxLine, p.db, p.redis, p.catalog, p.clk, p.log, p.reg)
 	p.book.Standby(c.Standby.AcceptWithin, p.line.Wake)
 	p.watchQueued()
 	p.claims = coupon.New(p.db, p.clk, p.reg)
-	p.letters = deadletter.NewBox(p.db, p.book, p.clk, p.log, p.reg)
+	p.letters = deadletter.NewStore(p.db, p.book, p.clk, p.log, p.reg)
 	p.payments = payment.New(c.Payments.providers(), p.db, p.book, p.clk, p.log, p.reg)
 	var fence reconcile.Fence // a nil interface without a broker
 	if p.broker != nil {
@@ -222,7 +222,7 @@ func (p *process) begin(base, work *tier) error {
 	p.reconciler = reconcile.New(p.db, p.redis, fence, p.log, p.reg)
 	p.reconciler.Lease(c.Locks.Lease)
 
-	p.shelf = sku.NewShelf(p.db, p.redis, p.log, p.reg)
+	p.shelf = sku.NewCache(p.db, p.redis, p.log, p.reg)
 	carts := cart.New(cart.Config(c.Carts), p.db, p.shelf, p.clk, p.log, p.reg)
 
 	base.start("what survives", p.survival.watch(p.stores()))

@@ -59,14 +59,14 @@ type Config struct {
 	Changed func(ctx context.Context) error
 	// Queues describes the broker's queues, broker.Broker.Queues: nil without a broker.
 	Queues func(ctx context.Context) ([]broker.QueueState, error)
-	Book   *order.Book
+	Book   *order.Store
 	// Lists are those of who may buy, and Concentration is where orders come from, of a process that takes orders; else nil.
 	Lists         *eligibility.Lists
 	Concentration *origins.Report
 	// Timeline tells what became of a user's presses in a sale: timeline.Store.Of.
 	Timeline func(ctx context.Context, uid string, sale int64) (verdict.Timeline, error)
 	// Letters are the dead letters.
-	Letters *deadletter.Box
+	Letters *deadletter.Store
 	// Ready returns what keeps the process from its work; nothing means ready.
 	Ready func(ctx context.Context) []string
 	// Survives returns what an accepted order survives by the stores' settings, nil before they were read. It may be nil.

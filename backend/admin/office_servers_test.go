@@ -31,8 +31,8 @@ import (
 type office struct {
 	*Admin
 	t     *testing.T
-	book  *order.Book
-	shelf *sku.Shelf
+	book  *order.Store
+	shelf *sku.Cache
 	// down, when it is set, is what every attempt to reach Redis after a COMMIT meets.
 	down error
 }
@@ -45,7 +45,7 @@ func newOffice(t *testing.T, connections int) *office {
 		t.Fatal(err)
 	}
 	clk, log, reg := new(clock.Clock), backendtest.Log(t), prometheus.NewRegistry()
-	o := &office{t: t, book: order.NewBook(db, redis, clk, log, reg), shelf: sku.NewShelf(db, redis, log, reg)}
+	o := &office{t: t, book: order.NewStore(db, redis, clk, log, reg), shelf: sku.NewCache(db, redis, log, reg)}
 	reconciler := reconcile.New(db, redis, nil, log, reg)
 	o.Admin = New(Config{Token: token, DB: db, Redis: redis, Clock: clk, Audit: audit.New(db, redis, time.Minute),
 		Reconcile: func(ctx context.Context, sale int64) error {
@@ -60,7 +60,7 @@ func newOffice(t *testing.T, connections int) *office {
 			return []broker.QueueState{{Name: broker.QueueName(0), Ready: 3, Unacked: 2, Consumers: 1}, {Name: broker.Dead, Ready: 1}}, nil
 		},
 		Book:    o.book,
-		Letters: deadletter.NewBox(db, o.book, clk, log, reg),
+		Letters: deadletter.NewStore(db, o.book, clk, log, reg),
 		Ready:   func(context.Context) []string { return nil }, Log: log, Gatherer: reg, Register: reg})
 	return o
 }

@@ -72,14 +72,14 @@ type Config struct {
 type Parts struct {
 	Catalog    *catalog.Catalog
 	Redis      *reserve.Store
-	Book       *order.Book
+	Book       *order.Store
 	Orders     *order.Reader
 	Claims     *coupon.Claims
 	Carts      *cart.Carts
 	Standby    *standby.Line
-	Shelf      *sku.Shelf
+	Shelf      *sku.Cache
 	Reconciler Reconciler
-	Webhooks   *payment.Desk
+	Webhooks   *payment.Webhooks
 	Timelines  *timeline.Store
 	Payer      Payer              // nil: orders are paid by webhook alone
 	Lists      *eligibility.Lists // nil: everybody may buy

@@ -70,8 +70,8 @@ func workOn(t testing.TB, limits Limits, addr string, direct *reserve.Store, db 
 			t.Error(err)
 		}
 	})
-	book := order.NewBook(db, redis, s.Clock, log, reg)
-	shelf := sku.NewShelf(db, redis, log, reg)
+	book := order.NewStore(db, redis, s.Clock, log, reg)
+	shelf := sku.NewCache(db, redis, log, reg)
 	carts := cart.New(cart.Config{PayWithin: time.Minute, MaxInFlight: 2}, db, shelf, s.Clock, log, reg)
 	line := standby.New(2, db, redis, known, s.Clock, log, reg)
 	book.Standby(time.Minute, line.Wake)

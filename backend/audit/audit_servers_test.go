@@ -29,7 +29,7 @@ type shop struct {
 	t       *testing.T
 	db      *sql.DB
 	redis   *reserve.Store
-	book    *order.Book
+	book    *order.Store
 	auditor *audit.Auditor
 	sale    int64
 }
@@ -38,7 +38,7 @@ func newShop(t *testing.T, o backendtest.SaleOptions, bound time.Duration) *shop
 	t.Helper()
 	db, redis := backendtest.MySQL(t), backendtest.Redis(t)
 	s := &shop{t: t, db: db, redis: redis, sale: backendtest.Sale(t, db, o), auditor: audit.New(db, redis, bound),
-		book: order.NewBook(db, redis, new(clock.Clock), backendtest.Log(t), prometheus.NewRegistry())}
+		book: order.NewStore(db, redis, new(clock.Clock), backendtest.Log(t), prometheus.NewRegistry())}
 	backendtest.Load(t, db, redis, s.sale)
 	return s
 }

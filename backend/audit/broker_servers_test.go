@@ -128,14 +128,14 @@ func TestWhatPassesAtEveryLookIsNoFinding(t *testing.T) {
 	const bound = 50 * time.Millisecond
 	for name, c := range map[string]struct {
 		queues steady
-		passes func(s *shop, box *deadletter.Box, i int)
+		passes func(s *shop, box *deadletter.Store, i int)
 		key    string
 	}{
-		"orders": {steady{{Name: broker.QueueName(0), Ready: 1}, {Name: broker.Unrouted, Ready: 1}}, func(s *shop, _ *deadletter.Box, i int) {
+		"orders": {steady{{Name: broker.QueueName(0), Ready: 1}, {Name: broker.Unrouted, Ready: 1}}, func(s *shop, _ *deadletter.Store, i int) {
 			s.press(fmt.Sprint("u", i), 1)
 			s.settle()
 		}, "queue " + broker.QueueName(0)},
-		"dead messages": {steady{{Name: broker.Dead, Ready: 1}}, func(s *shop, box *deadletter.Box, i int) {
+		"dead messages": {steady{{Name: broker.Dead, Ready: 1}}, func(s *shop, box *deadletter.Store, i int) {
 			if err := box.Take(s.t.Context(), deadletter.Message{Queue: "q", Payload: fmt.Append(nil, "garbage ", i%2)}); err != nil {
 				s.t.Fatal(err)
 			}
@@ -144,7 +144,7 @@ func TestWhatPassesAtEveryLookIsNoFinding(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newShop(t, backendtest.SaleOptions{Stock: 1000}, bound)
 			s.auditor = s.auditor.WithBroker(c.queues)
-			box := deadletter.NewBox(s.db, s.book, new(clock.Clock), backendtest.Log(t), prometheus.NewRegistry())
+			box := deadletter.NewStore(s.db, s.book, new(clock.Clock), backendtest.Log(t), prometheus.NewRegistry())
 			began := time.Now()
 			for i := 0; i < 5 || time.Since(began) < 4*bound; i++ {
 				c.passes(s, box, i)

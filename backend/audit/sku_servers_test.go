@@ -29,8 +29,8 @@ type store struct {
 	db    *sql.DB
 	redis *reserve.Store
 	carts *cart.Carts
-	book  *orders.Book
-	shelf *sku.Shelf
+	book  *orders.Store
+	shelf *sku.Cache
 	n     int
 }
 
@@ -38,9 +38,9 @@ func newStore(t *testing.T) *store {
 	t.Helper()
 	s := &store{t: t, db: backendtest.MySQL(t), redis: backendtest.Redis(t)}
 	clk, log, reg := new(clock.Clock), backendtest.Log(t), prometheus.NewRegistry()
-	s.shelf = sku.NewShelf(s.db, s.redis, log, reg)
+	s.shelf = sku.NewCache(s.db, s.redis, log, reg)
 	s.carts = cart.New(cart.Config{PayWithin: time.Minute, MaxInFlight: 10}, s.db, s.shelf, clk, log, reg)
-	s.book = orders.NewBook(s.db, s.redis, clk, log, reg)
+	s.book = orders.NewStore(s.db, s.redis, clk, log, reg)
 	return s
 }
 

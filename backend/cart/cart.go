@@ -51,7 +51,7 @@ type Config struct {
 type Carts struct {
 	Config
 	db      *sql.DB
-	shelf   *sku.Shelf
+	shelf   *sku.Cache
 	clk     *clock.Clock
 	log     *slog.Logger
 	places  chan struct{} // a cart that is being decided holds one
@@ -65,7 +65,7 @@ type metrics struct {
 }
 
 // New makes a Carts.
-func New(c Config, db *sql.DB, shelf *sku.Shelf, clk *clock.Clock, log *slog.Logger, reg prometheus.Registerer) *Carts {
+func New(c Config, db *sql.DB, shelf *sku.Cache, clk *clock.Clock, log *slog.Logger, reg prometheus.Registerer) *Carts {
 	m := metrics{
 		carts: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "backend_carts_total",
 			Help: "Carts by result: ordered (some line is), empty (none is), repeated, busy, refused (the key was used for another) or failed."}, []string{"result"}),

@@ -33,7 +33,7 @@ type shop struct {
 	*Carts
 	t      *testing.T
 	redis  *reserve.Store
-	book   *order.Book
+	book   *order.Store
 	reader *order.Reader
 }
 
@@ -50,9 +50,9 @@ func newShop(t *testing.T) *shop {
 func shopOn(t *testing.T, db *sql.DB, redis *reserve.Store, c Config) *shop {
 	t.Helper()
 	clk, log, reg := new(clock.Clock), backendtest.Log(t), prometheus.NewRegistry()
-	shelf := sku.NewShelf(db, redis, log, reg)
+	shelf := sku.NewCache(db, redis, log, reg)
 	return &shop{Carts: New(c, db, shelf, clk, log, reg), t: t, redis: redis,
-		book: order.NewBook(db, redis, clk, log, reg), reader: order.NewReader(db, redis, clk, log, reg)}
+		book: order.NewStore(db, redis, clk, log, reg), reader: order.NewReader(db, redis, clk, log, reg)}
 }
 
 // behind is a shop whose connections to MySQL go through a Link.

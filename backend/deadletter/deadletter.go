@@ -55,8 +55,8 @@ type Orders interface {
 	Retire(ctx context.Context, batch []reserve.Entry) error
 }
 
-// Box keeps the dead letters. It is safe for concurrent use, by any number of processes.
-type Box struct {
+// Store keeps the dead letters. It is safe for concurrent use, by any number of processes.
+type Store struct {
 	db     *sql.DB
 	orders Orders
 	clk    *clock.Clock
@@ -64,9 +64,9 @@ type Box struct {
 	taken  *prometheus.CounterVec
 }
 
-// NewBox makes a Box.
-func NewBox(db *sql.DB, orders Orders, clk *clock.Clock, log *slog.Logger, reg prometheus.Registerer) *Box {
-	b := &Box{db: db, orders: orders, clk: clk, log: log, taken: prometheus.NewCounterVec(prometheus.CounterOpts{
+// NewStore makes a Box.
+func NewStore(db *sql.DB, orders Orders, clk *clock.Clock, log *slog.Logger, reg prometheus.Registerer) *Store {
+	b := &Store{db: db, orders: orders, clk: clk, log: log, taken: prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "backend_dead_letters_total", Help: "Messages that became dead letters, by what was done: ended (its order has a row now), " +
 			"kept (MySQL takes no row for its order, which stays in the outbox), unreadable."}, []string{"result"})}
 	reg.MustRegister(b.taken)
@@ -76,7 +76,7 @@ func NewBox(db *sql.DB, orders Orders, clk *clock.Clock, log *slog.Logger, reg p
 // Take keeps a message, and ends the order that it is, unless MySQL has decided it already; then the order's outbox entry
 // is retired. An order for which MySQL takes no row at all stays in its outbox, which holds its units until MySQL takes it.
 // Nil: the message may be forgotten where it came from. An error: call again.
-func (b *Box) Take(ctx context.Context, m Message) error {
+func (b *Store) Take(ctx context.Context, m Message) error {
 	id, err := b.record(ctx, m)
 	if err != nil {
 		return err
@@ -102,7 +102,7 @@ func (b *Box) Take(ctx context.Context, m Message) error {
 }
 
 // retire takes the outbox entry of an order that has a row out. What came from outside may name none.
-func (b *Box) retire(ctx context.Context, e reserve.Entry) error {
+func (b *Store) retire(ctx context.Context, e reserve.Entry) error {
 	ms, n, ok := strings.Cut(e.Entry, "-")
 	_, err1 := strconv.ParseUint(ms, 10, 64)
 	_, err2 := strconv.ParseUint(n, 10, 64)
@@ -113,7 +113,7 @@ func (b *Box) retire(ctx context.Context, e reserve.Entry) error {
 }
 
 // Poison takes the entries of an order.PoisonError that a consumer of the outbox met.
-func (b *Box) Poison(ctx context.Context, queue string, poison *order.PoisonError) error {
+func (b *Store) Poison(ctx context.Context, queue string, poison *order.PoisonError) error {
 	for _, e := range poison.Entries {
 		if err := b.Take(ctx, Message{Queue: queue, Reason: poison.Err.Error(), Payload: Encode(e), Deliveries: 1, Entry: &e}); err != nil {
 			return err
@@ -123,7 +123,7 @@ func (b *Box) Poison(ctx context.Context, queue string, poison *order.PoisonErro
 }
 
 // Deferred takes a deferred order that no process can settle (order.Bury).
-func (b *Box) Deferred(ctx context.Context, e reserve.Entry, tries int64, why error) error {
+func (b *Store) Deferred(ctx context.Context, e reserve.Entry, tries int64, why error) error {
 	return b.Take(ctx, Message{Queue: "deferred_orders", Reason: why.Error(), Payload: Encode(e), Deliveries: tries, Entry: &e})
 }
 
@@ -137,7 +137,7 @@ func Encode(e reserve.Entry) []byte {
 }
 
 // record writes the letter, or that it died once more.
-func (b *Box) record(ctx context.Context, m Message) (id int64, err error) {
+func (b *Store) record(ctx context.Context, m Message) (id int64, err error) {
 	sum := sha256.New()
 	fmt.Fprintf(sum, "%s\n", m.Queue)
 	sum.Write(m.Payload)

@@ -64,7 +64,7 @@ func (l *Letter) scan(from interface{ Scan(...any) error }) error {
 }
 
 // List returns the newest letters with an id below, at most limit; with open, only those that were not replayed yet.
-func (b *Box) List(ctx context.Context, below, limit int64, open bool) ([]Letter, error) {
+func (b *Store) List(ctx context.Context, below, limit int64, open bool) ([]Letter, error) {
 	where := ` WHERE d.id < ?`
 	if open {
 		where += ` AND d.replayed_at IS NULL`
@@ -89,7 +89,7 @@ func (b *Box) List(ctx context.Context, below, limit int64, open bool) ([]Letter
 }
 
 // Get returns one letter, or ErrNotFound.
-func (b *Box) Get(ctx context.Context, id int64) (Letter, error) {
+func (b *Store) Get(ctx context.Context, id int64) (Letter, error) {
 	var l Letter
 	err := l.scan(b.db.QueryRowContext(ctx, `SELECT `+columns+` WHERE d.id = ?`, id))
 	if errors.Is(err, sql.ErrNoRows) {
@@ -102,7 +102,7 @@ func (b *Box) Get(ctx context.Context, id int64) (Letter, error) {
 }
 
 // Open counts the letters that were not replayed yet.
-func (b *Box) Open(ctx context.Context) (n int64, err error) {
+func (b *Store) Open(ctx context.Context) (n int64, err error) {
 	if err := b.db.QueryRowContext(ctx, `SELECT COUNT(*) FROM dead_letters WHERE replayed_at IS NULL`).Scan(&n); err != nil {
 		return 0, fmt.Errorf("count the dead letters: %w", err)
 	}
@@ -127,7 +127,7 @@ type Replayed struct {
 
 // Replay processes the order of a letter anew. An order that has a row is left as it is: what MySQL decided stands, so it
 // may be repeated. It does not mark the letter: see Mark. An error, but for ErrNotFound: nothing is lost, ask again.
-func (b *Box) Replay(ctx context.Context, id int64) (Replayed, error) {
+func (b *Store) Replay(ctx context.Context, id int64) (Replayed, error) {
 	l, err := b.Get(ctx, id)
 	if err != nil {
 		return Replayed{}, err
@@ -164,7 +164,7 @@ func (b *Box) Replay(ctx context.Context, id int64) (Replayed, error) {
 }
 
 // Mark notes in an operator's transaction that a letter was replayed, unless it was before, and says when.
-func (b *Box) Mark(ctx context.Context, tx *sql.Tx, id int64) (first bool, at wire.Time, err error) {
+func (b *Store) Mark(ctx context.Context, tx *sql.Tx, id int64) (first bool, at wire.Time, err error) {
 	now := b.now()
 	n, err := changed(tx.ExecContext(ctx, `UPDATE dead_letters SET replayed_at = ? WHERE id = ? AND replayed_at IS NULL`, now, id))
 	if err != nil {
@@ -180,4 +180,4 @@ func (b *Box) Mark(ctx context.Context, tx *sql.Tx, id int64) (first bool, at wi
 	return false, wire.At(before.Time), nil
 }
 
-func (b *Box) now() time.Time { return b.clk.Now().Truncate(time.Millisecond) }
+func (b *Store) now() time.Time { return b.clk.Now().Truncate(time.Millisecond) }

@@ -27,7 +27,7 @@ type change struct {
 
 // Pay marks an order as paid. Paying again changes nothing and answers the same order. ErrNotFound; ErrState when it was
 // cancelled, rejected or expired, is still queued, is a coupon, or when its time to pay is over, expired already or not.
-func (b *Book) Pay(ctx context.Context, uid, orderID string) (wire.Order, error) {
+func (b *Store) Pay(ctx context.Context, uid, orderID string) (wire.Order, error) {
 	if uid == "" {
 		return wire.Order{}, ErrNotFound
 	}
@@ -39,7 +39,7 @@ func (b *Book) Pay(ctx context.Context, uid, orderID string) (wire.Order, error)
 // owner is. paid: this made the order paid; else stands says what it is, and one that still is pending_payment is past its
 // time to pay. What the transaction locks besides, it locks before. Call Paid after the COMMIT; what a cart's order has locked in
 // Redis, the timer ends.
-func (b *Book) PayIn(ctx context.Context, tx *sql.Tx, orderID string) (paid bool, stands wire.OrderStatus, err error) {
+func (b *Store) PayIn(ctx context.Context, tx *sql.Tx, orderID string) (paid bool, stands wire.OrderStatus, err error) {
 	now := b.now()
 	won, _, err := b.transition(ctx, tx, orderID, now, change{to: wire.Paid, kind: ledgerPay, where: ` AND pay_before > ?`, args: []any{now}})
 	if err != nil {
@@ -60,7 +60,7 @@ func (b *Book) PayIn(ctx context.Context, tx *sql.Tx, orderID string) (paid bool
 }
 
 // Paid counts an order that PayIn made paid, and does what is left to do of it in Redis.
-func (b *Book) Paid(ctx context.Context, orderID string) {
+func (b *Store) Paid(ctx context.Context, orderID string) {
 	b.metrics.changes.WithLabelValues(string(wire.Paid)).Inc()
 	if wire.IsCartOrder(orderID) {
 		b.unlockNow(ctx, []row{{id: orderID}})
@@ -74,7 +74,7 @@ type Bill struct {
 }
 
 // Bill reads what is to be paid for an order, whoever's it is; one that is still queued has a bill, too. ErrNotFound.
-func (b *Book) Bill(ctx context.Context, orderID string) (Bill, error) {
+func (b *Store) Bill(ctx context.Context, orderID string) (Bill, error) {
 	if !wire.ValidOrderID(orderID) {
 		return Bill{}, ErrNotFound
 	}
@@ -97,7 +97,7 @@ func (b *Book) Bill(ctx context.Context, orderID string) (Bill, error) {
 
 // Cancel ends an order that is not paid; the units are back in Redis when it returns, or soon after. uid "" may cancel
 // anybody's. Cancelling again changes nothing and answers the same order. ErrNotFound; ErrState.
-func (b *Book) Cancel(ctx context.Context, uid, orderID string) (wire.Order, error) {
+func (b *Store) Cancel(ctx context.Context, uid, orderID string) (wire.Order, error) {
 	c := change{to: wire.Cancelled, kind: ledgerCancel}
 	if uid != "" {
 		c.where, c.args = ` AND uid = ?`, []any{uid}
@@ -105,7 +105,7 @@ func (b *Book) Cancel(ctx context.Context, uid, orderID string) (wire.Order, err
 	return b.change(ctx, uid, orderID, b.now(), c)
 }
 
-func (b *Book) change(ctx context.Context, uid, orderID string, now time.Time, c change) (wire.Order, error) {
+func (b *Store) change(ctx context.Context, uid, orderID string, now time.Time, c change) (wire.Order, error) {
 	if !wire.ValidOrderID(orderID) {
 		return wire.Order{}, ErrNotFound
 	}
@@ -139,7 +139,7 @@ func (b *Book) change(ctx context.Context, uid, orderID string, now time.Time, c
 }
 
 // transition is the conditional UPDATE, and what follows from it. won is the order if the change was made, else nothing.
-func (b *Book) transition(ctx context.Context, tx *sql.Tx, orderID string, now time.Time, c change) (won []row, intent int64, err error) {
+func (b *Store) transition(ctx context.Context, tx *sql.Tx, orderID string, now time.Time, c change) (won []row, intent int64, err error) {
 	n, err := changed(tx.ExecContext(ctx, `UPDATE orders SET status = ?, reason = ?, ended_at = ? WHERE id = ? AND status = ?`+c.where,
 		append([]any{string(c.to), c.reason, now, orderID, string(wire.PendingPayment)}, c.args...)...))
 	if err != nil || n == 0 {
@@ -157,7 +157,7 @@ func (b *Book) transition(ctx context.Context, tx *sql.Tx, orderID string, now t
 
 // changed carries on after the COMMIT of an order's change: the units of one that ended are given back, those of a cart's that
 // was paid are sold.
-func (b *Book) changed(ctx context.Context, c change, intent int64, won []row) {
+func (b *Store) changed(ctx context.Context, c change, intent int64, won []row) {
 	b.metrics.changes.WithLabelValues(string(c.to)).Inc()
 	switch {
 	case won[0].ofCart():
@@ -170,7 +170,7 @@ func (b *Book) changed(ctx context.Context, c change, intent int64, won []row) {
 
 // follow carries the consequences of orders' change in its transaction: the slots, the stock, the ledger, the intents. The
 // intent it returns is the first of the releases of sales' orders.
-func (b *Book) follow(ctx context.Context, tx *sql.Tx, now time.Time, c change, orders []row) (intent int64, err error) {
+func (b *Store) follow(ctx context.Context, tx *sql.Tx, now time.Time, c change, orders []row) (intent int64, err error) {
 	carts, orders := apart(orders)
 	ids := make([]string, len(orders))
 	moves := make([]move, len(orders))
@@ -217,7 +217,7 @@ func apart(orders []row) (carts []string, ofSales []row) {
 
 // unlockNow ends in Redis what carts' orders have locked, after the COMMIT that ended them. What cannot be done now, the
 // timer does.
-func (b *Book) unlockNow(ctx context.Context, orders []row) {
+func (b *Store) unlockNow(ctx context.Context, orders []row) {
 	carts, _ := apart(orders)
 	if len(carts) == 0 {
 		return
@@ -229,7 +229,7 @@ func (b *Book) unlockNow(ctx context.Context, orders []row) {
 }
 
 // stands reads an order as its owner may see it: from MySQL, else from Redis, where it is queued.
-func (b *Book) stands(ctx context.Context, uid, orderID string) (row, error) {
+func (b *Store) stands(ctx context.Context, uid, orderID string) (row, error) {
 	found, err := find(ctx, b.db, []string{orderID})
 	if err != nil {
 		return row{}, err

@@ -246,7 +246,7 @@ func TestOrdersThatDoNotFitTheirStockRowsKeepNoOtherFromExpiring(t *testing.T) {
 			VALUES (?, 999999, ?, 1, 1, 'pending_payment', '2020-01-01', '2020-01-01', '2020-01-01')`, id, fmt.Sprint("x", i))
 		first = cmp.Or(first, id)
 	}
-	pass := func(b *Book, want int) {
+	pass := func(b *Store, want int) {
 		t.Helper()
 		got := 0
 		for {

@@ -41,7 +41,7 @@ func (e *DeferredError) Error() string {
 // deferred_orders, behind those of their sale that are there already, so that none of them keeps other sales waiting. They are
 // named in a *DeferredError, which may be joined with a *PoisonError. SettleDeferred goes on with them. The table is bounded
 // by what the outboxes may hold: while a sale has deferred orders, no relay publishes its entries again.
-func (b *Book) SettleOrDefer(ctx context.Context, batch []reserve.Entry) error {
+func (b *Store) SettleOrDefer(ctx context.Context, batch []reserve.Entry) error {
 	err := b.settle(ctx, batch, &settling{book: b, behind: true})
 	var closed *ClosedError
 	if !errors.As(err, &closed) {
@@ -124,7 +124,7 @@ func UntilNoneDeferred(ctx context.Context, db *sql.DB, sale int64) error {
 }
 
 // deferAll writes entries down. One that is written twice does no harm: it is adopted once.
-func (b *Book) deferAll(ctx context.Context, entries []reserve.Entry) error {
+func (b *Store) deferAll(ctx context.Context, entries []reserve.Entry) error {
 	return store.InTx(ctx, b.db, func(tx *sql.Tx) error {
 		now := b.now()
 		args := make([]any, 0, 3*len(entries))
@@ -147,7 +147,7 @@ type Bury func(ctx context.Context, e reserve.Entry, tries int64, why error) err
 
 // SettleDeferred tries one batch of each sale that has deferred orders, those of one sale in order, and returns how many it
 // has settled. Of any number of processes one tries a batch. A sale that is still closed costs one look at its gate.
-func (b *Book) SettleDeferred(ctx context.Context, bury Bury) (n int, err error) {
+func (b *Store) SettleDeferred(ctx context.Context, bury Bury) (n int, err error) {
 	sales, err := deferredOf(ctx, b.db, "")
 	if err != nil || len(sales) == 0 {
 		b.metrics.deferredSales.Set(0)
@@ -176,7 +176,7 @@ type deferredOrder struct {
 	entry    reserve.Entry
 }
 
-func (b *Book) settleDeferred(ctx context.Context, sale int64, bury Bury) (int, error) {
+func (b *Store) settleDeferred(ctx context.Context, sale int64, bury Bury) (int, error) {
 	states, err := b.redis.States(ctx, []int64{sale})
 	if err != nil || states[0].Present && states[0].Gate == lua.GateShut {
 		return 0, nil // what cannot be adopted now is looked at again
@@ -241,7 +241,7 @@ func (b *Book) settleDeferred(ctx context.Context, sale int64, bury Bury) (int, 
 }
 
 // claimDeferred takes the first orders of a sale for this process; none where another has them. A suspicious one is alone.
-func (b *Book) claimDeferred(ctx context.Context, sale int64) (batch []deferredOrder, err error) {
+func (b *Store) claimDeferred(ctx context.Context, sale int64) (batch []deferredOrder, err error) {
 	err = store.InTx(ctx, b.db, func(tx *sql.Tx) error {
 		batch = batch[:0]
 		now := b.now().UnixMilli()
@@ -261,7 +261,7 @@ func (b *Book) claimDeferred(ctx context.Context, sale int64) (batch []deferredO
 	return batch, nil
 }
 
-func (b *Book) readDeferred(ctx context.Context, tx *sql.Tx, sale, now int64, batch *[]deferredOrder) error {
+func (b *Store) readDeferred(ctx context.Context, tx *sql.Tx, sale, now int64, batch *[]deferredOrder) error {
 	rows, err := tx.QueryContext(ctx, `SELECT n, entry, tries, claimed_until FROM deferred_orders WHERE sale_id = ? ORDER BY n LIMIT ? FOR UPDATE`, sale, deferredBatch)
 	if err != nil {
 		return err
@@ -289,15 +289,15 @@ func (b *Book) readDeferred(ctx context.Context, tx *sql.Tx, sale, now int64, ba
 }
 
 // keepDeferred gives orders back that could not be settled now. That somebody says so is no try.
-func (b *Book) keepDeferred(ctx context.Context, batch []deferredOrder) error {
+func (b *Store) keepDeferred(ctx context.Context, batch []deferredOrder) error {
 	return b.changeDeferred(ctx, `UPDATE deferred_orders SET tries = 0, claimed_until = 0`, batch)
 }
 
-func (b *Book) dropDeferred(ctx context.Context, batch []deferredOrder) error {
+func (b *Store) dropDeferred(ctx context.Context, batch []deferredOrder) error {
 	return b.changeDeferred(ctx, `DELETE FROM deferred_orders`, batch)
 }
 
-func (b *Book) changeDeferred(ctx context.Context, change string, batch []deferredOrder) error {
+func (b *Store) changeDeferred(ctx context.Context, change string, batch []deferredOrder) error {
 	if len(batch) == 0 {
 		return nil
 	}

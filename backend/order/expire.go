@@ -27,7 +27,7 @@ const (
 //
 // An order that does not fit its stock row (whoever wrote one of them, it was no Book) stays as it is, for the auditor to
 // find: it is logged, counted, and left alone for stuckFor, so that it keeps no other from expiring.
-func (b *Book) Expire(ctx context.Context) (n int, err error) {
+func (b *Store) Expire(ctx context.Context) (n int, err error) {
 	now := b.now()
 	n, won, err := b.expire(ctx, now, nil)
 	if !misfits(err) {
@@ -43,7 +43,7 @@ func misfits(err error) bool {
 
 // expireApart is done with orders that could not be expired together, for the reason that cause says: in halves, down to
 // those that are stuck.
-func (b *Book) expireApart(ctx context.Context, now time.Time, due []row, cause error) (n int, err error) {
+func (b *Store) expireApart(ctx context.Context, now time.Time, due []row, cause error) (n int, err error) {
 	if len(due) == 1 {
 		return 1, b.setAside(ctx, now, due[0], cause)
 	}
@@ -62,7 +62,7 @@ func (b *Book) expireApart(ctx context.Context, now time.Time, due []row, cause 
 }
 
 // setAside leaves an order alone for a while.
-func (b *Book) setAside(ctx context.Context, now time.Time, o row, cause error) error {
+func (b *Store) setAside(ctx context.Context, now time.Time, o row, cause error) error {
 	b.metrics.stuck.Inc()
 	b.log.Error("order: an overdue order cannot be expired and is left alone for a while: audit its sale", "order", o.id, "sale", o.sale,
 		"again_in", stuckFor, "error", cause)
@@ -81,7 +81,7 @@ var oldestFirst = fmt.Sprintf(` ORDER BY pay_before LIMIT %d`, expireOnce)
 
 // expire ends orders that are overdue and that nobody else is changing, at most expireOnce: of these, or with nil those
 // that are overdue the longest. won are those that it took, whatever the error.
-func (b *Book) expire(ctx context.Context, now time.Time, these []row) (n int, won []row, err error) {
+func (b *Store) expire(ctx context.Context, now time.Time, these []row) (n int, won []row, err error) {
 	query, due := overdue, []any{string(wire.PendingPayment), now, now.Add(-stuckFor)}
 	if these != nil {
 		query += ` AND id IN (` + marks(len(these)) + `)`

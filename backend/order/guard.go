@@ -52,7 +52,7 @@ const (
 // used again, so that a row whose units went and came back meanwhile is not taken for unchanged (the ABA problem that
 // comparing the units themselves would have). Who was overtaken reads again, after a short random pause, a bounded number
 // of times: then it is errOvertaken. READ COMMITTED lets each reading see what was committed before it.
-func (b *Book) byVersion(ctx context.Context, tx *sql.Tx, sale int64, sum move) error {
+func (b *Store) byVersion(ctx context.Context, tx *sql.Tx, sale int64, sum move) error {
 	for attempt := 1; ; attempt++ {
 		var available, locked, epoch, version int64
 		err := tx.QueryRowContext(ctx, `SELECT available, locked, epoch, version FROM sale_stock WHERE sale_id = ?`, sale).Scan(&available, &locked, &epoch, &version)

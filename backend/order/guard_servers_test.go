@@ -75,7 +75,7 @@ func claimAll(text string) error {
 	}
 	clk := new(clock.Clock)
 	clk.Set(time.Now(), time.Now())
-	book := NewBook(db, redis, clk, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
+	book := NewStore(db, redis, clk, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
 	if err := db.PingContext(ctx); err != nil {
 		return err
 	}
@@ -248,7 +248,7 @@ func TestEightProcessesIssueWhatRedisAccepted(t *testing.T) {
 const readsVersion = "epoch, version FROM sale_stock"
 
 // interrupted is a Book whose every reading of the stock row's version is followed by do, before it learns what it read.
-func (s *shop) interrupted(do func()) (*Book, *netfault.Link) {
+func (s *shop) interrupted(do func()) (*Store, *netfault.Link) {
 	s.t.Helper()
 	c, err := mysql.ParseDSN(s.dsn)
 	if err != nil {
@@ -258,7 +258,7 @@ func (s *shop) interrupted(do func()) (*Book, *netfault.Link) {
 	c.Addr = cutter.Addr()
 	cutter.BeforeAnswerTo(readsVersion, do)
 	db := backendtest.OpenMySQL(s.t, c.FormatDSN(), 4)
-	return NewBook(db, s.redis, s.clk, backendtest.Log(s.t), prometheus.NewRegistry()), cutter
+	return NewStore(db, s.redis, s.clk, backendtest.Log(s.t), prometheus.NewRegistry()), cutter
 }
 
 // Row C3: units that went and came back between reading and writing are not taken for unchanged.

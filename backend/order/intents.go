@@ -54,7 +54,7 @@ func writeReleases(ctx context.Context, tx *sql.Tx, at time.Time, orders []row) 
 }
 
 // releaseNow tries the intents that writeReleases wrote, after their COMMIT. What cannot be done now, RunIntents does.
-func (b *Book) releaseNow(ctx context.Context, first int64, orders []row) {
+func (b *Store) releaseNow(ctx context.Context, first int64, orders []row) {
 	ids := make([]string, len(orders))
 	for i, o := range orders {
 		ids[i] = o.id
@@ -71,7 +71,7 @@ func (b *Book) releaseNow(ctx context.Context, first int64, orders []row) {
 // releaseAgain gives back what orders that ended in MySQL may have been given in Redis since: a consumer that slept
 // between reading MySQL and adopting an order does that. It costs nothing where there is nothing to give back; those of a sale
 // whose gate is closed are left to the timer, all of them by one statement: they may be thousands, and the reconciler waits for them.
-func (b *Book) releaseAgain(ctx context.Context, ended []row) error {
+func (b *Store) releaseAgain(ctx context.Context, ended []row) error {
 	closed := map[int64]bool{}
 	later := map[string]row{}
 	for _, o := range ended {
@@ -129,7 +129,7 @@ func readIntents(ctx context.Context, q querier, where string, args ...any) ([]i
 // RunIntents is one pass over the intents that are open, oldest first, and returns how many it did: at most about
 // intentPage. An intent whose sale is closed or not in Redis (but for an archived one's: there is nothing left to do) stays, and so do the other ones of that sale for this pass, so
 // that they keep nobody else waiting. Each has its effect once, however many run them.
-func (b *Book) RunIntents(ctx context.Context) (n int, err error) {
+func (b *Store) RunIntents(ctx context.Context) (n int, err error) {
 	after := int64(0)
 	var blocked []int64
 	for n < intentPage {
@@ -158,7 +158,7 @@ func (b *Book) RunIntents(ctx context.Context) (n int, err error) {
 
 // try carries intents out in Redis and marks them done. blocked are the sales that Redis does not let anybody change at
 // the moment.
-func (b *Book) try(ctx context.Context, list []intent) (done int, blocked []int64, err error) {
+func (b *Store) try(ctx context.Context, list []intent) (done int, blocked []int64, err error) {
 	if len(list) == 0 {
 		return 0, nil, nil
 	}
@@ -236,7 +236,7 @@ func (b *Book) try(ctx context.Context, list []intent) (done int, blocked []int6
 	return len(finished), blocked, err
 }
 
-func (b *Book) carryOut(ctx context.Context, i intent, defined map[int64]catalog.Sale) error {
+func (b *Store) carryOut(ctx context.Context, i intent, defined map[int64]catalog.Sale) error {
 	switch i.kind {
 	case intentRelease:
 		_, err := b.redis.Release(ctx, i.sale, i.order)
@@ -258,7 +258,7 @@ func (b *Book) carryOut(ctx context.Context, i intent, defined map[int64]catalog
 
 // forget takes an archived sale out of Redis. A Redis that came back from an older copy may have entries in the outbox that
 // were retired since: those whose orders MySQL has are retired again.
-func (b *Book) forget(ctx context.Context, sale int64) error {
+func (b *Store) forget(ctx context.Context, sale int64) error {
 	token, err := catalog.ArchiveToken(ctx, b.db, sale)
 	if errors.Is(err, catalog.ErrNoArchive) {
 		b.log.Error("order: a sale that was archived is not any more: it stays in redis", "sale", sale)
@@ -321,7 +321,7 @@ const intentsKept = 7 * 24 * time.Hour
 // PruneIntents forgets intents that were done long ago, a bounded number, and says how many: call again at once while that is
 // more than none. Those that adjust a stock stay: whoever reconciles their sale names them to Redis, so that none is
 // ever applied again. They are as few as operators' changes.
-func (b *Book) PruneIntents(ctx context.Context) (int, error) {
+func (b *Store) PruneIntents(ctx context.Context) (int, error) {
 	return store.Prune(ctx, b.db, `DELETE FROM intents WHERE done_at < ? AND kind <> ? ORDER BY done_at`, b.now().Add(-intentsKept), intentAdjust)
 }
 

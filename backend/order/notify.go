@@ -23,7 +23,7 @@ const noticesOnce = 500
 func channel(s *reserve.Store) string { return s.Prefix() + "settled" }
 
 // notify publishes a message a batch, "id status" a line. One that is lost costs the waiting clients half a second.
-func (b *Book) notify(ctx context.Context, notices []notice) {
+func (b *Store) notify(ctx context.Context, notices []notice) {
 	for chunk := range slices.Chunk(notices, noticesOnce) {
 		var text strings.Builder
 		for _, n := range chunk {

@@ -56,35 +56,35 @@ const (
 	Archived     = "archived"      // it came when its sale was archived, by when every order was settled
 )
 
-// Book writes orders. It is safe for concurrent use, by any number of processes.
-type Book struct {
+// Store writes orders. It is safe for concurrent use, by any number of processes.
+type Store struct {
 	db      *sql.DB
 	redis   *reserve.Store
 	clk     *clock.Clock
 	log     *slog.Logger
-	metrics bookMetrics
+	metrics metrics
 	bound   time.Duration // 0: none
 
 	acceptWithin time.Duration    // of an offer to the standby line
 	returned     func(sale int64) // units of the sale were given back in Redis, or its standby line moved on
 }
 
-// NewBook makes a Book. clk must follow Redis's clock before it decides anything.
-func NewBook(db *sql.DB, redis *reserve.Store, clk *clock.Clock, log *slog.Logger, reg prometheus.Registerer) *Book {
-	return &Book{db: db, redis: redis, clk: clk, log: log, metrics: newBookMetrics(reg), returned: func(int64) {}}
+// NewStore makes a Book. clk must follow Redis's clock before it decides anything.
+func NewStore(db *sql.DB, redis *reserve.Store, clk *clock.Clock, log *slog.Logger, reg prometheus.Registerer) *Store {
+	return &Store{db: db, redis: redis, clk: clk, log: log, metrics: newBookMetrics(reg), returned: func(int64) {}}
 }
 
 // Standby says how long an offer to a standby line stands, at most as long as any order of the sale waits for its payment,
 // and who is told, at once, when there may be something to offer. It must be called before Settle.
-func (b *Book) Standby(acceptWithin time.Duration, returned func(sale int64)) {
+func (b *Store) Standby(acceptWithin time.Duration, returned func(sale int64)) {
 	b.acceptWithin, b.returned = acceptWithin, returned
 }
 
 // Bound says how long an order may be queued; those that were longer are counted. It must be called before Settle.
-func (b *Book) Bound(within time.Duration) { b.bound = within }
+func (b *Store) Bound(within time.Duration) { b.bound = within }
 
 // left notes that orders have left the status queued.
-func (b *Book) left(entries ...reserve.Entry) {
+func (b *Store) left(entries ...reserve.Entry) {
 	now := b.clk.Now()
 	for _, e := range entries {
 		if e.At <= 0 || e.At > maxMillis {
@@ -99,9 +99,9 @@ func (b *Book) left(entries ...reserve.Entry) {
 }
 
 // now is the time as MySQL keeps it, in milliseconds: by a finer one it does not search an index.
-func (b *Book) now() time.Time { return b.clk.Now().Truncate(time.Millisecond) }
+func (b *Store) now() time.Time { return b.clk.Now().Truncate(time.Millisecond) }
 
-type bookMetrics struct {
+type metrics struct {
 	settled  *prometheus.CounterVec
 	rejected *prometheus.CounterVec
 	poison   prometheus.Counter
@@ -119,8 +119,8 @@ type bookMetrics struct {
 	deferredSales prometheus.Gauge
 }
 
-func newBookMetrics(reg prometheus.Registerer) bookMetrics {
-	m := bookMetrics{
+func newBookMetrics(reg prometheus.Registerer) metrics {
+	m := metrics{
 		settled: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "backend_orders_settled_total",
 			Help: "Orders that consumers brought to an end, by result: inserted, rejected, adopted, known (in MySQL before); or that wait for their closed sale: deferred."}, []string{"result"}),
 		rejected: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "backend_orders_rejected_total",

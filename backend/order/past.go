@@ -26,7 +26,7 @@ type Past struct {
 
 // PastOf is what became of a user's orders in a sale: the newest of those that MySQL has, at most so many, and those that
 // are queued. queued is why the latter could not be asked for; more says that there are older ones.
-func (b *Book) PastOf(ctx context.Context, uid string, sale int64, most int) (list []Past, more bool, queued, err error) {
+func (b *Store) PastOf(ctx context.Context, uid string, sale int64, most int) (list []Past, more bool, queued, err error) {
 	held, queued := b.heldBy(ctx, uid, sale) // Redis before MySQL: an order that is settled in between is found in MySQL
 	rows, err := b.db.QueryContext(ctx, fmt.Sprintf(`SELECT id, quantity, status, reason, created_at, decided_at, pay_before, ended_at
 		FROM orders FORCE INDEX (orders_idem) WHERE sale_id = ? AND uid = ? ORDER BY id DESC LIMIT %d`, most+1), sale, uid)
@@ -61,7 +61,7 @@ func (b *Book) PastOf(ctx context.Context, uid string, sale int64, most int) (li
 }
 
 // heldBy is what a user's slots in a sale hold in Redis: live orders, queued ones among them.
-func (b *Book) heldBy(ctx context.Context, uid string, sale int64) (list []Past, err error) {
+func (b *Store) heldBy(ctx context.Context, uid string, sale int64) (list []Past, err error) {
 	ids, unsure, err := b.redis.OrdersOf(ctx, []int64{sale}, uid)
 	if err == nil && len(unsure) > 0 {
 		var missing error

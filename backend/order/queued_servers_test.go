@@ -26,7 +26,7 @@ func TestTimeInQueuedIsMeasured(t *testing.T) {
 	if err := s.book.Settle(t.Context(), batch); err != nil { // delivered again
 		t.Fatal(err)
 	}
-	measured := func(b *Book) (count uint64, sum float64) {
+	measured := func(b *Store) (count uint64, sum float64) {
 		t.Helper()
 		reg := prometheus.NewRegistry()
 		reg.MustRegister(b.metrics.queued)

@@ -67,7 +67,7 @@ func (s *settling) reject(ctx context.Context, e reserve.Entry, f facts, v verdi
 }
 
 // insertRejected returns the id of the release intent.
-func (b *Book) insertRejected(ctx context.Context, e reserve.Entry, f facts, v verdict, withKey bool) (intent int64, err error) {
+func (b *Store) insertRejected(ctx context.Context, e reserve.Entry, f facts, v verdict, withKey bool) (intent int64, err error) {
 	err = store.InTx(ctx, b.db, func(tx *sql.Tx) error {
 		now := b.now()
 		created, quantity, key := now, min(max(e.Quantity, 0), maxUnits), ""
@@ -106,7 +106,7 @@ func (b *Book) insertRejected(ctx context.Context, e reserve.Entry, f facts, v v
 
 // Reject ends an order that cannot be processed (a dead letter), unless MySQL has decided it already. The errors are those
 // of Settle.
-func (b *Book) Reject(ctx context.Context, e reserve.Entry, reason string) error {
+func (b *Store) Reject(ctx context.Context, e reserve.Entry, reason string) error {
 	s := &settling{book: b}
 	problem, row := check(e)
 	if problem != nil && !row {

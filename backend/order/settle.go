@@ -61,11 +61,11 @@ func (e *ClosedError) Unwrap() error { return e.Err }
 //
 // A batch is one transaction. When that fails it is rolled back; what is in MySQL already is dropped from it; what is
 // left is tried in halves, down to the single order that does not go in, which is then decided by itself.
-func (b *Book) Settle(ctx context.Context, batch []reserve.Entry) error {
+func (b *Store) Settle(ctx context.Context, batch []reserve.Entry) error {
 	return b.settle(ctx, batch, &settling{book: b})
 }
 
-func (b *Book) settle(ctx context.Context, batch []reserve.Entry, s *settling) error {
+func (b *Store) settle(ctx context.Context, batch []reserve.Entry, s *settling) error {
 	began := time.Now()
 	var err error
 	for chunk := range slices.Chunk(newest(batch), maxBatch) {
@@ -99,7 +99,7 @@ func newest(batch []reserve.Entry) []reserve.Entry {
 
 // settling is one call of Settle.
 type settling struct {
-	book    *Book
+	book    *Store
 	rounds  int
 	notices []notice
 	poison  []reserve.Entry
@@ -120,7 +120,7 @@ type facts struct {
 	epoch     int64
 }
 
-func (b *Book) facts(ctx context.Context, entries []reserve.Entry) (map[int64]facts, error) {
+func (b *Store) facts(ctx context.Context, entries []reserve.Entry) (map[int64]facts, error) {
 	var sales []int64
 	for _, e := range entries {
 		if !slices.Contains(sales, e.Sale) {
@@ -355,7 +355,7 @@ var errSlot = errors.New("the buyer's slot is taken")
 // insertAll inserts entries, each with its slots, its units and its ledger row, those of coupons with their claims, in one
 // transaction, or nothing. Those that are offers move their place in the standby line on; one whose owner has left the line is
 // due at once.
-func (b *Book) insertAll(ctx context.Context, entries []reserve.Entry, sales map[int64]facts) error {
+func (b *Store) insertAll(ctx context.Context, entries []reserve.Entry, sales map[int64]facts) error {
 	type slot struct {
 		sale int64
 		uid  string
@@ -512,7 +512,7 @@ func (s *settling) adopt(ctx context.Context, entries []reserve.Entry, sales map
 }
 
 // Retire takes the entries of settled orders out of their outboxes, after they were acknowledged. Idempotent.
-func (b *Book) Retire(ctx context.Context, batch []reserve.Entry) error {
+func (b *Store) Retire(ctx context.Context, batch []reserve.Entry) error {
 	bySale := map[int64][]string{}
 	for _, e := range batch {
 		if e.Entry != "" && e.Entry != "-" {

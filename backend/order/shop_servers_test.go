@@ -28,7 +28,7 @@ type shop struct {
 	db    *sql.DB
 	redis *reserve.Store
 	clk   *clock.Clock
-	book  *Book
+	book  *Store
 	sales []int64
 }
 
@@ -62,8 +62,8 @@ func (s *shop) clockAhead(d time.Duration) *clock.Clock {
 	return clk
 }
 
-func (s *shop) bookAt(clk *clock.Clock) *Book {
-	return NewBook(s.db, s.redis, clk, backendtest.Log(s.t), prometheus.NewRegistry())
+func (s *shop) bookAt(clk *clock.Clock) *Store {
+	return NewStore(s.db, s.redis, clk, backendtest.Log(s.t), prometheus.NewRegistry())
 }
 
 func (s *shop) sale(o backendtest.SaleOptions) int64 {

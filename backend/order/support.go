@@ -15,7 +15,7 @@ const Support = "support"
 // CancelIn cancels an order that is not paid, whoever's it is, in a transaction of the caller's, who carries on with
 // release after the COMMIT: it gives the units back at once, or else the timer does. Cancelling again changes nothing:
 // before is then after, and release is nil. ErrNotFound: MySQL does not have it (it may be queued: see Stands); ErrState.
-func (b *Book) CancelIn(ctx context.Context, tx *sql.Tx, orderID string) (before, after wire.Order, release func(context.Context), err error) {
+func (b *Store) CancelIn(ctx context.Context, tx *sql.Tx, orderID string) (before, after wire.Order, release func(context.Context), err error) {
 	c := change{to: wire.Cancelled, kind: ledgerCancel, reason: Support}
 	now := b.now()
 	found, err := read(ctx, tx, `SELECT `+columns+` FROM orders WHERE id = ? FOR UPDATE`, orderID)
@@ -47,7 +47,7 @@ func (b *Book) CancelIn(ctx context.Context, tx *sql.Tx, orderID string) (before
 }
 
 // Stands is an order as it stands: from MySQL, else from Redis, where it is queued. ErrNotFound.
-func (b *Book) Stands(ctx context.Context, orderID string) (wire.Order, error) {
+func (b *Store) Stands(ctx context.Context, orderID string) (wire.Order, error) {
 	if !wire.ValidOrderID(orderID) {
 		return wire.Order{}, ErrNotFound
 	}

@@ -84,10 +84,10 @@ func (e *MismatchError) Error() string { return e.Detail }
 // Is makes a MismatchError match ErrMismatch.
 func (e *MismatchError) Is(target error) bool { return target == ErrMismatch }
 
-// Desk takes events. It is safe for concurrent use, by any number of processes.
-type Desk struct {
+// Webhooks takes events. It is safe for concurrent use, by any number of processes.
+type Webhooks struct {
 	db      *sql.DB
-	book    *order.Book
+	book    *order.Store
 	clk     *clock.Clock
 	log     *slog.Logger
 	secrets map[string][]string // by provider
@@ -96,8 +96,8 @@ type Desk struct {
 }
 
 // New makes a Desk for these providers. clk must follow Redis's clock: by it signatures age.
-func New(providers []Provider, db *sql.DB, book *order.Book, clk *clock.Clock, log *slog.Logger, reg prometheus.Registerer) *Desk {
-	d := &Desk{db: db, book: book, clk: clk, log: log, secrets: map[string][]string{},
+func New(providers []Provider, db *sql.DB, book *order.Store, clk *clock.Clock, log *slog.Logger, reg prometheus.Registerer) *Webhooks {
+	d := &Webhooks{db: db, book: book, clk: clk, log: log, secrets: map[string][]string{},
 		events: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "backend_payment_events_total",
 			Help: "Deliveries of payment providers, by what came of them: paid, refund_due, failed, refunded, ignored, mismatch; repeated, refused, unknown."}, []string{"result"}),
 		due: prometheus.NewGauge(prometheus.GaugeOpts{Name: "backend_payment_refunds_due",
@@ -115,7 +115,7 @@ func New(providers []Provider, db *sql.DB, book *order.Book, clk *clock.Clock, l
 // Take is done with one delivery: the provider that the path names, the signature header, and the body as it came. The
 // errors, in the order of the checks: ErrProvider; ErrUnsigned, ErrForged, ErrAge; ErrBody; order.ErrNotFound, ErrQueued;
 // ErrReused, ErrMismatch. After any other nobody knows, and the same delivery may be made again.
-func (d *Desk) Take(ctx context.Context, provider, signature string, body []byte) (Receipt, error) {
+func (d *Webhooks) Take(ctx context.Context, provider, signature string, body []byte) (Receipt, error) {
 	r, repeated, err := d.take(ctx, provider, signature, body)
 	came := string(r.Result)
 	switch {
@@ -147,7 +147,7 @@ func refused(err error) bool {
 	return false
 }
 
-func (d *Desk) take(ctx context.Context, provider, signature string, body []byte) (r Receipt, repeated bool, err error) {
+func (d *Webhooks) take(ctx context.Context, provider, signature string, body []byte) (r Receipt, repeated bool, err error) {
 	secrets, ok := d.secrets[provider]
 	if !ok {
 		return r, false, ErrProvider
@@ -200,7 +200,7 @@ type judgement struct {
 var errRepeat = errors.New("the event came before")
 
 // judge records the event, and what it makes of its payment and its order, in one transaction. It may run several times.
-func (d *Desk) judge(ctx context.Context, tx *sql.Tx, j *judgement) error {
+func (d *Webhooks) judge(ctx context.Context, tx *sql.Tx, j *judgement) error {
 	e, now := j.event, d.now()
 	_, err := tx.ExecContext(ctx, `INSERT INTO payment_events (provider, event_id, digest, result, received_at) VALUES (?, ?, ?, '', ?)`,
 		j.provider, e.ID, e.digest(), now)
@@ -243,7 +243,7 @@ const (
 )
 
 // apply sets the result, and what the event makes of p.
-func (d *Desk) apply(ctx context.Context, tx *sql.Tx, j *judgement, p *Payment) error {
+func (d *Webhooks) apply(ctx context.Context, tx *sql.Tx, j *judgement, p *Payment) error {
 	e := j.event
 	j.paid, j.result = false, ResultIgnored
 	if p.OrderID != e.OrderID || p.Amount != e.Amount || p.Currency != e.Currency {
@@ -290,7 +290,7 @@ func (d *Desk) apply(ctx context.Context, tx *sql.Tx, j *judgement, p *Payment) 
 }
 
 // again finds the first one's result.
-func (d *Desk) again(ctx context.Context, j *judgement) error {
+func (d *Webhooks) again(ctx context.Context, j *judgement) error {
 	var digest string
 	err := d.db.QueryRowContext(ctx, `SELECT digest, result FROM payment_events WHERE provider = ? AND event_id = ?`, j.provider, j.event.ID).
 		Scan(&digest, &j.result)
@@ -304,7 +304,7 @@ func (d *Desk) again(ctx context.Context, j *judgement) error {
 }
 
 // tell counts and logs what is new, and does what is left of it to do in Redis.
-func (d *Desk) tell(ctx context.Context, j *judgement) {
+func (d *Webhooks) tell(ctx context.Context, j *judgement) {
 	if j.paid {
 		d.book.Paid(ctx, j.event.OrderID)
 	}
@@ -320,11 +320,11 @@ func (d *Desk) tell(ctx context.Context, j *judgement) {
 }
 
 // now is the time as MySQL keeps it, in milliseconds: by a finer one it does not search an index.
-func (d *Desk) now() time.Time { return d.clk.Now().Truncate(time.Millisecond) }
+func (d *Webhooks) now() time.Time { return d.clk.Now().Truncate(time.Millisecond) }
 
 // Tend is what time does to payments, one bounded pass: it counts the refunds that are due, for the metric, and forgets
 // events that are older than Kept. It returns how many it forgot: call again at once while that is more than none.
-func (d *Desk) Tend(ctx context.Context) (int, error) {
+func (d *Webhooks) Tend(ctx context.Context) (int, error) {
 	var due int64
 	if err := d.db.QueryRowContext(ctx, `SELECT COUNT(*) FROM payments WHERE status = ?`, string(StatusRefundDue)).Scan(&due); err != nil {
 		return 0, fmt.Errorf("count the refunds due: %w", err)

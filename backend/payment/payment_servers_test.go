@@ -42,8 +42,8 @@ type shop struct {
 	db    *sql.DB
 	redis *reserve.Store
 	clk   *clock.Clock
-	book  *order.Book
-	desk  *Desk
+	book  *order.Store
+	desk  *Webhooks
 	sale  int64
 	n     int
 }
@@ -79,9 +79,9 @@ func (s *shop) clockAhead(d time.Duration) *clock.Clock {
 	return clk
 }
 
-func (s *shop) open(db *sql.DB, clk *clock.Clock) (*order.Book, *Desk) {
+func (s *shop) open(db *sql.DB, clk *clock.Clock) (*order.Store, *Webhooks) {
 	reg := prometheus.NewRegistry()
-	book := order.NewBook(db, s.redis, clk, backendtest.Log(s.t), reg)
+	book := order.NewStore(db, s.redis, clk, backendtest.Log(s.t), reg)
 	return book, New([]Provider{{"acme", []string{secret}}, {"beta", []string{other}}}, db, book, clk, backendtest.Log(s.t), reg)
 }
 
@@ -111,7 +111,7 @@ func (s *shop) ordered(uid string) string {
 }
 
 // take delivers a body to a desk, signed now by its clock.
-func take(ctx context.Context, d *Desk, body string) (Receipt, error) {
+func take(ctx context.Context, d *Webhooks, body string) (Receipt, error) {
 	return d.Take(ctx, "acme", sign(secret, d.clk.Now(), body), []byte(body))
 }
 
@@ -500,7 +500,7 @@ func TestRefusalsRecordNothing(t *testing.T) {
 	_, slow := s.open(s.db, s.clockAhead(Tolerance+time.Minute)) // Redis's clock goes on: a delivery that lay about
 	for _, c := range []struct {
 		name, provider, signature, body string
-		desk                            *Desk
+		desk                            *Webhooks
 		want                            error
 	}{
 		{"an unknown provider", "gamma", sign(secret, now, body), body, s.desk, ErrProvider},
@@ -539,7 +539,7 @@ func TestRefusalsRecordNothing(t *testing.T) {
 }
 
 // desks are as many as there may be processes, each with connections of its own.
-func (s *shop) desks(n int) (books []*order.Book, desks []*Desk) {
+func (s *shop) desks(n int) (books []*order.Store, desks []*Webhooks) {
 	for range n {
 		b, d := s.open(backendtest.OpenMySQL(s.t, s.dsn, 4), s.clk)
 		books, desks = append(books, b), append(desks, d)

@@ -36,7 +36,7 @@ type system struct {
 	t      testing.TB
 	db     *sql.DB
 	redis  *reserve.Store
-	book   *order.Book
+	book   *order.Store
 	broker *broker.Broker // nil: the outbox is the queue
 	rec    *Reconciler
 }
@@ -57,7 +57,7 @@ func newSystemOn(t testing.TB, redis *reserve.Store, withBroker bool) *system {
 		t.Fatal(err)
 	}
 	clk.Set(now, asked)
-	s.book = order.NewBook(s.db, s.redis, &clk, backendtest.Log(t), prometheus.NewRegistry())
+	s.book = order.NewStore(s.db, s.redis, &clk, backendtest.Log(t), prometheus.NewRegistry())
 	var fence Fence
 	if withBroker {
 		s.broker, err = broker.Open(broker.Config{URL: backendtest.AMQP(t), Partitions: 2}, backendtest.Log(t), prometheus.NewRegistry())

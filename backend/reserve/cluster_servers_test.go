@@ -75,7 +75,7 @@ func TestEveryScriptOnARedisCluster(t *testing.T) {
 	}
 
 	db := backendtest.MySQL(t)
-	shelf := sku.NewShelf(db, s, backendtest.Log(t), prometheus.NewRegistry())
+	shelf := sku.NewCache(db, s, backendtest.Log(t), prometheus.NewRegistry())
 	must(forgetAndTeach(t, s))
 	var clk clock.Clock
 	clk.Set(time.Now(), time.Now())

@@ -77,7 +77,7 @@ func Epoch(lock string) int64 {
 // Reduce locks units for an order, each line by itself, in one pipeline: the SKUs may live in different slots. It may be
 // repeated. reserve.ErrRestarted: a Redis locks nothing before Keep was there, and Wake was called. After any error some lines
 // may be locked.
-func (s *Shelf) Reduce(ctx context.Context, order string, lines []Line) ([]Verdict, error) {
+func (s *Cache) Reduce(ctx context.Context, order string, lines []Line) ([]Verdict, error) {
 	calls := make([]reserve.Args, len(lines))
 	for i, l := range lines {
 		calls[i] = reserve.Args{Keys: keysOf(s.redis, l.SKU).held(), Args: []string{order, strconv.FormatInt(l.Units, 10)}}
@@ -108,7 +108,7 @@ type Hold struct {
 
 // Unlock gives the units of holds back, or says that they are sold, and reports how many holds are over. Those of a SKU
 // that is being loaded stay.
-func (s *Shelf) Unlock(ctx context.Context, to string, holds ...Hold) (n int, err error) {
+func (s *Cache) Unlock(ctx context.Context, to string, holds ...Hold) (n int, err error) {
 	var errs []error
 	for _, h := range holds {
 		switch err := unlock(ctx, s.redis, h, to); {
@@ -122,7 +122,7 @@ func (s *Shelf) Unlock(ctx context.Context, to string, holds ...Hold) (n int, er
 }
 
 // Due returns holds of these SKUs that were locked before a moment and that nobody has Compared, at most most of each SKU.
-func (s *Shelf) Due(ctx context.Context, skus []int64, before time.Time, most int64) ([]Hold, error) {
+func (s *Cache) Due(ctx context.Context, skus []int64, before time.Time, most int64) ([]Hold, error) {
 	if len(skus) == 0 {
 		return nil, nil
 	}
@@ -158,7 +158,7 @@ func (s *Shelf) Due(ctx context.Context, skus []int64, before time.Time, most in
 }
 
 // Compared notes that MySQL has what these holds stand for: the end of the order ends them.
-func (s *Shelf) Compared(ctx context.Context, holds []Hold) error {
+func (s *Cache) Compared(ctx context.Context, holds []Hold) error {
 	if len(holds) == 0 {
 		return nil
 	}
@@ -192,7 +192,7 @@ func parseState(m map[string]string) State {
 }
 
 // states reads several SKUs in one round trip.
-func (s *Shelf) states(ctx context.Context, skus []int64) ([]State, error) {
+func (s *Cache) states(ctx context.Context, skus []int64) ([]State, error) {
 	if len(skus) == 0 {
 		return nil, nil
 	}

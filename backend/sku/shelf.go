@@ -52,8 +52,8 @@ const (
 	forgetStep = 500                    // SKUs that are forgotten in one round trip
 )
 
-// Shelf is the SKUs in Redis. It is safe for concurrent use, by any number of processes.
-type Shelf struct {
+// Cache is the SKUs in Redis. It is safe for concurrent use, by any number of processes.
+type Cache struct {
 	db    *sql.DB
 	redis *reserve.Store
 	log   *slog.Logger
@@ -74,9 +74,9 @@ type sku struct {
 	available int64
 }
 
-// NewShelf makes a Shelf. Redis locks nothing before Keep, of some process, was there.
-func NewShelf(db *sql.DB, redis *reserve.Store, log *slog.Logger, reg prometheus.Registerer) *Shelf {
-	s := &Shelf{db: db, redis: redis, log: log, wake: make(chan struct{}, 1), absent: map[int64]time.Time{},
+// NewCache makes a Shelf. Redis locks nothing before Keep, of some process, was there.
+func NewCache(db *sql.DB, redis *reserve.Store, log *slog.Logger, reg prometheus.Registerer) *Cache {
+	s := &Cache{db: db, redis: redis, log: log, wake: make(chan struct{}, 1), absent: map[int64]time.Time{},
 		results: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "backend_sku_loads_total",
 			Help: "Attempts to load a SKU into Redis: loaded, present (it was there), unknown, lost (to another process), or failed."}, []string{"result"}),
 		restarts: prometheus.NewCounter(prometheus.CounterOpts{Name: "backend_sku_restarts_total",
@@ -86,7 +86,7 @@ func NewShelf(db *sql.DB, redis *reserve.Store, log *slog.Logger, reg prometheus
 }
 
 // Load brings a SKU into Redis, if it is not there: of all who ask at once, in all processes, one reads MySQL. ErrUnknown.
-func (s *Shelf) Load(ctx context.Context, sku int64) error {
+func (s *Cache) Load(ctx context.Context, sku int64) error {
 	if s.isAbsent(sku) {
 		return ErrUnknown
 	}
@@ -100,11 +100,11 @@ func (s *Shelf) Load(ctx context.Context, sku int64) error {
 }
 
 // Rebuild brings a SKU into Redis anew, as MySQL has it, whatever Redis has. ErrUnknown.
-func (s *Shelf) Rebuild(ctx context.Context, sku int64) error { return s.load(ctx, sku, true) }
+func (s *Cache) Rebuild(ctx context.Context, sku int64) error { return s.load(ctx, sku, true) }
 
 // Renew is Rebuild for a SKU that Redis still has in an epoch that is not MySQL's: what Redis has is older than what was
 // loaded last.
-func (s *Shelf) Renew(ctx context.Context, sku, epoch int64) error {
+func (s *Cache) Renew(ctx context.Context, sku, epoch int64) error {
 	st, err := s.states(ctx, []int64{sku})
 	if err != nil || st[0].Gate != lua.GateOpen || st[0].Epoch != epoch {
 		return err
@@ -116,7 +116,7 @@ func (s *Shelf) Renew(ctx context.Context, sku, epoch int64) error {
 	return nil
 }
 
-func (s *Shelf) load(ctx context.Context, sku int64, again bool) (err error) {
+func (s *Cache) load(ctx context.Context, sku int64, again bool) (err error) {
 	result := "failed"
 	defer func() {
 		s.results.WithLabelValues(result).Inc()
@@ -164,7 +164,7 @@ func (s *Shelf) load(ctx context.Context, sku int64, again bool) (err error) {
 }
 
 // known asks MySQL whether carts can hold a SKU.
-func (s *Shelf) known(ctx context.Context, sku int64) (bool, error) {
+func (s *Cache) known(ctx context.Context, sku int64) (bool, error) {
 	var own bool
 	err := s.db.QueryRowContext(ctx, `SELECT own FROM skus WHERE id = ?`, sku).Scan(&own)
 	if errors.Is(err, sql.ErrNoRows) {
@@ -173,14 +173,14 @@ func (s *Shelf) known(ctx context.Context, sku int64) (bool, error) {
 	return err == nil && !own, err
 }
 
-func (s *Shelf) isAbsent(sku int64) bool {
+func (s *Cache) isAbsent(sku int64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	until, ok := s.absent[sku]
 	return ok && time.Now().Before(until)
 }
 
-func (s *Shelf) setAbsent(sku int64) {
+func (s *Cache) setAbsent(sku int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.absent) >= absentMost {
@@ -196,7 +196,7 @@ func bit(b bool) string {
 	return "0"
 }
 
-func (s *Shelf) step(ctx context.Context, sku int64, token, name string, args ...string) ([]string, error) {
+func (s *Cache) step(ctx context.Context, sku int64, token, name string, args ...string) ([]string, error) {
 	answer, err := s.redis.Call(ctx, lua.LoadSKU, keysOf(s.redis, sku).all(), append([]string{token, name}, args...)...)
 	if err != nil {
 		return nil, fmt.Errorf("step %s: %w", name, err)
@@ -208,7 +208,7 @@ func (s *Shelf) step(ctx context.Context, sku int64, token, name string, args ..
 }
 
 // fill writes a SKU that token has claimed.
-func (s *Shelf) fill(ctx context.Context, sku int64, token string) error {
+func (s *Cache) fill(ctx context.Context, sku int64, token string) error {
 	failpoint.Hit("cart.load-claimed")
 	b, err := readBooks(ctx, s.db, sku)
 	if errors.Is(err, ErrUnknown) {
@@ -275,7 +275,7 @@ func readBooks(ctx context.Context, db *sql.DB, sku int64) (b books, err error) 
 }
 
 // LoadAll loads several SKUs, and returns those that carts cannot hold.
-func (s *Shelf) LoadAll(ctx context.Context, skus []int64) (unknown map[int64]bool, err error) {
+func (s *Cache) LoadAll(ctx context.Context, skus []int64) (unknown map[int64]bool, err error) {
 	unknown = map[int64]bool{}
 	var mu sync.Mutex // guards unknown
 	var g errgroup.Group
@@ -297,7 +297,7 @@ func (s *Shelf) LoadAll(ctx context.Context, skus []int64) (unknown map[int64]bo
 
 // List is what carts can hold: the newest listMost SKUs, newest first. Whether one is available is what Redis says; one that
 // is not there is loaded, and where that fails, or Redis does not answer, MySQL's number holds.
-func (s *Shelf) List(ctx context.Context) ([]wire.SKU, error) {
+func (s *Cache) List(ctx context.Context) ([]wire.SKU, error) {
 	list, err := s.skus(ctx)
 	if err != nil {
 		return nil, err
@@ -326,7 +326,7 @@ func (s *Shelf) List(ctx context.Context) ([]wire.SKU, error) {
 }
 
 // read reads SKUs' states, and loads those that are not in Redis. With an error it returns what is known.
-func (s *Shelf) read(ctx context.Context, skus []int64) ([]State, error) {
+func (s *Cache) read(ctx context.Context, skus []int64) ([]State, error) {
 	states, err := s.states(ctx, skus)
 	if err != nil {
 		return make([]State, len(skus)), err
@@ -351,7 +351,7 @@ func (s *Shelf) read(ctx context.Context, skus []int64) ([]State, error) {
 }
 
 // Heal loads those of the SKUs whose loader died before it was done, so that what waits for them goes on.
-func (s *Shelf) Heal(ctx context.Context, skus []int64, now time.Time) error {
+func (s *Cache) Heal(ctx context.Context, skus []int64, now time.Time) error {
 	states, err := s.states(ctx, skus)
 	if err != nil {
 		return err
@@ -367,7 +367,7 @@ func (s *Shelf) Heal(ctx context.Context, skus []int64, now time.Time) error {
 }
 
 // skus reads the list from MySQL, if it is older than listFor.
-func (s *Shelf) skus(ctx context.Context) ([]sku, error) {
+func (s *Cache) skus(ctx context.Context) ([]sku, error) {
 	s.mu.Lock()
 	list, listed := s.list, s.listed
 	s.mu.Unlock()
@@ -381,7 +381,7 @@ func (s *Shelf) skus(ctx context.Context) ([]sku, error) {
 	return read.([]sku), nil
 }
 
-func (s *Shelf) readList(ctx context.Context) ([]sku, error) {
+func (s *Cache) readList(ctx context.Context) ([]sku, error) {
 	rows, err := s.db.QueryContext(ctx, fmt.Sprintf(`SELECT id, title, price, currency, available FROM skus WHERE own = FALSE ORDER BY id DESC LIMIT %d`, listMost))
 	if err != nil {
 		return nil, fmt.Errorf("list SKUs: %w", err)
@@ -405,7 +405,7 @@ func (s *Shelf) readList(ctx context.Context) ([]sku, error) {
 }
 
 // After returns the ids of at most most SKUs that carts can hold and that follow one, ascending.
-func (s *Shelf) After(ctx context.Context, sku int64, most int) ([]int64, error) {
+func (s *Cache) After(ctx context.Context, sku int64, most int) ([]int64, error) {
 	rows, err := s.db.QueryContext(ctx, fmt.Sprintf(`SELECT id FROM skus WHERE own = FALSE AND id > ? ORDER BY id LIMIT %d`, most), sku)
 	if err != nil {
 		return nil, fmt.Errorf("SKUs after %d: %w", sku, err)
@@ -426,7 +426,7 @@ func (s *Shelf) After(ctx context.Context, sku int64, most int) ([]int64, error)
 }
 
 // Wake makes Keep look at once: Redis was found restarted.
-func (s *Shelf) Wake() {
+func (s *Cache) Wake() {
 	select {
 	case s.wake <- struct{}{}:
 	default: // it will look anyway
@@ -436,7 +436,7 @@ func (s *Shelf) Wake() {
 // Keep runs until ctx is cancelled, and then returns nil. It looks each second, and when woken: a primary of Redis that does not know
 // the reduce.lua of the life that this process believes in was started anew, or promoted, and may have lost
 // anything. So every SKU is forgotten there, and only then the script is loaded. Whoever asks for a SKU next loads it.
-func (s *Shelf) Keep(ctx context.Context) error {
+func (s *Cache) Keep(ctx context.Context) error {
 	told := ""
 	for ctx.Err() == nil {
 		rest := lookEvery
@@ -458,7 +458,7 @@ func (s *Shelf) Keep(ctx context.Context) error {
 }
 
 // Armed reports whether Redis locks units: every primary can be asked, and knows the reduce.lua of the life that is believed in.
-func (s *Shelf) Armed(ctx context.Context) (bool, error) {
+func (s *Cache) Armed(ctx context.Context) (bool, error) {
 	script, believed := s.redis.Reduce()
 	if !believed {
 		return false, nil
@@ -470,7 +470,7 @@ func (s *Shelf) Armed(ctx context.Context) (bool, error) {
 }
 
 // Locks reports whether some primary of Redis locks units.
-func (s *Shelf) Locks(ctx context.Context) (bool, error) {
+func (s *Cache) Locks(ctx context.Context) (bool, error) {
 	script, believed := s.redis.Reduce()
 	if !believed {
 		return false, nil
@@ -480,7 +480,7 @@ func (s *Shelf) Locks(ctx context.Context) (bool, error) {
 	return life.Some(ctx, script)
 }
 
-func (s *Shelf) look(ctx context.Context) error {
+func (s *Cache) look(ctx context.Context) error {
 	script, _ := s.redis.Reduce()
 	life := s.redis.Life(ctx) // the same from the look on until the script is loaded
 	defer life.End()

@@ -31,13 +31,13 @@ import (
 
 // room is a Shelf on the real stores.
 type room struct {
-	*Shelf
+	*Cache
 	t *testing.T
 }
 
 func newRoom(t *testing.T) *room {
 	t.Helper()
-	return &room{NewShelf(backendtest.MySQL(t), backendtest.Redis(t), backendtest.Log(t), prometheus.NewRegistry()), t}
+	return &room{NewCache(backendtest.MySQL(t), backendtest.Redis(t), backendtest.Log(t), prometheus.NewRegistry()), t}
 }
 
 func (r *room) state(sku int64) State {
@@ -188,7 +188,7 @@ func TestUnknownSKU(t *testing.T) {
 }
 
 // herd has each of n callers lock one unit of a SKU that is not in Redis, all at once, and counts those that did.
-func herd(ctx context.Context, s *Shelf, sku int64, name string, n int) (locked int, err error) {
+func herd(ctx context.Context, s *Cache, sku int64, name string, n int) (locked int, err error) {
 	var mu sync.Mutex // guards locked and err
 	var wg sync.WaitGroup
 	begin := make(chan struct{})
@@ -237,7 +237,7 @@ func herdProcess() int {
 		return 1
 	}
 	sku, _ := strconv.ParseInt(f[2], 10, 64)
-	s := NewShelf(db, redis, slog.New(slog.NewTextHandler(io.Discard, nil)), prometheus.NewRegistry())
+	s := NewCache(db, redis, slog.New(slog.NewTextHandler(io.Discard, nil)), prometheus.NewRegistry())
 	fmt.Println("ready")
 	if _, err := os.Stdin.Read(make([]byte, 1)); err != nil {
 		fmt.Println(err)
@@ -260,7 +260,7 @@ func TestHerdLoadsOnce(t *testing.T) {
 	if _, err := store.Migrate(t.Context(), db); err != nil {
 		t.Fatal(err)
 	}
-	r := &room{NewShelf(db, backendtest.Redis(t), backendtest.Log(t), prometheus.NewRegistry()), t}
+	r := &room{NewCache(db, backendtest.Redis(t), backendtest.Log(t), prometheus.NewRegistry()), t}
 	sku := backendtest.SKU(t, db, 600, 100, "EUR")
 	type process struct {
 		cmd *exec.Cmd
@@ -326,7 +326,7 @@ func TestHerdAfterADeadLoader(t *testing.T) {
 	}
 	c := r.redis.Client()
 	r.must(c.Do(t.Context(), c.B().Hset().Key(keysOf(r.redis, sku).state).FieldValue().FieldValue("until", "1").Build()).Error())
-	if n, err := herd(t.Context(), r.Shelf, sku, "one", 1000); n != 1000 || err != nil {
+	if n, err := herd(t.Context(), r.Cache, sku, "one", 1000); n != 1000 || err != nil {
 		t.Errorf("locked %d, %v", n, err)
 	}
 	if n := r.count(`SELECT epoch FROM skus WHERE id = ?`, sku); n != 1 {
@@ -530,7 +530,7 @@ func TestList(t *testing.T) {
 	far, err := reserve.Open(reserve.Config{Addrs: []string{os.Getenv("REDIS_ADDR")}, Prefix: r.redis.Prefix()})
 	r.must(err)
 	far.Close()
-	if got, err := NewShelf(r.db, far, r.log, prometheus.NewRegistry()).List(t.Context()); err != nil || !slices.Equal(got, want) {
+	if got, err := NewCache(r.db, far, r.log, prometheus.NewRegistry()).List(t.Context()); err != nil || !slices.Equal(got, want) {
 		t.Errorf("without Redis: got %+v, %v", got, err)
 	}
 }

@@ -34,7 +34,7 @@ type shop struct {
 	db    *sql.DB
 	redis *reserve.Store
 	clk   *clock.Clock
-	book  *order.Book
+	book  *order.Store
 	line  *standby.Line
 	rec   *reconcile.Reconciler
 	sale  int64
@@ -63,7 +63,7 @@ func newShop(t testing.TB, o backendtest.SaleOptions) *shop {
 }
 
 // process is another one's line and book.
-func (s *shop) process(clk *clock.Clock) (*standby.Line, *order.Book) {
+func (s *shop) process(clk *clock.Clock) (*standby.Line, *order.Store) {
 	s.t.Helper()
 	reg := prometheus.NewRegistry()
 	known := catalog.New(s.db, s.redis, clk, backendtest.Log(s.t), reg)
@@ -71,7 +71,7 @@ func (s *shop) process(clk *clock.Clock) (*standby.Line, *order.Book) {
 		s.t.Fatal(err)
 	}
 	line := standby.New(most, s.db, s.redis, known, clk, backendtest.Log(s.t), reg)
-	book := order.NewBook(s.db, s.redis, clk, backendtest.Log(s.t), reg)
+	book := order.NewStore(s.db, s.redis, clk, backendtest.Log(s.t), reg)
 	book.Standby(accept, line.Wake)
 	return line, book
 }

@@ -38,7 +38,7 @@ type Limits struct {
 // Store is the timelines. It is safe for concurrent use, by any number of processes.
 type Store struct {
 	db     *sql.DB
-	book   *order.Book
+	book   *order.Store
 	clk    *clock.Clock
 	log    *slog.Logger
 	limits Limits
@@ -51,7 +51,7 @@ type Store struct {
 }
 
 // New makes a Store.
-func New(db *sql.DB, book *order.Book, clk *clock.Clock, limits Limits, log *slog.Logger, reg prometheus.Registerer) *Store {
+func New(db *sql.DB, book *order.Store, clk *clock.Clock, limits Limits, log *slog.Logger, reg prometheus.Registerer) *Store {
 	counter := func(name, help string) prometheus.Counter {
 		c := prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
 		reg.MustRegister(c)

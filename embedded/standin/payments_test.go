@@ -25,7 +25,7 @@ func TestPaymentsAndExpiry(t *testing.T) {
 	clk, log, reg := new(clock.Clock), slog.New(slog.DiscardHandler), prometheus.NewRegistry()
 	now := clk.Now()
 	clk.Set(now, time.Now())
-	book := order.NewBook(db, redis, clk, log, reg)
+	book := order.NewStore(db, redis, clk, log, reg)
 	const secret = "a-secret-of-at-least-thirty-two-bytes"
 	desk := payment.New([]payment.Provider{{Name: "acme", Secrets: []string{secret}}}, db, book, clk, log, reg)
 	exec(t, db, `INSERT INTO sales (id, sku_id, kind, title, price, currency, starts_at, ends_at, per_user_limit, pay_within_s, created_at)

@@ -15,7 +15,7 @@ func (s *sale) forget() []string {
 
 func (s *sale) forgetUnder(token int64) []string {
 	s.t.Helper()
-	return s.call(lua.Forget, keys(s.state, s.orders, s.buyers, s.idem, s.outbox, s.applied), n(token))
+	return s.call(lua.SaleForget, keys(s.state, s.orders, s.buyers, s.idem, s.outbox, s.applied), n(token))
 }
 
 func (s *sale) exists() int64 {
@@ -29,7 +29,7 @@ func (s *sale) exists() int64 {
 
 func TestForgetTakesEveryKeyButKeepsAnOutboxWithOrders(t *testing.T) {
 	s := openSale(t, options{stock: 5})
-	want(t, s.call(lua.Adjust, keys(s.state, s.applied), "3", "1"), lua.Applied, "6", "6")
+	want(t, s.call(lua.SaleAdjust, keys(s.state, s.applied), "3", "1"), lua.Applied, "6", "6")
 	want(t, s.reserve(press{uid: "ann", order: "o1", key: "k"}), lua.Reserved, "o1", "5", "1")
 	if n := s.exists(); n != 6 {
 		t.Fatalf("%d keys, want all six", n)
@@ -40,8 +40,8 @@ func TestForgetTakesEveryKeyButKeepsAnOutboxWithOrders(t *testing.T) {
 		t.Errorf("a refusal changed\n%s\ninto\n%s", before, after)
 	}
 	entry := s.entries()[0].ID
-	s.call(lua.Retire, keys(s.outbox), "orders", entry)
-	want(t, s.call(lua.Close, keys(s.state), "2"), lua.Closed, "1")
+	s.call(lua.OutboxRetire, keys(s.outbox), "orders", entry)
+	want(t, s.call(lua.SaleClose, keys(s.state), "2"), lua.Closed, "1")
 	before = s.content()
 	want(t, s.forget(), lua.Lost, "2")
 	if after := s.content(); after != before {
@@ -55,12 +55,12 @@ func TestForgetTakesEveryKeyButKeepsAnOutboxWithOrders(t *testing.T) {
 	// Whoever comes late finds that the sale is not there, and brings nothing of it back.
 	want(t, s.reserve(press{uid: "bob", order: "o2"}), lua.NotLoaded)
 	want(t, s.release("o1"), lua.NotLoaded)
-	want(t, s.call(lua.Adjust, keys(s.state, s.applied), "4", "1"), lua.NotLoaded)
-	want(t, s.call(lua.Define, keys(s.state), "9", "1", "2", "1", "0", "0", ""), lua.NotLoaded)
-	want(t, s.call(lua.Group, keys(s.state, s.outbox), "orders"), lua.NotLoaded)
+	want(t, s.call(lua.SaleAdjust, keys(s.state, s.applied), "4", "1"), lua.NotLoaded)
+	want(t, s.call(lua.SaleDefine, keys(s.state), "9", "1", "2", "1", "0", "0", ""), lua.NotLoaded)
+	want(t, s.call(lua.OutboxGroup, keys(s.state, s.outbox), "orders"), lua.NotLoaded)
 	want(t, s.step(1, lua.StepBegin), lua.Lost)
-	want(t, s.call(lua.Open, keys(s.state), "1"), lua.Lost)
-	want(t, s.call(lua.Retire, keys(s.outbox), "orders", entry), "0")
+	want(t, s.call(lua.SaleOpen, keys(s.state), "1"), lua.Lost)
+	want(t, s.call(lua.OutboxRetire, keys(s.outbox), "orders", entry), "0")
 	if n := s.exists(); n != 0 {
 		t.Errorf("late calls made %d keys", n)
 	}
@@ -68,9 +68,9 @@ func TestForgetTakesEveryKeyButKeepsAnOutboxWithOrders(t *testing.T) {
 
 func TestAGroupIsMadeOnceAndOnlyWhereThereIsASale(t *testing.T) {
 	s := newSale(t)
-	group := func() []string { return s.call(lua.Group, keys(s.state, s.outbox), "orders") }
+	group := func() []string { return s.call(lua.OutboxGroup, keys(s.state, s.outbox), "orders") }
 	want(t, group(), lua.NotLoaded)
-	want(t, s.call(lua.Close, keys(s.state), "1"), lua.Closed, "0")
+	want(t, s.call(lua.SaleClose, keys(s.state), "1"), lua.Closed, "0")
 	want(t, group(), lua.Made)
 	want(t, group(), lua.Done)
 	fresh := openSale(t, options{stock: 5})
@@ -79,7 +79,7 @@ func TestAGroupIsMadeOnceAndOnlyWhereThereIsASale(t *testing.T) {
 	if err := fresh.c.Do(t.Context(), fresh.c.B().Del().Key(fresh.state).Build()).Error(); err != nil {
 		t.Fatal(err)
 	}
-	want(t, fresh.call(lua.Group, keys(fresh.state, fresh.outbox), "orders"), lua.Made)
+	want(t, fresh.call(lua.OutboxGroup, keys(fresh.state, fresh.outbox), "orders"), lua.Made)
 	found, err := fresh.c.Do(t.Context(), fresh.c.B().Xreadgroup().Group("orders", "a").Streams().Key(fresh.outbox).Id(">").Build()).AsXRead()
 	if err != nil || len(found[fresh.outbox]) != 1 {
 		t.Errorf("got %v, %v; the group begins at the first entry", found, err)
@@ -88,7 +88,7 @@ func TestAGroupIsMadeOnceAndOnlyWhereThereIsASale(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { fresh.c.Do(t.Context(), fresh.c.B().Del().Key(s.state+"2").Build()) })
-	if got, err := s.try(lua.Group, keys(s.state, s.state+"2"), "orders"); err == nil {
+	if got, err := s.try(lua.OutboxGroup, keys(s.state, s.state+"2"), "orders"); err == nil {
 		t.Errorf("a key that is no stream: got %v, want the error", got)
 	}
 }

@@ -38,7 +38,7 @@ func (m *mutex) forget(keys ...string) {
 // lock returns the answer, its word aside, as numbers.
 func (m *mutex) lock(owner string, lease time.Duration) (word string, numbers []int64) {
 	m.t.Helper()
-	words := m.call(lua.Lock, keys(m.holder, m.fence), owner, n(lease.Milliseconds()))
+	words := m.call(lua.LockTake, keys(m.holder, m.fence), owner, n(lease.Milliseconds()))
 	for _, w := range words[1:] {
 		i, err := strconv.ParseInt(w, 10, 64)
 		if err != nil {
@@ -61,12 +61,12 @@ func (m *mutex) granted(owner string, lease time.Duration, holds int64) (fence i
 
 func (m *mutex) renew(owner string, lease time.Duration) []string {
 	m.t.Helper()
-	return m.call(lua.Renew, keys(m.holder, m.fence), owner, n(lease.Milliseconds()))
+	return m.call(lua.LockRenew, keys(m.holder, m.fence), owner, n(lease.Milliseconds()))
 }
 
 func (m *mutex) unlock(owner string) []string {
 	m.t.Helper()
-	return m.call(lua.Unlock, keys(m.holder), owner)
+	return m.call(lua.LockRelease, keys(m.holder), owner)
 }
 
 // left is for how long a key will be there; negative if it is not, or for ever.

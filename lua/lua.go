@@ -22,17 +22,17 @@ func script(source string) Script {
 	return Script{Source: source, SHA: hex.EncodeToString(sum[:])}
 }
 
-//go:embed reserve.lua
-var reserve string
+//go:embed sale_reserve.lua
+var saleReserve string
 
-// Reserve decides one order. It is called as the ReserveIn of a life of Redis.
-var Reserve = script(reserve)
+// SaleReserve decides one order. It is called as the ReserveIn of a life of Redis.
+var SaleReserve = script(saleReserve)
 
-// ReserveIn is Reserve under the name of a life of Redis. It must be loaded by nobody but a reconciler, into primaries alone, after it
+// SaleReserveIn is Reserve under the name of a life of Redis. It must be loaded by nobody but a reconciler, into primaries alone, after it
 // has closed the gates of those that do not know the life before. A primary that does not know it (NOSCRIPT) was started anew or
 // promoted, with data that may be older, and gates that are open. Redis does not replicate scripts, and keeps them when a
 // primary becomes a replica; so a node that was the primary once may know the script of an earlier life, and not this one.
-func ReserveIn(life string) Script { return inLife(reserve, life) }
+func SaleReserveIn(life string) Script { return inLife(saleReserve, life) }
 
 // Witness does nothing. A primary that knows it was given a life's scripts in this replication history, and was not promoted since.
 func Witness(life, history string) Script { return inLife("-- in the history "+history+"\n", life) }
@@ -43,139 +43,139 @@ func inLife(source, life string) Script {
 	return s
 }
 
-//go:embed release.lua
-var release string
+//go:embed sale_release.lua
+var saleRelease string
 
-// Release gives the units of an order that ended back, once.
-var Release = script(release)
+// SaleRelease gives the units of an order that ended back, once.
+var SaleRelease = script(saleRelease)
 
-//go:embed close.lua
-var closeGate string
+//go:embed sale_close.lua
+var saleClose string
 
-// Close closes a sale's gate for a reconciler.
-var Close = script(closeGate)
+// SaleClose closes a sale's gate for a reconciler.
+var SaleClose = script(saleClose)
 
-//go:embed load.lua
-var load string
+//go:embed sale_load.lua
+var saleLoad string
 
-// Load writes a sale behind its closed gate.
-var Load = script(load)
+// SaleLoad writes a sale behind its closed gate.
+var SaleLoad = script(saleLoad)
 
-//go:embed open.lua
-var open string
+//go:embed sale_open.lua
+var saleOpen string
 
-// Open opens a reconciled sale's gate.
-var Open = script(open)
+// SaleOpen opens a reconciled sale's gate.
+var SaleOpen = script(saleOpen)
 
-//go:embed beat.lua
-var beat string
+//go:embed sale_beat.lua
+var saleBeat string
 
-// Beat shows that the reconciler of a sale is at work.
-var Beat = script(beat)
+// SaleBeat shows that the reconciler of a sale is at work.
+var SaleBeat = script(saleBeat)
 
-//go:embed adopt.lua
-var adopt string
+//go:embed sale_adopt.lua
+var saleAdopt string
 
-// Adopt takes an order of an older epoch over into the present one. It is called as the AdoptIn of a life of Redis.
-var Adopt = script(adopt)
+// SaleAdopt takes an order of an older epoch over into the present one. It is called as the AdoptIn of a life of Redis.
+var SaleAdopt = script(saleAdopt)
 
-// AdoptIn is Adopt under the name of a life of Redis, loaded as ReserveIn is: data that is older may have no unit for an order
+// SaleAdoptIn is Adopt under the name of a life of Redis, loaded as ReserveIn is: data that is older may have no unit for an order
 // that was promised.
-func AdoptIn(life string) Script { return inLife(adopt, life) }
+func SaleAdoptIn(life string) Script { return inLife(saleAdopt, life) }
 
-//go:embed retire.lua
-var retire string
+//go:embed outbox_retire.lua
+var outboxRetire string
 
-// Retire takes settled orders out of the outbox.
-var Retire = script(retire)
+// OutboxRetire takes settled orders out of the outbox.
+var OutboxRetire = script(outboxRetire)
 
-//go:embed sweep.lua
-var sweep string
+//go:embed outbox_sweep.lua
+var outboxSweep string
 
-// Sweep forgets consumers of an outbox that are gone and hold nothing.
-var Sweep = script(sweep)
+// OutboxSweep forgets consumers of an outbox that are gone and hold nothing.
+var OutboxSweep = script(outboxSweep)
 
-//go:embed stray.lua
-var stray string
+//go:embed outbox_skipped.lua
+var outboxSkipped string
 
-// Stray finds entries of an outbox that nobody holds.
-var Stray = script(stray)
+// OutboxSkipped finds entries of an outbox that nobody holds.
+var OutboxSkipped = script(outboxSkipped)
 
-//go:embed adjust.lua
-var adjust string
+//go:embed sale_adjust.lua
+var saleAdjust string
 
-// Adjust applies an operator's change of the stock, once.
-var Adjust = script(adjust)
+// SaleAdjust applies an operator's change of the stock, once.
+var SaleAdjust = script(saleAdjust)
 
-//go:embed define.lua
-var define string
+//go:embed sale_define.lua
+var saleDefine string
 
-// Define applies a newer definition of a sale.
-var Define = script(define)
+// SaleDefine applies a newer definition of a sale.
+var SaleDefine = script(saleDefine)
 
-//go:embed lock.lua
-var lock string
+//go:embed lock_take.lua
+var lockTake string
 
-// Lock takes a lock or another hold of it.
-var Lock = script(lock)
+// LockTake takes a lock or another hold of it.
+var LockTake = script(lockTake)
 
-//go:embed renew.lua
-var renew string
+//go:embed lock_renew.lua
+var lockRenew string
 
-// Renew makes the lease of a lock begin anew.
-var Renew = script(renew)
+// LockRenew makes the lease of a lock begin anew.
+var LockRenew = script(lockRenew)
 
-//go:embed unlock.lua
-var unlock string
+//go:embed lock_release.lua
+var lockRelease string
 
-// Unlock gives a hold of a lock back.
-var Unlock = script(unlock)
+// LockRelease gives a hold of a lock back.
+var LockRelease = script(lockRelease)
 
-//go:embed group.lua
-var group string
+//go:embed outbox_group.lua
+var outboxGroup string
 
-// Group makes the consumer group of an outbox, where there is anything of its sale.
-var Group = script(group)
+// OutboxGroup makes the consumer group of an outbox, where there is anything of its sale.
+var OutboxGroup = script(outboxGroup)
 
-//go:embed forget.lua
-var forget string
+//go:embed sale_forget.lua
+var saleForget string
 
-// Forget takes an archived sale's keys out.
-var Forget = script(forget)
+// SaleForget takes an archived sale's keys out.
+var SaleForget = script(saleForget)
 
-//go:embed standby.lua
-var standby string
+//go:embed sale_standby.lua
+var saleStandby string
 
-// Standby is the standby line's word in a sale's state.
-var Standby = script(standby)
+// SaleStandby is the standby line's word in a sale's state.
+var SaleStandby = script(saleStandby)
 
-//go:embed reduce.lua
-var reduce string
+//go:embed sku_lock.lua
+var skuLock string
 
-// Reduce locks units of a SKU for an order of a cart. It is called as the ReduceIn of a life of Redis.
-var Reduce = script(reduce)
+// SKULock locks units of a SKU for an order of a cart. It is called as the ReduceIn of a life of Redis.
+var SKULock = script(skuLock)
 
-// ReduceIn is Reduce under the name of a life of Redis, as ReserveIn is Reserve. It must be loaded only into a primary that knows
+// SKULockIn is Reduce under the name of a life of Redis, as ReserveIn is Reserve. It must be loaded only into a primary that knows
 // that of the life before, or whose SKUs were forgotten.
-func ReduceIn(life string) Script { return inLife(reduce, life) }
+func SKULockIn(life string) Script { return inLife(skuLock, life) }
 
 //go:embed sku_unlock.lua
 var skuUnlock string
 
-// UnlockSKU ends the lock of an order of a cart: its units are sold, or available again.
-var UnlockSKU = script(skuUnlock)
+// SKUUnlock ends the lock of an order of a cart: its units are sold, or available again.
+var SKUUnlock = script(skuUnlock)
 
 //go:embed sku_adjust.lua
 var skuAdjust string
 
-// AdjustSKU applies an operator's change of a SKU's available units, once.
-var AdjustSKU = script(skuAdjust)
+// SKUAdjust applies an operator's change of a SKU's available units, once.
+var SKUAdjust = script(skuAdjust)
 
 //go:embed sku_load.lua
 var skuLoad string
 
-// LoadSKU brings a SKU into Redis, once.
-var LoadSKU = script(skuLoad)
+// SKULoad brings a SKU into Redis, once.
+var SKULoad = script(skuLoad)
 
 // What scripts answer; each script's head says which of these it gives, and what follows.
 const (

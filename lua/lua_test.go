@@ -13,11 +13,11 @@ import (
 )
 
 var scripts = map[string]lua.Script{
-	"reserve.lua": lua.Reserve, "release.lua": lua.Release, "close.lua": lua.Close, "load.lua": lua.Load, "open.lua": lua.Open, "beat.lua": lua.Beat,
-	"adopt.lua": lua.Adopt, "retire.lua": lua.Retire, "adjust.lua": lua.Adjust, "define.lua": lua.Define, "sweep.lua": lua.Sweep, "stray.lua": lua.Stray,
-	"group.lua": lua.Group, "forget.lua": lua.Forget, "standby.lua": lua.Standby,
-	"reduce.lua": lua.Reduce, "sku_unlock.lua": lua.UnlockSKU, "sku_adjust.lua": lua.AdjustSKU, "sku_load.lua": lua.LoadSKU,
-	"lock.lua": lua.Lock, "renew.lua": lua.Renew, "unlock.lua": lua.Unlock,
+	"sale_reserve.lua": lua.SaleReserve, "sale_release.lua": lua.SaleRelease, "sale_close.lua": lua.SaleClose, "sale_load.lua": lua.SaleLoad, "sale_open.lua": lua.SaleOpen, "sale_beat.lua": lua.SaleBeat,
+	"sale_adopt.lua": lua.SaleAdopt, "outbox_retire.lua": lua.OutboxRetire, "sale_adjust.lua": lua.SaleAdjust, "sale_define.lua": lua.SaleDefine, "outbox_sweep.lua": lua.OutboxSweep, "outbox_skipped.lua": lua.OutboxSkipped,
+	"outbox_group.lua": lua.OutboxGroup, "sale_forget.lua": lua.SaleForget, "sale_standby.lua": lua.SaleStandby,
+	"sku_lock.lua": lua.SKULock, "sku_unlock.lua": lua.SKUUnlock, "sku_adjust.lua": lua.SKUAdjust, "sku_load.lua": lua.SKULoad,
+	"lock_take.lua": lua.LockTake, "lock_renew.lua": lua.LockRenew, "lock_release.lua": lua.LockRelease,
 }
 
 func TestEveryFileIsAScriptWithItsContract(t *testing.T) {

@@ -12,12 +12,12 @@ import (
 
 func TestCloseTakesTheHighestToken(t *testing.T) {
 	s := newSale(t)
-	want(t, s.call(lua.Close, keys(s.state), "5"), lua.Closed, "0")
-	want(t, s.call(lua.Close, keys(s.state), "5"), lua.Lost, "5")
-	want(t, s.call(lua.Close, keys(s.state), "4"), lua.Lost, "5")
-	want(t, s.call(lua.Close, keys(s.state), "10"), lua.Closed, "1") // by number, not by text
-	want(t, s.call(lua.Close, keys(s.state), "9"), lua.Lost, "10")
-	got := all(t, 200, func(i int) ([]string, error) { return s.try(lua.Close, keys(s.state), n(int64(11+i%50))) })
+	want(t, s.call(lua.SaleClose, keys(s.state), "5"), lua.Closed, "0")
+	want(t, s.call(lua.SaleClose, keys(s.state), "5"), lua.Lost, "5")
+	want(t, s.call(lua.SaleClose, keys(s.state), "4"), lua.Lost, "5")
+	want(t, s.call(lua.SaleClose, keys(s.state), "10"), lua.Closed, "1") // by number, not by text
+	want(t, s.call(lua.SaleClose, keys(s.state), "9"), lua.Lost, "10")
+	got := all(t, 200, func(i int) ([]string, error) { return s.try(lua.SaleClose, keys(s.state), n(int64(11+i%50))) })
 	if st := s.hash(s.state); st["token"] != "60" || st["gate"] != lua.GateShut || got[lua.Closed]+got[lua.Lost] != 200 {
 		t.Errorf("got %v and %v, want token 60, closed", st, got)
 	}
@@ -25,22 +25,22 @@ func TestCloseTakesTheHighestToken(t *testing.T) {
 
 func TestOnlyTheReconcilerThatClosedTheGateBeats(t *testing.T) {
 	s := newSale(t)
-	beat := func(token string) []string { return s.call(lua.Beat, keys(s.state), token) }
+	beat := func(token string) []string { return s.call(lua.SaleBeat, keys(s.state), token) }
 	want(t, beat("1"), lua.Lost) // nothing is there
 	if n, err := s.c.Do(t.Context(), s.c.B().Exists().Key(s.state).Build()).AsInt64(); n != 0 || err != nil {
 		t.Errorf("a beat made %d keys, %v", n, err)
 	}
-	want(t, s.call(lua.Close, keys(s.state), "1"), lua.Closed, "0")
+	want(t, s.call(lua.SaleClose, keys(s.state), "1"), lua.Closed, "0")
 	want(t, beat("1"), lua.Beating, "1")
 	want(t, beat("1"), lua.Beating, "2")
-	want(t, s.call(lua.Close, keys(s.state), "2"), lua.Closed, "1")
+	want(t, s.call(lua.SaleClose, keys(s.state), "2"), lua.Closed, "1")
 	want(t, beat("1"), lua.Lost)
 	want(t, beat("3"), lua.Lost)
 	want(t, beat("2"), lua.Beating, "3")
 	want(t, s.step(2, lua.StepBegin), lua.OK)
 	want(t, s.step(2, lua.StepFinish, "2", "5", "5", "0", "9999999999999", "1", "0", "0", "", "1", "0"), lua.OK)
 	want(t, beat("2"), lua.Beating, "4") // it adopts
-	want(t, s.call(lua.Open, keys(s.state), "2"), lua.Opened)
+	want(t, s.call(lua.SaleOpen, keys(s.state), "2"), lua.Opened)
 	before := s.content()
 	want(t, beat("2"), lua.Lost)
 	if after := s.content(); before != after {
@@ -62,27 +62,27 @@ func TestOnlyTheReconcilerThatClosedTheGateGoesOn(t *testing.T) {
 		}
 	}
 	refused(1) // the gate is open
-	want(t, s.call(lua.Open, keys(s.state), "1"), lua.Lost)
-	want(t, s.call(lua.Close, keys(s.state), "2"), lua.Closed, "1")
-	want(t, s.call(lua.Open, keys(s.state), "2"), lua.Lost) // nothing is loaded
+	want(t, s.call(lua.SaleOpen, keys(s.state), "1"), lua.Lost)
+	want(t, s.call(lua.SaleClose, keys(s.state), "2"), lua.Closed, "1")
+	want(t, s.call(lua.SaleOpen, keys(s.state), "2"), lua.Lost) // nothing is loaded
 	refused(1)
 	refused(3)
 	want(t, s.step(2, lua.StepBegin), lua.OK)
 	want(t, s.step(2, finish...), lua.OK)
 	refused(2) // it adopts by now
-	want(t, s.call(lua.Open, keys(s.state), "1"), lua.Lost)
-	want(t, s.call(lua.Open, keys(s.state), "3"), lua.Lost)
+	want(t, s.call(lua.SaleOpen, keys(s.state), "1"), lua.Lost)
+	want(t, s.call(lua.SaleOpen, keys(s.state), "3"), lua.Lost)
 	if gate := s.hash(s.state)["gate"]; gate != lua.GateAdopt {
 		t.Errorf("gate: got %s, want %s", gate, lua.GateAdopt)
 	}
-	want(t, s.call(lua.Open, keys(s.state), "2"), lua.Opened)
-	want(t, s.call(lua.Open, keys(s.state), "2"), lua.Lost)
+	want(t, s.call(lua.SaleOpen, keys(s.state), "2"), lua.Opened)
+	want(t, s.call(lua.SaleOpen, keys(s.state), "2"), lua.Lost)
 	want(t, s.reserve(press{epoch: 2, uid: "ann", order: "o"}), lua.Reserved, "o", "4", "1")
-	if _, err := s.try(lua.Load, keys(s.state, s.orders, s.buyers, s.idem, s.applied), "2", "nonsense"); err != nil {
+	if _, err := s.try(lua.SaleLoad, keys(s.state, s.orders, s.buyers, s.idem, s.applied), "2", "nonsense"); err != nil {
 		t.Errorf("a gate that is open is lost, whatever the step: %v", err)
 	}
-	want(t, s.call(lua.Close, keys(s.state), "3"), lua.Closed, "1")
-	if _, err := s.try(lua.Load, keys(s.state, s.orders, s.buyers, s.idem, s.applied), "3", "nonsense"); err == nil {
+	want(t, s.call(lua.SaleClose, keys(s.state), "3"), lua.Closed, "1")
+	if _, err := s.try(lua.SaleLoad, keys(s.state, s.orders, s.buyers, s.idem, s.applied), "3", "nonsense"); err == nil {
 		t.Error("a step that does not exist was taken")
 	}
 }
@@ -90,8 +90,8 @@ func TestOnlyTheReconcilerThatClosedTheGateGoesOn(t *testing.T) {
 func TestLoadWritesWhatItIsGiven(t *testing.T) {
 	s := openSale(t, options{stock: 10, limit: 3})
 	s.reserve(press{uid: "old", order: "gone", key: "k"})
-	want(t, s.call(lua.Adjust, keys(s.state, s.applied), "9", "1"), lua.Applied, "10", "11")
-	want(t, s.call(lua.Close, keys(s.state), "2"), lua.Closed, "1")
+	want(t, s.call(lua.SaleAdjust, keys(s.state, s.applied), "9", "1"), lua.Applied, "10", "11")
+	want(t, s.call(lua.SaleClose, keys(s.state), "2"), lua.Closed, "1")
 	want(t, s.step(2, lua.StepBegin), lua.OK)
 	want(t, s.step(2, lua.StepOrders, "o1", "ann", "2", "1,3", "17-0", "1000", "key 1", "o2", "bob", "1", "1", "-", "1001", ""), lua.OK)
 	want(t, s.step(2, lua.StepOrders, "o3", "ann", "1", "2", "-", "1002", ""), lua.OK)
@@ -109,9 +109,9 @@ func TestLoadWritesWhatItIsGiven(t *testing.T) {
 			t.Errorf("%s: got %v, want %v", name, c.got, c.want)
 		}
 	}
-	want(t, s.call(lua.Open, keys(s.state), "2"), lua.Opened)
-	want(t, s.call(lua.Adjust, keys(s.state, s.applied), "5", "1"), lua.Done)
-	want(t, s.call(lua.Adjust, keys(s.state, s.applied), "9", "1"), lua.Applied, "7", "11") // forgotten: it was not among those
+	want(t, s.call(lua.SaleOpen, keys(s.state), "2"), lua.Opened)
+	want(t, s.call(lua.SaleAdjust, keys(s.state, s.applied), "5", "1"), lua.Done)
+	want(t, s.call(lua.SaleAdjust, keys(s.state, s.applied), "9", "1"), lua.Applied, "7", "11") // forgotten: it was not among those
 	want(t, s.reserve(press{epoch: 7, uid: "cid", order: "o4", key: "k"}), lua.Repeated, "o0")
 	want(t, s.reserve(press{epoch: 7, uid: "ann", order: "o4"}), lua.AlreadyOrdered, "o3")
 	want(t, s.release("o1"), lua.Released, "9")
@@ -124,36 +124,36 @@ func TestLoadWritesWhatItIsGiven(t *testing.T) {
 func TestLoadKeepsANewerDefinition(t *testing.T) {
 	s := openSale(t, options{version: 3})
 	define := func(version, limit string) []string {
-		return s.call(lua.Define, keys(s.state), version, "11", "9999999999999", limit, "1", "0", "5:1")
+		return s.call(lua.SaleDefine, keys(s.state), version, "11", "9999999999999", limit, "1", "0", "5:1")
 	}
 	want(t, define("5", "4"), lua.Defined)
 	want(t, define("5", "9"), lua.Older)
 	want(t, define("4", "9"), lua.Older)
 	want(t, define("10", "4"), lua.Defined)
-	want(t, s.call(lua.Close, keys(s.state), "2"), lua.Closed, "1")
+	want(t, s.call(lua.SaleClose, keys(s.state), "2"), lua.Closed, "1")
 	s.load(2, 2, options{version: 9, limit: 7, stock: 5})
 	st := s.hash(s.state)
 	if st["version"] != "10" || st["limit"] != "4" || st["paused"] != "1" || st["later"] != "5:1" || st["starts"] != "11" || st["stock"] != "5" || st["epoch"] != "2" {
 		t.Errorf("got %v, want the definition of version 10, the stock and the epoch of the load", st)
 	}
-	want(t, s.call(lua.Close, keys(s.state), "3"), lua.Closed, "1")
+	want(t, s.call(lua.SaleClose, keys(s.state), "3"), lua.Closed, "1")
 	s.load(3, 3, options{version: 10, limit: 8})
 	if st := s.hash(s.state); st["limit"] != "8" {
 		t.Errorf("the same version again: limit %s, want 8", st["limit"])
 	}
 	fresh := newSale(t)
-	want(t, fresh.call(lua.Define, keys(fresh.state), "1", "1", "2", "1", "0", "0", ""), lua.NotLoaded)
-	fresh.call(lua.Close, keys(fresh.state), "1") // of a sale whose load has not come to its end, nothing is known
-	want(t, fresh.call(lua.Define, keys(fresh.state), "1", "1", "2", "1", "0", "0", ""), lua.NotLoaded)
+	want(t, fresh.call(lua.SaleDefine, keys(fresh.state), "1", "1", "2", "1", "0", "0", ""), lua.NotLoaded)
+	fresh.call(lua.SaleClose, keys(fresh.state), "1") // of a sale whose load has not come to its end, nothing is known
+	want(t, fresh.call(lua.SaleDefine, keys(fresh.state), "1", "1", "2", "1", "0", "0", ""), lua.NotLoaded)
 }
 
 func TestAdjustHappensOnce(t *testing.T) {
 	s := openSale(t, options{stock: 10})
 	adjust := func(intent, units string) []string {
-		return s.call(lua.Adjust, keys(s.state, s.applied), intent, units)
+		return s.call(lua.SaleAdjust, keys(s.state, s.applied), intent, units)
 	}
 	got := all(t, 200, func(i int) ([]string, error) {
-		return s.try(lua.Adjust, keys(s.state, s.applied), fmt.Sprint(i%10), "5")
+		return s.try(lua.SaleAdjust, keys(s.state, s.applied), fmt.Sprint(i%10), "5")
 	})
 	counted(t, got, map[string]int{lua.Applied: 10, lua.Done: 190})
 	want(t, adjust("20", "-60"), lua.Applied, "0", "0")
@@ -167,14 +167,14 @@ func TestAdjustHappensOnce(t *testing.T) {
 		want(t, adjust("23", "1"), lua.GateClosed)
 	}
 	fresh := newSale(t)
-	want(t, fresh.call(lua.Adjust, keys(fresh.state, fresh.applied), "1", "1"), lua.NotLoaded)
+	want(t, fresh.call(lua.SaleAdjust, keys(fresh.state, fresh.applied), "1", "1"), lua.NotLoaded)
 }
 
 func TestAdoptTakesAUnitOrRefuses(t *testing.T) {
 	s := newSale(t)
 	old := press{uid: "ann", quantity: 2, order: "o1", key: "k", tr: "00-t"}
 	want(t, s.adopt(2, old, "1,2"), lua.GateClosed) // not in Redis
-	want(t, s.call(lua.Close, keys(s.state), "1"), lua.Closed, "0")
+	want(t, s.call(lua.SaleClose, keys(s.state), "1"), lua.Closed, "0")
 	want(t, s.adopt(2, old, "1,2"), lua.GateClosed)
 	s.load(1, 2, options{stock: 4, limit: 3})
 	want(t, s.adopt(1, old, "1,2"), lua.StaleEpoch)
@@ -190,7 +190,7 @@ func TestAdoptTakesAUnitOrRefuses(t *testing.T) {
 		t.Errorf("entry: got %v, want %v", x[0].FieldValues, fields)
 	}
 	want(t, s.adopt(2, old, "1,2"), lua.Present, x[0].ID)
-	want(t, s.call(lua.Open, keys(s.state), "1"), lua.Opened)
+	want(t, s.call(lua.SaleOpen, keys(s.state), "1"), lua.Opened)
 	want(t, s.adopt(2, old, "1,2"), lua.Present, x[0].ID) // also when it is open
 	// other slots than it had, because those are taken
 	want(t, s.reserve(press{epoch: 2, uid: "bob", order: "o2"}), lua.Reserved, "o2", "1", "3")
@@ -225,7 +225,7 @@ func TestAdoptReplacesAnOldEntry(t *testing.T) {
 			t.Fatal(cmd)
 		}
 	}
-	want(t, s.call(lua.Close, keys(s.state), "2"), lua.Closed, "1")
+	want(t, s.call(lua.SaleClose, keys(s.state), "2"), lua.Closed, "1")
 	want(t, s.step(2, lua.StepBegin), lua.OK)
 	want(t, s.step(2, lua.StepOrders, "o1", "ann", "2", "1,2", old.ID, old.FieldValues["at"], "", "o2", "bob", "1", "1", "-", "5", ""), lua.OK)
 	want(t, s.step(2, lua.StepFinish, "2", "1", "4", "0", "9999999999999", "3", "0", "0", "", "1", "0"), lua.OK)
@@ -262,7 +262,7 @@ func TestRetireTakesEntriesOut(t *testing.T) {
 	for _, x := range s.entries() {
 		ids = append(ids, x.ID)
 	}
-	want(t, s.call(lua.Retire, keys(s.outbox), "orders", ids[0]), "1") // no group yet
+	want(t, s.call(lua.OutboxRetire, keys(s.outbox), "orders", ids[0]), "1") // no group yet
 	for _, cmd := range []error{
 		s.c.Do(t.Context(), s.c.B().XgroupCreate().Key(s.outbox).Group("orders").Id("0").Build()).Error(),
 		s.c.Do(t.Context(), s.c.B().Xreadgroup().Group("orders", "relay").Streams().Key(s.outbox).Id(">").Build()).Error(),
@@ -271,22 +271,22 @@ func TestRetireTakesEntriesOut(t *testing.T) {
 			t.Fatal(cmd)
 		}
 	}
-	want(t, s.call(lua.Retire, keys(s.outbox), "orders", ids[0], ids[1], ids[2]), "2")
-	want(t, s.call(lua.Retire, keys(s.outbox), "orders", ids[0], ids[1], ids[2]), "0")
+	want(t, s.call(lua.OutboxRetire, keys(s.outbox), "orders", ids[0], ids[1], ids[2]), "2")
+	want(t, s.call(lua.OutboxRetire, keys(s.outbox), "orders", ids[0], ids[1], ids[2]), "0")
 	if x := s.entries(); len(x) != 1 || x[0].ID != ids[3] {
 		t.Errorf("left: %v, want the last", x)
 	}
 	if len(s.hash(s.orders)) != 4 {
 		t.Error("retiring touched the reservations")
 	}
-	want(t, s.call(lua.Sweep, keys(s.outbox), "orders", "0"), "0") // relay still holds one
-	want(t, s.call(lua.Retire, keys(s.outbox), "orders", ids[3]), "1")
-	want(t, s.call(lua.Sweep, keys(s.outbox), "orders", "0", "relay"), "0")
-	want(t, s.call(lua.Sweep, keys(s.outbox), "orders", "3600000"), "0")
-	want(t, s.call(lua.Sweep, keys(s.outbox), "orders", "0"), "1")
+	want(t, s.call(lua.OutboxSweep, keys(s.outbox), "orders", "0"), "0") // relay still holds one
+	want(t, s.call(lua.OutboxRetire, keys(s.outbox), "orders", ids[3]), "1")
+	want(t, s.call(lua.OutboxSweep, keys(s.outbox), "orders", "0", "relay"), "0")
+	want(t, s.call(lua.OutboxSweep, keys(s.outbox), "orders", "3600000"), "0")
+	want(t, s.call(lua.OutboxSweep, keys(s.outbox), "orders", "0"), "1")
 	many := []string{"orders"}
 	for i := range 1000 {
 		many = append(many, fmt.Sprintf("1-%d", i))
 	}
-	want(t, s.call(lua.Retire, keys(s.outbox), many...), "0")
+	want(t, s.call(lua.OutboxRetire, keys(s.outbox), many...), "0")
 }

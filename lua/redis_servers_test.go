@@ -68,9 +68,9 @@ type options struct {
 func openSale(t *testing.T, o options) *sale {
 	t.Helper()
 	s := newSale(t)
-	want(t, s.call(lua.Close, keys(s.state), "1"), lua.Closed, "0")
+	want(t, s.call(lua.SaleClose, keys(s.state), "1"), lua.Closed, "0")
 	s.load(1, 1, o)
-	want(t, s.call(lua.Open, keys(s.state), "1"), lua.Opened)
+	want(t, s.call(lua.SaleOpen, keys(s.state), "1"), lua.Opened)
 	return s
 }
 
@@ -101,7 +101,7 @@ func (s *sale) load(token, epoch int64, o options) {
 
 func (s *sale) step(token int64, args ...string) []string {
 	s.t.Helper()
-	return s.call(lua.Load, keys(s.state, s.orders, s.buyers, s.idem, s.applied), append([]string{n(token)}, args...)...)
+	return s.call(lua.SaleLoad, keys(s.state, s.orders, s.buyers, s.idem, s.applied), append([]string{n(token)}, args...)...)
 }
 
 func keys(k ...string) []string { return k }
@@ -182,7 +182,7 @@ func slot(key string) uint16 {
 	return crc % 16384
 }
 
-// press is a call of reserve.lua.
+// press is a call of sale_reserve.lua.
 type press struct {
 	epoch          int64 // 0: 1
 	uid            string
@@ -193,7 +193,7 @@ type press struct {
 }
 
 func (s *sale) tryReserve(p press) ([]string, error) {
-	return s.try(lua.Reserve, keys(s.state, s.orders, s.buyers, s.idem, s.outbox), n(max(1, p.epoch)), p.uid, n(max(1, p.quantity)), p.order, p.key, p.tr, p.line, n(p.most))
+	return s.try(lua.SaleReserve, keys(s.state, s.orders, s.buyers, s.idem, s.outbox), n(max(1, p.epoch)), p.uid, n(max(1, p.quantity)), p.order, p.key, p.tr, p.line, n(p.most))
 }
 
 func (s *sale) reserve(p press) []string {
@@ -223,13 +223,13 @@ func (s *sale) withoutEntry(words []string) []string {
 
 func (s *sale) release(order string) []string {
 	s.t.Helper()
-	return s.call(lua.Release, keys(s.state, s.orders, s.buyers, s.idem), order)
+	return s.call(lua.SaleRelease, keys(s.state, s.orders, s.buyers, s.idem), order)
 }
 
-// adopt calls adopt.lua for an order as a message of an older epoch carries it.
+// adopt calls sale_adopt.lua for an order as a message of an older epoch carries it.
 func (s *sale) adopt(epoch int64, p press, slots string) []string {
 	s.t.Helper()
-	return s.call(lua.Adopt, keys(s.state, s.orders, s.buyers, s.idem, s.outbox), n(epoch), p.order, p.uid, n(max(1, p.quantity)), slots, p.key, "1234", p.tr, "orders")
+	return s.call(lua.SaleAdopt, keys(s.state, s.orders, s.buyers, s.idem, s.outbox), n(epoch), p.order, p.uid, n(max(1, p.quantity)), slots, p.key, "1234", p.tr, "orders")
 }
 
 func want(t *testing.T, got []string, words ...string) {

@@ -139,13 +139,13 @@ func TestNothingOfASaleExpires(t *testing.T) {
 	}
 	s.reserve(press{uid: "ann", order: "o1", key: "k"})
 	s.reserve(press{uid: "bob", order: "o2", key: "k"})
-	want(t, s.call(lua.Adjust, keys(s.state, s.applied), "1", "1"), lua.Applied, "9", "11")
+	want(t, s.call(lua.SaleAdjust, keys(s.state, s.applied), "1", "1"), lua.Applied, "9", "11")
 	never("reserve and adjust")
 	s.reserve(press{uid: "ann", order: "o3", key: "k"})
 	s.reserve(press{uid: "cid", order: "o4", key: "k"})
 	want(t, s.release("o1"), lua.Released, "9")
 	never("a repeat and a release")
-	want(t, s.call(lua.Close, keys(s.state), "2"), lua.Closed, "1")
+	want(t, s.call(lua.SaleClose, keys(s.state), "2"), lua.Closed, "1")
 	want(t, s.step(2, lua.StepBegin), lua.OK)
 	want(t, s.step(2, lua.StepOrders, "o2", "bob", "1", "1", "-", "1000", "k"), lua.OK)
 	want(t, s.step(2, lua.StepKeys, "bob:k", "o2 1"), lua.OK)
@@ -178,7 +178,7 @@ func (s *sale) untilAnswer(old string, p press) []string {
 // define is a newer definition of an open sale of limit 1.
 func (s *sale) define(version, starts, ends int64, later string) {
 	s.t.Helper()
-	want(s.t, s.call(lua.Define, keys(s.state), n(version), n(starts), n(ends), "1", "0", "0", later), lua.Defined)
+	want(s.t, s.call(lua.SaleDefine, keys(s.state), n(version), n(starts), n(ends), "1", "0", "0", later), lua.Defined)
 }
 
 const never = 1 << 52 // milliseconds
@@ -328,7 +328,7 @@ func TestAReleaseHappensOnce(t *testing.T) {
 	s := openSale(t, options{stock: 5, limit: 3})
 	s.reserve(press{uid: "ann", quantity: 3, order: "o1"})
 	got := all(t, 200, func(int) ([]string, error) {
-		return s.try(lua.Release, keys(s.state, s.orders, s.buyers, s.idem), "o1")
+		return s.try(lua.SaleRelease, keys(s.state, s.orders, s.buyers, s.idem), "o1")
 	})
 	counted(t, got, map[string]int{lua.Released: 1, lua.Done: 199})
 	if got := s.hash(s.state)["stock"]; got != "5" {
@@ -349,7 +349,7 @@ func TestASessionKeepsItsSums(t *testing.T) {
 		id := fmt.Sprintf("o%03d", i)
 		words, err := s.tryReserve(press{uid: fmt.Sprint("u", i%25), quantity: int64(i%2) + 1, order: id, key: fmt.Sprint("k", i%7)})
 		if err == nil && words[0] == lua.Reserved && i%3 == 0 {
-			return s.try(lua.Release, keys(s.state, s.orders, s.buyers, s.idem), id)
+			return s.try(lua.SaleRelease, keys(s.state, s.orders, s.buyers, s.idem), id)
 		}
 		return words, err
 	})
@@ -374,7 +374,7 @@ func TestARedisThatForgotTheScriptSaysSo(t *testing.T) {
 // nobody does any more.
 func TestTheStandbyLineKeepsWhatIsAvailable(t *testing.T) {
 	s := openSale(t, options{stock: 2})
-	step := func(args ...string) []string { return s.call(lua.Standby, keys(s.state, s.buyers), args...) }
+	step := func(args ...string) []string { return s.call(lua.SaleStandby, keys(s.state, s.buyers), args...) }
 	want(t, step(lua.StepLook, "ann"), lua.Available)
 	want(t, s.reserve(press{uid: "ann", order: "o1"}), lua.Reserved, "o1", "1", "1")
 	want(t, step(lua.StepLook, "ann"), lua.AlreadyOrdered, "o1")
@@ -385,7 +385,7 @@ func TestTheStandbyLineKeepsWhatIsAvailable(t *testing.T) {
 	want(t, s.reserve(press{uid: "bob", order: "o2"}), lua.SoldOut)
 	want(t, s.reserve(press{uid: "cyd", order: "o3", key: "standby o3", line: lua.ForLine}), lua.Reserved, "o3", "0", "2")
 	want(t, s.reserve(press{uid: "dan", order: "o4", line: lua.ForLine}), lua.SoldOut)
-	want(t, s.call(lua.Release, keys(s.state, s.orders, s.buyers, s.idem), "o3"), lua.Released, "1")
+	want(t, s.call(lua.SaleRelease, keys(s.state, s.orders, s.buyers, s.idem), "o3"), lua.Released, "1")
 	want(t, s.reserve(press{uid: "cyd", order: "o3", key: "standby o3", line: lua.ForLine}), lua.Repeated, "o3") // once offered, never again
 	want(t, step(lua.StepRest, "4"), lua.Kept)                                                                   // somebody came since
 	want(t, step(lua.StepRest, "5"), lua.Done)
@@ -393,7 +393,7 @@ func TestTheStandbyLineKeepsWhatIsAvailable(t *testing.T) {
 	want(t, s.reserve(press{uid: "bob", order: "o2"}), lua.Reserved, "o2", "0", "2")
 
 	// A load keeps the newest place, whoever noted it, also while it is under way.
-	want(t, s.call(lua.Close, keys(s.state), "2"), lua.Closed, "1")
+	want(t, s.call(lua.SaleClose, keys(s.state), "2"), lua.Closed, "1")
 	want(t, step(lua.StepLook, "eve"), lua.GateClosed)
 	want(t, step(lua.StepWait, "7"), lua.Done)
 	s.load(2, 2, options{standby: 6})
@@ -406,11 +406,11 @@ func TestTheStandbyLineKeepsWhatIsAvailable(t *testing.T) {
 		t.Errorf("place: got %s, want 9", got)
 	}
 	none := newSale(t)
-	want(t, none.call(lua.Standby, keys(none.state, none.buyers), lua.StepWait, "1"), lua.NotLoaded)
-	want(t, none.call(lua.Standby, keys(none.state, none.buyers), lua.StepLook, "ann"), lua.NotLoaded)
+	want(t, none.call(lua.SaleStandby, keys(none.state, none.buyers), lua.StepWait, "1"), lua.NotLoaded)
+	want(t, none.call(lua.SaleStandby, keys(none.state, none.buyers), lua.StepLook, "ann"), lua.NotLoaded)
 	for what, o := range map[string]options{lua.NotStarted: {starts: 1 << 51}, lua.Ended: {ends: 1}, lua.Paused: {paused: "1"}} {
 		shut := openSale(t, o)
-		if got := shut.call(lua.Standby, keys(shut.state, shut.buyers), lua.StepLook, "ann"); got[0] != what {
+		if got := shut.call(lua.SaleStandby, keys(shut.state, shut.buyers), lua.StepLook, "ann"); got[0] != what {
 			t.Errorf("got %q, want %s", got, what)
 		}
 	}

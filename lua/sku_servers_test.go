@@ -58,7 +58,7 @@ func (s *sku) tryClaim(token string, force bool) ([]string, error) {
 	if force {
 		again = "1"
 	}
-	words, err := s.try(lua.LoadSKU, s.keys(), token, lua.StepClaim, lease, again)
+	words, err := s.try(lua.SKULoad, s.keys(), token, lua.StepClaim, lease, again)
 	if err == nil && words[0] == lua.GateClosed {
 		if left, e := strconv.Atoi(words[1]); e != nil || left < 1 || left > 600_000 {
 			return nil, fmt.Errorf("%q: it may be taken over after %q ms", words, words[1])
@@ -70,13 +70,13 @@ func (s *sku) tryClaim(token string, force bool) ([]string, error) {
 
 func (s *sku) step(token string, args ...string) []string {
 	s.t.Helper()
-	return s.call(lua.LoadSKU, s.keys(), append([]string{token}, args...)...)
+	return s.call(lua.SKULoad, s.keys(), append([]string{token}, args...)...)
 }
 
 func (s *sku) keys() []string { return keys(s.state, s.orders, s.open, s.applied) }
 
 func (s *sku) tryReduce(order string, units int64) ([]string, error) {
-	return s.try(lua.Reduce, keys(s.state, s.orders, s.open), order, n(units))
+	return s.try(lua.SKULock, keys(s.state, s.orders, s.open), order, n(units))
 }
 
 func (s *sku) reduce(order string, units int64) []string {
@@ -89,7 +89,7 @@ func (s *sku) reduce(order string, units int64) []string {
 }
 
 func (s *sku) tryUnlock(order, lock, to string) ([]string, error) {
-	return s.try(lua.UnlockSKU, keys(s.state, s.orders, s.open), order, lock, to)
+	return s.try(lua.SKUUnlock, keys(s.state, s.orders, s.open), order, lock, to)
 }
 
 func (s *sku) unlock(order, lock, to string) []string {
@@ -103,7 +103,7 @@ func (s *sku) unlock(order, lock, to string) []string {
 
 func (s *sku) adjust(intent, units int64) []string {
 	s.t.Helper()
-	return s.call(lua.AdjustSKU, keys(s.state, s.applied), n(intent), n(units))
+	return s.call(lua.SKUAdjust, keys(s.state, s.applied), n(intent), n(units))
 }
 
 // since is when each order was applied that nobody has compared with MySQL.
@@ -245,9 +245,9 @@ func TestLoadSKUAnswers(t *testing.T) {
 	if m := s.hash(s.state); len(m) != 0 {
 		t.Errorf("what was dropped is %v", m)
 	}
-	if _, err := s.try(lua.LoadSKU, s.keys(), "e", "nonsense"); err == nil {
+	if _, err := s.try(lua.SKULoad, s.keys(), "e", "nonsense"); err == nil {
 		s.claim("e", false)
-		if _, err := s.try(lua.LoadSKU, s.keys(), "e", "nonsense"); err == nil {
+		if _, err := s.try(lua.SKULoad, s.keys(), "e", "nonsense"); err == nil {
 			t.Error("an unknown step is no error")
 		}
 	}
@@ -302,7 +302,7 @@ func TestReduceFrom200Callers(t *testing.T) {
 	s.numbers(97-sold, 3, sold)
 
 	got = all(t, 200, func(i int) ([]string, error) {
-		return s.try(lua.AdjustSKU, keys(s.state, s.applied), n(int64(11+i%20)), "5")
+		return s.try(lua.SKUAdjust, keys(s.state, s.applied), n(int64(11+i%20)), "5")
 	})
 	counted(t, got, map[string]int{lua.Applied: 20, lua.Done: 180})
 	s.numbers(197-sold, 3, sold)
@@ -314,7 +314,7 @@ func TestLoadSKUFrom200Callers(t *testing.T) {
 	counted(t, got, map[string]int{lua.Claimed: 1, lua.GateClosed: 199})
 	token := s.hash(s.state)["token"]
 	got = all(t, 200, func(i int) ([]string, error) {
-		return s.try(lua.LoadSKU, s.keys(), fmt.Sprint("t", i), lua.StepFinish, "1", "5", "0", "0", "0")
+		return s.try(lua.SKULoad, s.keys(), fmt.Sprint("t", i), lua.StepFinish, "1", "5", "0", "0", "0")
 	})
 	counted(t, got, map[string]int{lua.OK: 1, lua.Lost: 199})
 	if m := s.hash(s.state); m["token"] != token {

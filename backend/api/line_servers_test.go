@@ -44,7 +44,7 @@ func until(t testing.TB, what string, ok func() bool) {
 	}
 }
 
-// decided is how often reserve.lua was asked.
+// decided is how often sale_reserve.lua was asked.
 func (w *working) decided() uint64 {
 	w.t.Helper()
 	families, err := w.Register.(*prometheus.Registry).Gather()

@@ -43,7 +43,7 @@ func newMetrics(reg prometheus.Registerer, inFlight, waiting *atomic.Int64) *met
 		Help:    "From the request in hand to its answer, waits included.",
 		Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 20}}, []string{"route"})
 	reserve := prometheus.NewHistogram(prometheus.HistogramOpts{Name: "backend_reserve_duration_seconds",
-		Help:    "One call of reserve.lua, its way there and back included.",
+		Help:    "One call of sale_reserve.lua, its way there and back included.",
 		Buckets: []float64{.00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5}})
 	unsigned := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "backend_unsigned_total",
 		Help: "Requests refused for their signature, by what is wrong with it."}, []string{"reason"})

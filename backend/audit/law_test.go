@@ -43,7 +43,7 @@ func (s *system) book(kind, ref string, available, locked int64) {
 	s.books.ledger = r.books.ledger
 }
 
-// press is reserve.lua.
+// press is sale_reserve.lua.
 func (s *system) press(uid string, quantity int) {
 	held := s.redis.Buyers[uid]
 	taken := strings.Count(held, "=")
@@ -112,7 +112,7 @@ func (s *system) end(id string, status wire.OrderStatus, kind string) {
 	s.intendRelease(id)
 }
 
-// release is release.lua.
+// release is sale_release.lua.
 func (s *system) release(id string) {
 	i := slices.IndexFunc(s.redis.Orders, func(h reserve.Held) bool { return h.ID == id })
 	if i < 0 {

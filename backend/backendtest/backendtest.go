@@ -45,7 +45,7 @@ func fresh() string {
 	return hex.EncodeToString(b)
 }
 
-// Redis returns a store on the real Redis under a key prefix of its own. reserve.lua is loaded already: a server that
+// Redis returns a store on the real Redis under a key prefix of its own. sale_reserve.lua is loaded already: a server that
 // several tests share was not started anew for this one.
 func Redis(t testing.TB) *reserve.Store {
 	t.Helper()

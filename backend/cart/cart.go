@@ -301,7 +301,7 @@ func (c *Carts) lock(ctx context.Context, r *request) error {
 			case lua.NotLoaded:
 				absent = append(absent, ask[i].SKU)
 			default:
-				panic("BUG: reduce.lua answered " + v.Answer)
+				panic("BUG: sku_lock.lua answered " + v.Answer)
 			}
 		}
 		if len(absent) == 0 {

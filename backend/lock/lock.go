@@ -140,7 +140,7 @@ func (h *Hold) take(ctx context.Context) error {
 		return fmt.Errorf("lock %s: %w", h.name, err)
 	}
 	asked := time.Now()
-	answer, err := h.l.call(context.WithoutCancel(ctx), lua.Lock, []string{h.l.holder(h.name), h.l.fence(h.name)}, string(h.owner), millis(h.lease))
+	answer, err := h.l.call(context.WithoutCancel(ctx), lua.LockTake, []string{h.l.holder(h.name), h.l.fence(h.name)}, string(h.owner), millis(h.lease))
 	if err != nil {
 		return fmt.Errorf("lock %s: %w", h.name, err)
 	}
@@ -149,7 +149,7 @@ func (h *Hold) take(ctx context.Context) error {
 		return &HeldError{h.name, time.Duration(answer.numbers[0]) * time.Millisecond}
 	case answer.word == lua.Granted && len(answer.numbers) == 2:
 	default:
-		panic(fmt.Sprintf("BUG: lock.lua answered %+v", answer))
+		panic(fmt.Sprintf("BUG: lock_take.lua answered %+v", answer))
 	}
 	h.l.granted.Inc()
 	h.fence = answer.numbers[0]
@@ -229,7 +229,7 @@ func (h *Hold) watch() {
 		}
 		ctx, cancel := context.WithDeadline(h.ctx, h.until)
 		asked := time.Now()
-		answer, err := h.l.call(ctx, lua.Renew, []string{h.l.holder(h.name), h.l.fence(h.name)}, string(h.owner), millis(h.lease))
+		answer, err := h.l.call(ctx, lua.LockRenew, []string{h.l.holder(h.name), h.l.fence(h.name)}, string(h.owner), millis(h.lease))
 		cancel()
 		switch {
 		case err != nil: // it may or may not have been renewed
@@ -257,7 +257,7 @@ func (h *Hold) Release() error {
 	if h.released.Swap(true) {
 		return fmt.Errorf("release lock %s: %w", h.name, ErrNotOwner)
 	}
-	answer, err := h.l.call(context.Background(), lua.Unlock, []string{h.l.holder(h.name)}, string(h.owner))
+	answer, err := h.l.call(context.Background(), lua.LockRelease, []string{h.l.holder(h.name)}, string(h.owner))
 	if err != nil {
 		return fmt.Errorf("release lock %s: %w", h.name, err)
 	}

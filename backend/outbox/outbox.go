@@ -1,4 +1,4 @@
-// Package outbox reads the outboxes of the live sales: the streams in Redis into which reserve.lua writes every order it
+// Package outbox reads the outboxes of the live sales: the streams in Redis into which sale_reserve.lua writes every order it
 // makes, and in which an order stays until its row in MySQL is committed.
 //
 // Delivery is at least once. An entry is pending with the consumer that was given it until it is retired; what is left

@@ -90,10 +90,10 @@ func (c *clustered) tokens() map[int64]int64 {
 	return tokens
 }
 
-// knows asks a node whether it knows the reserve.lua of the newest life.
+// knows asks a node whether it knows the sale_reserve.lua of the newest life.
 func (c *clustered) knows(n *backendtest.Node) bool {
 	c.t.Helper()
-	return n.Knows(lua.ReserveIn(c.life()))
+	return n.Knows(lua.SaleReserveIn(c.life()))
 }
 
 // The replica of a primary lags: its link is cut. Then the primary dies, or is paused and comes back as a replica. Units that were
@@ -327,7 +327,7 @@ func TestAReplicaIsMadeToForget(t *testing.T) {
 	c := newClustered(t, 3, false, backendtest.SaleOptions{})
 	c.looks()
 	life, tokens, replica := c.life(), c.tokens(), c.nodes.Nodes[3]
-	replica.Do("SCRIPT", "LOAD", lua.ReserveIn(life).Source)
+	replica.Do("SCRIPT", "LOAD", lua.SaleReserveIn(life).Source)
 	if !c.knows(replica) {
 		t.Fatal("it does not know the script")
 	}

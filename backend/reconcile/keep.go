@@ -26,7 +26,7 @@ func (r *Reconciler) Wake() {
 }
 
 // Keep runs until ctx is cancelled, and then returns nil. It looks each second, and when woken: a primary of Redis that does not know
-// the reserve.lua of the life that MySQL has was started anew, or promoted, and is recovered; and a gate that is
+// the sale_reserve.lua of the life that MySQL has was started anew, or promoted, and is recovered; and a gate that is
 // not open, and at which nobody has shown to be at work for some seconds, has lost its reconciler, so that its sale is reconciled.
 func (r *Reconciler) Keep(ctx context.Context) error {
 	k := &keeper{r: r, shut: map[int64]*closed{}, ends: map[int64]context.CancelFunc{}}

@@ -81,7 +81,7 @@ func New(db *sql.DB, redis *reserve.Store, fence Fence, log *slog.Logger, reg pr
 		notOpen: prometheus.NewGauge(prometheus.GaugeOpts{Name: "backend_sales_not_open",
 			Help: "Live sales whose gate in Redis is not open."}),
 		restarts: prometheus.NewCounter(prometheus.CounterOpts{Name: "backend_redis_restarts_total",
-			Help: "How often primaries of Redis were found without reserve.lua, and their live sales were closed and reconciled."}),
+			Help: "How often primaries of Redis were found without sale_reserve.lua, and their live sales were closed and reconciled."}),
 	}
 	reg.MustRegister(r.runs, r.seconds, r.notOpen, r.restarts)
 	return r

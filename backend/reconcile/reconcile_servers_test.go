@@ -693,7 +693,7 @@ func (s *system) loadStep(sale, token int64, step string) {
 	for _, name := range []string{"state", "orders", "buyers", "idem", "applied"} {
 		keys = append(keys, prefix+name)
 	}
-	if answer, err := s.redis.Call(s.t.Context(), lua.Load, keys, fmt.Sprint(token), step); err != nil || answer[0] != lua.OK {
+	if answer, err := s.redis.Call(s.t.Context(), lua.SaleLoad, keys, fmt.Sprint(token), step); err != nil || answer[0] != lua.OK {
 		s.t.Fatalf("got %v, %v", answer, err)
 	}
 }

@@ -412,7 +412,7 @@ func TestARestartedRedisAdoptsNothing(t *testing.T) {
 }
 
 // TestANodeOfAnEarlierLifeIsReconciled: Redis has failed over to another node, which was reconciled, and back. The first one
-// knows its own reserve.lua still, and its data may be older than what was done since.
+// knows its own sale_reserve.lua still, and its data may be older than what was done since.
 func TestANodeOfAnEarlierLifeIsReconciled(t *testing.T) {
 	s := newSystem(t, false)
 	sale := s.sale(backendtest.SaleOptions{Stock: 5})

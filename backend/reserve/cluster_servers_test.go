@@ -64,7 +64,7 @@ func TestEveryScriptOnARedisCluster(t *testing.T) {
 		if i == 0 { // the watchdog renews it
 			c.Of(s.Prefix()+"{lock:l0}:holder").Until("the lock is renewed", func() bool {
 				for _, n := range c.Nodes {
-					if n.Knows(lua.Renew) {
+					if n.Knows(lua.LockRenew) {
 						return true
 					}
 				}
@@ -98,7 +98,7 @@ func TestEveryScriptOnARedisCluster(t *testing.T) {
 	if err != nil || len(files) == 0 {
 		t.Fatal(files, err)
 	}
-	ofLife := map[string]lua.Script{"reserve.lua": lua.ReserveIn(name), "adopt.lua": lua.AdoptIn(name), "reduce.lua": lua.ReduceIn(name)}
+	ofLife := map[string]lua.Script{"sale_reserve.lua": lua.SaleReserveIn(name), "sale_adopt.lua": lua.SaleAdoptIn(name), "sku_lock.lua": lua.SKULockIn(name)}
 	for _, f := range files {
 		script, ok := ofLife[filepath.Base(f)]
 		if !ok {
@@ -117,7 +117,7 @@ func TestEveryScriptOnARedisCluster(t *testing.T) {
 	}
 }
 
-// forgetAndTeach gives the primaries the reduce.lua of the life that is believed in; no SKU is there yet.
+// forgetAndTeach gives the primaries the sku_lock.lua of the life that is believed in; no SKU is there yet.
 func forgetAndTeach(t *testing.T, s *reserve.Store) error {
 	t.Helper()
 	script, _ := s.Reduce()
@@ -125,7 +125,7 @@ func forgetAndTeach(t *testing.T, s *reserve.Store) error {
 	defer life.End()
 	lacking, err := life.Lacking(t.Context(), script)
 	if lacking == nil || err != nil {
-		return fmt.Errorf("nothing lacks reduce.lua: %w", err)
+		return fmt.Errorf("nothing lacks sku_lock.lua: %w", err)
 	}
 	return lacking.Teach(t.Context(), script)
 }

@@ -15,7 +15,7 @@ import (
 	"floodgate.internal/lua"
 )
 
-// A life is a name under which reserve.lua, adopt.lua and reduce.lua are loaded into Redis's primaries, and nowhere else. MySQL has
+// A life is a name under which sale_reserve.lua, sale_adopt.lua and sku_lock.lua are loaded into Redis's primaries, and nowhere else. MySQL has
 // the newest name, and every process calls the scripts of that one alone. The rule is: a primary that knows the newest life's scripts
 // has, for each of its sales, everything that was decided since, or the sale was closed since.
 //
@@ -195,7 +195,7 @@ func claim(table string) (epoch int64, has slots, err error) {
 	return 0, has, errors.New("the node is not in its own table")
 }
 
-// Lost returns a Part of Redis for the primaries that do not know the reserve.lua of the life that is believed in, or know it from
+// Lost returns a Part of Redis for the primaries that do not know the sale_reserve.lua of the life that is believed in, or know it from
 // before they were promoted; nil where there are none. Nodes that are no primaries are made to forget it. An error is of nodes that
 // cannot be asked, and beside a Part.
 func (l *Life) Lost(ctx context.Context) (*Part, error) {
@@ -311,7 +311,7 @@ func (n *node) same(ctx context.Context, all []*node) error {
 	return nil
 }
 
-// Arm gives the primaries a life whose name no other has: it loads adopt.lua and then reserve.lua into each, and reduce.lua into those
+// Arm gives the primaries a life whose name no other has: it loads sale_adopt.lua and then sale_reserve.lua into each, and sku_lock.lua into those
 // that are not lost and know it. Only for a reconciler, after it has closed the gate of every live sale of the lost ones.
 // Nobody calls the scripts before the life is believed in. An error: a primary is not what it was.
 func (l *Life) Arm(ctx context.Context, lost *Part) (name string, err error) {
@@ -322,13 +322,13 @@ func (l *Life) Arm(ctx context.Context, lost *Part) (name string, err error) {
 		return "", l.Away()
 	}
 	for _, n := range l.primaries {
-		scripts := []lua.Script{lua.AdoptIn(name), lua.ReserveIn(name), lua.Witness(name, n.history)}
+		scripts := []lua.Script{lua.SaleAdoptIn(name), lua.SaleReserveIn(name), lua.Witness(name, n.history)}
 		known, err := n.knows(ctx, l.believed.reduce)
 		if err != nil {
 			return "", err
 		}
 		if known[0] && !slices.Contains(lost.nodes, n) {
-			scripts = append(scripts, lua.ReduceIn(name))
+			scripts = append(scripts, lua.SKULockIn(name))
 		}
 		if err := n.load(ctx, scripts...); err != nil {
 			return "", err
@@ -453,7 +453,7 @@ func (p *Part) Teach(ctx context.Context, script lua.Script) error {
 	return nil
 }
 
-// Armed reports whether every primary knows the reserve.lua of the life that is believed in, and can be asked.
+// Armed reports whether every primary knows the sale_reserve.lua of the life that is believed in, and can be asked.
 func (s *Store) Armed(ctx context.Context) (bool, error) {
 	l := s.Life(ctx)
 	defer l.End()
@@ -461,14 +461,14 @@ func (s *Store) Armed(ctx context.Context) (bool, error) {
 	return lacking == nil && err == nil, err
 }
 
-// Reserves reports whether some primary knows the reserve.lua of the life that is believed in.
+// Reserves reports whether some primary knows the sale_reserve.lua of the life that is believed in.
 func (s *Store) Reserves(ctx context.Context) (bool, error) {
 	l := s.Life(ctx)
 	defer l.End()
 	return l.Some(ctx, l.believed.reserve)
 }
 
-// Arm gives Redis a new life and believes in it, whatever MySQL has, and loads its reduce.lua. Only for the sole user of a store.
+// Arm gives Redis a new life and believes in it, whatever MySQL has, and loads its sku_lock.lua. Only for the sole user of a store.
 func (s *Store) Arm(ctx context.Context) error {
 	l := s.Life(ctx)
 	defer l.End()
@@ -478,7 +478,7 @@ func (s *Store) Arm(ctx context.Context) error {
 		return err
 	}
 	s.Believe(name)
-	return all.Teach(ctx, lua.ReduceIn(name))
+	return all.Teach(ctx, lua.SKULockIn(name))
 }
 
 // slots is a set of hash slots.

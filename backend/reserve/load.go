@@ -19,7 +19,7 @@ func (s *Store) Shut(ctx context.Context, sale, token int64) (present bool, err 
 }
 
 func (s *Store) shut(ctx context.Context, c rueidis.CoreClient, sale, token int64) (present bool, err error) {
-	r, err := runOn(ctx, c, lua.Close, []string{s.state(sale)}, []string{strconv.FormatInt(token, 10)})
+	r, err := runOn(ctx, c, lua.SaleClose, []string{s.state(sale)}, []string{strconv.FormatInt(token, 10)})
 	if err != nil {
 		return false, fmt.Errorf("close sale %d: %w", sale, err)
 	}
@@ -35,7 +35,7 @@ func (s *Store) shut(ctx context.Context, c rueidis.CoreClient, sale, token int6
 
 // Beat raises the beat of the reconciler with this token. ErrLost: the gate is not its own any more.
 func (s *Store) Beat(ctx context.Context, sale, token int64) error {
-	list, err := s.call(ctx, lua.Beat, []string{s.state(sale)}, strconv.FormatInt(token, 10))
+	list, err := s.call(ctx, lua.SaleBeat, []string{s.state(sale)}, strconv.FormatInt(token, 10))
 	if err != nil {
 		return fmt.Errorf("beat of sale %d: %w", sale, err)
 	}
@@ -85,7 +85,7 @@ func (s *Store) Load(ctx context.Context, sale, token int64, l Loaded) error {
 func (s *Store) load(ctx context.Context, c rueidis.CoreClient, sale, token int64, l Loaded) error {
 	keys := []string{s.state(sale), s.orders(sale), s.buyers(sale), s.idem(sale), s.applied(sale)}
 	step := func(name string, args ...string) error {
-		r, err := runOn(ctx, c, lua.Load, keys, append([]string{strconv.FormatInt(token, 10), name}, args...))
+		r, err := runOn(ctx, c, lua.SaleLoad, keys, append([]string{strconv.FormatInt(token, 10), name}, args...))
 		if err != nil {
 			return fmt.Errorf("load sale %d, step %s: %w", sale, name, err)
 		}
@@ -162,7 +162,7 @@ func (s *Store) load(ctx context.Context, c rueidis.CoreClient, sale, token int6
 
 // Unlock opens the gate of a loaded sale. ErrLost: another reconciler took over, or the gate is open already.
 func (s *Store) Unlock(ctx context.Context, sale, token int64) error {
-	r, err := s.run(ctx, lua.Open, []string{s.state(sale)}, []string{strconv.FormatInt(token, 10)})
+	r, err := s.run(ctx, lua.SaleOpen, []string{s.state(sale)}, []string{strconv.FormatInt(token, 10)})
 	if err != nil {
 		return fmt.Errorf("open sale %d: %w", sale, err)
 	}
@@ -183,7 +183,7 @@ var ErrQueued = errors.New("the outbox still holds orders of the sale")
 // MySQL has then: see catalog.ArchiveToken. ErrQueued: nothing was done, its orders must be settled and retired first. ErrLost: nothing was
 // done, a reconciler with a newer token was here. Idempotent.
 func (s *Store) Forget(ctx context.Context, sale, token int64) error {
-	list, err := s.call(ctx, lua.Forget, []string{s.state(sale), s.orders(sale), s.buyers(sale), s.idem(sale), s.OutboxKey(sale), s.applied(sale)}, strconv.FormatInt(token, 10))
+	list, err := s.call(ctx, lua.SaleForget, []string{s.state(sale), s.orders(sale), s.buyers(sale), s.idem(sale), s.OutboxKey(sale), s.applied(sale)}, strconv.FormatInt(token, 10))
 	if err != nil {
 		return fmt.Errorf("forget sale %d: %w", sale, err)
 	}

@@ -46,7 +46,7 @@ func (s *Store) Lookup(ctx context.Context, sale int64, orderID string) (Held, b
 	}
 }
 
-// whole asks whether the sale's gate is not closed in the life that is believed in: by adopt.lua in an epoch that never is, which does
+// whole asks whether the sale's gate is not closed in the life that is believed in: by sale_adopt.lua in an epoch that never is, which does
 // nothing. A Redis that was started anew, or a replica that was promoted, does not know the script. Its gate may be open still,
 // as it was in its older copy, until a reconciler closes it.
 func (s *Store) whole(sale int64) rueidis.Completed {

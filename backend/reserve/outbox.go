@@ -15,7 +15,7 @@ import (
 // Join makes the consumer group of a sale's outbox, from its first entry on, where there is none; false: nothing of the
 // sale is in Redis.
 func (s *Store) Join(ctx context.Context, sale int64) (bool, error) {
-	list, err := s.call(ctx, lua.Group, []string{s.state(sale), s.OutboxKey(sale)}, Group)
+	list, err := s.call(ctx, lua.OutboxGroup, []string{s.state(sale), s.OutboxKey(sale)}, Group)
 	if err != nil {
 		return false, fmt.Errorf("make the group of sale %d's outbox: %w", sale, err)
 	}
@@ -91,7 +91,7 @@ func (s *Store) outboxPage(ctx context.Context, sale int64, from string) ([]ruei
 // most at a hundred that are at least that old, after an entry, "-" for the first ones, and says after which to go on.
 func (s *Store) StrayEntries(ctx context.Context, sale int64, consumer, after string, old time.Duration) (next string, found []string, err error) {
 	const most = "100"
-	r, err := s.run(ctx, lua.Stray, []string{s.OutboxKey(sale)}, []string{Group, consumer, after, strconv.FormatInt(old.Milliseconds(), 10), most})
+	r, err := s.run(ctx, lua.OutboxSkipped, []string{s.OutboxKey(sale)}, []string{Group, consumer, after, strconv.FormatInt(old.Milliseconds(), 10), most})
 	var words []string
 	if err == nil {
 		words, err = r.AsStrSlice()
@@ -104,7 +104,7 @@ func (s *Store) StrayEntries(ctx context.Context, sale int64, consumer, after st
 
 // SweepOutbox forgets consumers of a sale's outbox that hold nothing and have been silent for idle, but for those named.
 func (s *Store) SweepOutbox(ctx context.Context, sale int64, idle time.Duration, keep ...string) error {
-	_, err := s.run(ctx, lua.Sweep, []string{s.OutboxKey(sale)}, append([]string{Group, strconv.FormatInt(idle.Milliseconds(), 10)}, keep...))
+	_, err := s.run(ctx, lua.OutboxSweep, []string{s.OutboxKey(sale)}, append([]string{Group, strconv.FormatInt(idle.Milliseconds(), 10)}, keep...))
 	if err != nil {
 		return fmt.Errorf("forget silent consumers of sale %d's outbox: %w", sale, err)
 	}

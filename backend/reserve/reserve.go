@@ -25,7 +25,7 @@ import (
 
 // What stands between a caller and a decision.
 var (
-	// ErrRestarted: Redis does not know the reserve.lua, the adopt.lua or the reduce.lua of the life that this process believes
+	// ErrRestarted: Redis does not know the sale_reserve.lua, the sale_adopt.lua or the sku_lock.lua of the life that this process believes
 	// in. So it was started anew or promoted: its live sales must be reconciled, its SKUs be forgotten.
 	ErrRestarted = errors.New("redis was restarted: its sales must be reconciled")
 	// ErrNotLoaded: the sale is not in Redis.
@@ -119,11 +119,11 @@ func (s *Store) dialMarked(ctx context.Context, addr string, dialer *net.Dialer,
 // in all, they answer ErrRestarted.
 func (s *Store) Believe(name string) {
 	if l := s.life.Load(); l == nil || l.name != name {
-		s.life.Store(&life{name, lua.ReserveIn(name), lua.AdoptIn(name), lua.ReduceIn(name)})
+		s.life.Store(&life{name, lua.SaleReserveIn(name), lua.SaleAdoptIn(name), lua.SKULockIn(name)})
 	}
 }
 
-// Reduce is the reduce.lua of the life that is believed in; false while none is.
+// Reduce is the sku_lock.lua of the life that is believed in; false while none is.
 func (s *Store) Reduce() (lua.Script, bool) {
 	l := s.life.Load()
 	return l.reduce, l.name != ""
@@ -243,7 +243,7 @@ type Request struct {
 	Line     bool   // on behalf of the standby line, for which units are kept while somebody waits there
 }
 
-// Verdict is what reserve.lua decided.
+// Verdict is what sale_reserve.lua decided.
 type Verdict struct {
 	Answer    string // lua.Reserved, Repeated, KeyReused, AlreadyOrdered, SoldOut, NotEnough, TooMany, NotStarted, Ended, Paused, StaleEpoch
 	OrderID   string // Reserved, Repeated, KeyReused, AlreadyOrdered
@@ -294,7 +294,7 @@ func (s *Store) Reserve(ctx context.Context, r Request) (Verdict, error) {
 		v.Epoch = number(list, 1)
 	case lua.SoldOut, lua.TooMany, lua.Ended, lua.Paused:
 	default:
-		panic("BUG: reserve.lua answered " + v.Answer)
+		panic("BUG: sale_reserve.lua answered " + v.Answer)
 	}
 	return v, nil
 }
@@ -302,7 +302,7 @@ func (s *Store) Reserve(ctx context.Context, r Request) (Verdict, error) {
 // Release gives the units of an order that ended back. It is true when this call did it, false when there was nothing to
 // give back. Errors: ErrNotLoaded and ErrGateClosed say that the intent must be kept and tried again later.
 func (s *Store) Release(ctx context.Context, sale int64, orderID string) (bool, error) {
-	list, err := s.call(ctx, lua.Release, []string{s.state(sale), s.orders(sale), s.buyers(sale), s.idem(sale)}, orderID)
+	list, err := s.call(ctx, lua.SaleRelease, []string{s.state(sale), s.orders(sale), s.buyers(sale), s.idem(sale)}, orderID)
 	if err != nil {
 		return false, fmt.Errorf("release order %s: %w", orderID, err)
 	}
@@ -321,7 +321,7 @@ func (s *Store) Release(ctx context.Context, sale int64, orderID string) (bool, 
 // Adjust applies the change of stock of one intent, once. Errors: ErrNotLoaded (loading will include it), ErrGateClosed
 // and ErrNotEnough say that the intent must be kept and tried again later.
 func (s *Store) Adjust(ctx context.Context, sale int64, intent int64, units int64) error {
-	list, err := s.call(ctx, lua.Adjust, []string{s.state(sale), s.applied(sale)}, strconv.FormatInt(intent, 10), strconv.FormatInt(units, 10))
+	list, err := s.call(ctx, lua.SaleAdjust, []string{s.state(sale), s.applied(sale)}, strconv.FormatInt(intent, 10), strconv.FormatInt(units, 10))
 	if err != nil {
 		return fmt.Errorf("adjust sale %d by %d: %w", sale, units, err)
 	}
@@ -375,7 +375,7 @@ func bit(b bool) string {
 
 // Define applies a definition if it is newer than Redis's. ErrNotLoaded: loading the sale will bring it.
 func (s *Store) Define(ctx context.Context, sale int64, d Definition) error {
-	list, err := s.call(ctx, lua.Define, []string{s.state(sale)}, append([]string{strconv.FormatInt(d.Version, 10)}, d.args()...)...)
+	list, err := s.call(ctx, lua.SaleDefine, []string{s.state(sale)}, append([]string{strconv.FormatInt(d.Version, 10)}, d.args()...)...)
 	if err != nil {
 		return fmt.Errorf("define sale %d: %w", sale, err)
 	}
@@ -474,7 +474,7 @@ const retireStep = 1000
 // Retire takes entries out of a sale's outbox. Only for orders whose row in MySQL is committed.
 func (s *Store) Retire(ctx context.Context, sale int64, entries []string) error {
 	for part := range slices.Chunk(entries, retireStep) {
-		if _, err := s.run(ctx, lua.Retire, []string{s.OutboxKey(sale)}, append([]string{Group}, part...)); err != nil {
+		if _, err := s.run(ctx, lua.OutboxRetire, []string{s.OutboxKey(sale)}, append([]string{Group}, part...)); err != nil {
 			return fmt.Errorf("retire %d entries of sale %d: %w", len(part), sale, err)
 		}
 	}

@@ -179,7 +179,7 @@ func TestALostAnswerIsAnError(t *testing.T) {
 	}
 	t.Cleanup(s.Close)
 	name := uuid.NewString()
-	for _, script := range []lua.Script{lua.ReserveIn(name), lua.AdoptIn(name)} {
+	for _, script := range []lua.Script{lua.SaleReserveIn(name), lua.SaleAdoptIn(name)} {
 		if err := direct.Client().Do(t.Context(), direct.Client().B().ScriptLoad().Script(script.Source).Build()).Error(); err != nil {
 			t.Fatal(err)
 		}
@@ -196,9 +196,9 @@ func TestALostAnswerIsAnError(t *testing.T) {
 		call   func() error
 		stock  int64 // after it: it was carried out, once
 	}{
-		{"reserve", lua.ReserveIn(name), func() error { _, err := s.Reserve(t.Context(), lost); return err }, 8},
-		{"release", lua.Release, func() error { _, err := s.Release(t.Context(), sale, ended.OrderID); return err }, 9},
-		{"adjust", lua.Adjust, func() error { return s.Adjust(t.Context(), sale, 1, 5) }, 14},
+		{"reserve", lua.SaleReserveIn(name), func() error { _, err := s.Reserve(t.Context(), lost); return err }, 8},
+		{"release", lua.SaleRelease, func() error { _, err := s.Release(t.Context(), sale, ended.OrderID); return err }, 9},
+		{"adjust", lua.SaleAdjust, func() error { return s.Adjust(t.Context(), sale, 1, 5) }, 14},
 	} {
 		if err := direct.Client().Do(t.Context(), direct.Client().B().ScriptLoad().Script(c.script.Source).Build()).Error(); err != nil {
 			t.Fatal(err)

@@ -12,7 +12,7 @@ import (
 // Available (something is to be had, and nobody waits), AlreadyOrdered, NotStarted, Ended or Paused, with what Reserve gives.
 // Errors: ErrNotLoaded, ErrGateClosed.
 func (s *Store) LookStandby(ctx context.Context, sale int64, uid string) (Verdict, error) {
-	list, err := s.call(ctx, lua.Standby, []string{s.state(sale), s.buyers(sale)}, lua.StepLook, uid)
+	list, err := s.call(ctx, lua.SaleStandby, []string{s.state(sale), s.buyers(sale)}, lua.StepLook, uid)
 	if err != nil {
 		return Verdict{}, fmt.Errorf("the standby line of sale %d: %w", sale, err)
 	}
@@ -43,7 +43,7 @@ func (s *Store) Rest(ctx context.Context, sale, place int64) error {
 }
 
 func (s *Store) note(ctx context.Context, sale int64, step string, place int64) error {
-	list, err := s.call(ctx, lua.Standby, []string{s.state(sale), s.buyers(sale)}, step, strconv.FormatInt(place, 10))
+	list, err := s.call(ctx, lua.SaleStandby, []string{s.state(sale), s.buyers(sale)}, step, strconv.FormatInt(place, 10))
 	if err != nil {
 		return fmt.Errorf("the standby line of sale %d, %s %d: %w", sale, step, place, err)
 	}

@@ -24,7 +24,7 @@ func keysOf(redis *reserve.Store, sku int64) keys {
 
 func (k keys) all() []string { return []string{k.state, k.orders, k.open, k.applied} }
 
-// held are the keys of reduce.lua and sku_unlock.lua.
+// held are the keys of sku_lock.lua and sku_unlock.lua.
 func (k keys) held() []string { return []string{k.state, k.orders, k.open} }
 
 // errLoading: the SKU is being brought into Redis: keep the intent, ask again.
@@ -32,7 +32,7 @@ var errLoading = errors.New("the SKU is being loaded into redis")
 
 // unlock calls sku_unlock.lua. A SKU that is not in Redis needs none: loading it brings what MySQL has. errLoading.
 func unlock(ctx context.Context, redis *reserve.Store, h Hold, to string) error {
-	answer, err := redis.Call(ctx, lua.UnlockSKU, keysOf(redis, h.SKU).held(), h.Order, h.Lock, to)
+	answer, err := redis.Call(ctx, lua.SKUUnlock, keysOf(redis, h.SKU).held(), h.Order, h.Lock, to)
 	if err != nil {
 		return fmt.Errorf("unlock order %s at SKU %d: %w", h.Order, h.SKU, err)
 	}
@@ -45,7 +45,7 @@ func unlock(ctx context.Context, redis *reserve.Store, h Hold, to string) error 
 // adjust calls sku_adjust.lua. A SKU that is not in Redis needs none. errLoading.
 func adjust(ctx context.Context, redis *reserve.Store, sku, intent, units int64) error {
 	k := keysOf(redis, sku)
-	answer, err := redis.Call(ctx, lua.AdjustSKU, []string{k.state, k.applied}, strconv.FormatInt(intent, 10), strconv.FormatInt(units, 10))
+	answer, err := redis.Call(ctx, lua.SKUAdjust, []string{k.state, k.applied}, strconv.FormatInt(intent, 10), strconv.FormatInt(units, 10))
 	if err != nil {
 		return fmt.Errorf("adjust SKU %d by %d: %w", sku, units, err)
 	}
@@ -58,7 +58,7 @@ func adjust(ctx context.Context, redis *reserve.Store, sku, intent, units int64)
 // Line is units of a SKU.
 type Line struct{ SKU, Units int64 }
 
-// Verdict is what reduce.lua answered for a line.
+// Verdict is what sku_lock.lua answered for a line.
 type Verdict struct {
 	Answer string // lua.Reduced, AlreadyApplied, NotEnough, NotLoaded
 	Lock   string // of the first two

@@ -2,7 +2,7 @@
 // of both the numbers in Redis, which turn most of what cannot be away.
 //
 // In both places available + locked + sold = total; MySQL's row has allotted units beside, which are sales'. An order locks
-// units in Redis first (reduce.lua), then in MySQL, in one transaction that names the epoch in which Redis locked them: each
+// units in Redis first (sku_lock.lua), then in MySQL, in one transaction that names the epoch in which Redis locked them: each
 // load of a SKU into Redis raises MySQL's epoch and reads under the same row lock, so that whatever was locked in Redis
 // before the load and is committed after it is refused, and locked anew. So a SKU can be dropped from Redis, and loaded
 // again, at any moment and any number of times.
@@ -80,7 +80,7 @@ func NewCache(db *sql.DB, redis *reserve.Store, log *slog.Logger, reg prometheus
 		results: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "backend_sku_loads_total",
 			Help: "Attempts to load a SKU into Redis: loaded, present (it was there), unknown, lost (to another process), or failed."}, []string{"result"}),
 		restarts: prometheus.NewCounter(prometheus.CounterOpts{Name: "backend_sku_restarts_total",
-			Help: "How often primaries of Redis were found without reduce.lua, and their SKUs were forgotten."})}
+			Help: "How often primaries of Redis were found without sku_lock.lua, and their SKUs were forgotten."})}
 	reg.MustRegister(s.results, s.restarts)
 	return s
 }
@@ -197,7 +197,7 @@ func bit(b bool) string {
 }
 
 func (s *Cache) step(ctx context.Context, sku int64, token, name string, args ...string) ([]string, error) {
-	answer, err := s.redis.Call(ctx, lua.LoadSKU, keysOf(s.redis, sku).all(), append([]string{token, name}, args...)...)
+	answer, err := s.redis.Call(ctx, lua.SKULoad, keysOf(s.redis, sku).all(), append([]string{token, name}, args...)...)
 	if err != nil {
 		return nil, fmt.Errorf("step %s: %w", name, err)
 	}
@@ -434,7 +434,7 @@ func (s *Cache) Wake() {
 }
 
 // Keep runs until ctx is cancelled, and then returns nil. It looks each second, and when woken: a primary of Redis that does not know
-// the reduce.lua of the life that this process believes in was started anew, or promoted, and may have lost
+// the sku_lock.lua of the life that this process believes in was started anew, or promoted, and may have lost
 // anything. So every SKU is forgotten there, and only then the script is loaded. Whoever asks for a SKU next loads it.
 func (s *Cache) Keep(ctx context.Context) error {
 	told := ""
@@ -457,7 +457,7 @@ func (s *Cache) Keep(ctx context.Context) error {
 	return nil
 }
 
-// Armed reports whether Redis locks units: every primary can be asked, and knows the reduce.lua of the life that is believed in.
+// Armed reports whether Redis locks units: every primary can be asked, and knows the sku_lock.lua of the life that is believed in.
 func (s *Cache) Armed(ctx context.Context) (bool, error) {
 	script, believed := s.redis.Reduce()
 	if !believed {

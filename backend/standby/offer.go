@@ -20,7 +20,7 @@ const (
 	offerTime = 10 * time.Second
 )
 
-// reasons are those of whom is passed over by what reserve.lua answers.
+// reasons are those of whom is passed over by what sale_reserve.lua answers.
 var reasons = map[string]string{lua.AlreadyOrdered: "limit", lua.TooMany: "too_many_orders"}
 
 // Wake says that units of a sale may have come back, or that its line has changed: Run looks at once.
@@ -200,7 +200,7 @@ func (l *Line) heads(ctx context.Context, sale, after int64) ([]head, error) {
 	return list, nil
 }
 
-// ask reserves a unit for a head, under the order that was made for him when he joined. The answer is one of reserve.lua's; in
+// ask reserves a unit for a head, under the order that was made for him when he joined. The answer is one of sale_reserve.lua's; in
 // an epoch that Redis has just left it is asked again.
 func (l *Line) ask(ctx context.Context, sale int64, h head, epoch *int64) (string, error) {
 	for {

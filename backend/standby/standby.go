@@ -4,7 +4,7 @@
 // and an offer is an order: made for the head by the script, the outbox and the consumer that make every order, with a
 // shorter time to pay. Accepting is paying; an offer that lapses is an order that expires, whose unit goes to the next one.
 //
-// While somebody waits, the sale's state in Redis says so, and reserve.lua keeps what is available for the line. Any number of
+// While somebody waits, the sale's state in Redis says so, and sale_reserve.lua keeps what is available for the line. Any number of
 // processes may offer at once: the order's id is made at the join, and Redis takes it once, so that one head gets one unit.
 // A place changes from waiting to offered in the transaction that inserts the order, so MySQL has an offer if and only if it
 // has its order.

@@ -39,7 +39,7 @@ const (
 	bare    = "bare"    // a fasthttp server that answers from memory
 	proxy   = "proxy"   // a fasthttp.HostClient that passes requests on
 	backend = "backend" // a backend, as the gateway sees it, that does nothing
-	reserve = "reserve" // a fasthttp server and one EVALSHA of reserve.lua
+	reserve = "reserve" // a fasthttp server and one EVALSHA of sale_reserve.lua
 )
 
 // Answer is what bare says, byte for byte.
@@ -183,7 +183,7 @@ func sendJSON(ctx *fasthttp.RequestCtx, v any) {
 // benchPrefix is put before the keys of sales that only a peer knows.
 const benchPrefix = "bench:"
 
-// saleKeys are the keys of reserve.lua.
+// saleKeys are the keys of sale_reserve.lua.
 func saleKeys(prefix string, sale int64) (keys []string) {
 	for _, name := range []string{"state", "orders", "buyers", "idem", "outbox"} {
 		keys = append(keys, fmt.Sprintf("%s{sale:%d}:%s", prefix, sale, name))
@@ -191,7 +191,7 @@ func saleKeys(prefix string, sale int64) (keys []string) {
 	return keys
 }
 
-// script calls reserve.lua on a copy of a sale, of which nobody else knows.
+// script calls sale_reserve.lua on a copy of a sale, of which nobody else knows.
 type script struct {
 	client rueidis.Client
 	keys   []string
@@ -209,7 +209,7 @@ func newScript(ctx context.Context, addr string, state map[string]string) (*scri
 	for name, value := range state {
 		set = set.FieldValue(name, value)
 	}
-	for _, r := range client.DoMulti(ctx, client.B().Del().Key(s.keys...).Build(), set.Build(), client.B().ScriptLoad().Script(lua.Reserve.Source).Build()) {
+	for _, r := range client.DoMulti(ctx, client.B().Del().Key(s.keys...).Build(), set.Build(), client.B().ScriptLoad().Script(lua.SaleReserve.Source).Build()) {
 		if err := r.Error(); err != nil {
 			client.Close()
 			return nil, err
@@ -225,13 +225,13 @@ func (s *script) reserve(ctx context.Context, uid, key string) (string, error) {
 		return "", err
 	}
 	order := wire.NewOrderID(id.String(), 1)
-	answer, err := s.client.Do(ctx, s.client.B().Evalsha().Sha1(lua.Reserve.SHA).Numkeys(int64(len(s.keys))).Key(s.keys...).
+	answer, err := s.client.Do(ctx, s.client.B().Evalsha().Sha1(lua.SaleReserve.SHA).Numkeys(int64(len(s.keys))).Key(s.keys...).
 		Arg(s.epoch, uid, "1", order, key, "", "", "20").Build()).ToArray()
 	if err != nil {
 		return "", err
 	}
 	if word, err := answer[0].ToString(); err != nil || word != lua.Reserved {
-		return "", fmt.Errorf("reserve.lua: %s, %v", word, err)
+		return "", fmt.Errorf("sale_reserve.lua: %s, %v", word, err)
 	}
 	return order, nil
 }

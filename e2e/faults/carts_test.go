@@ -267,7 +267,7 @@ func sweeping(s *scene) {
 	must(s.t, shop.run(ctx, 1, nil)) // brings the SKU into Redis
 	root, err := stack.Root()
 	must(s.t, err)
-	text, err := os.ReadFile(filepath.Join(root, "lua", "reduce.lua"))
+	text, err := os.ReadFile(filepath.Join(root, "lua", "sku_lock.lua"))
 	must(s.t, err)
 	var life string
 	must(s.t, s.w.books.DB.QueryRowContext(ctx, `SELECT name FROM redis_life`).Scan(&life))

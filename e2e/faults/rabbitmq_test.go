@@ -116,7 +116,7 @@ func (s *trial) reserve(n int) {
 	s.Helper()
 	root, err := stack.Root()
 	must(s.T, err)
-	script, err := os.ReadFile(filepath.Join(root, "lua", "reserve.lua"))
+	script, err := os.ReadFile(filepath.Join(root, "lua", "sale_reserve.lua"))
 	must(s.T, err)
 	var life string
 	must(s.T, s.w.books.DB.QueryRowContext(s.ctx, "SELECT name FROM redis_life").Scan(&life))

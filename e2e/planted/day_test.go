@@ -399,12 +399,12 @@ func (d *day) status(uid int, order string, want wire.OrderStatus) {
 }
 
 // lose lets a script be carried out once more, and its answer be lost. The script is the one of the tree under test;
-// reserve.lua is called under the name of the present life of Redis.
+// sale_reserve.lua is called under the name of the present life of Redis.
 func (d *day) lose(script string) {
 	d.t.Helper()
 	source, err := os.ReadFile(filepath.Join(d.tree.dir, "lua", script))
 	must(d.t, err)
-	if script == "reserve.lua" {
+	if script == "sale_reserve.lua" {
 		var life string
 		must(d.t, d.books.DB.QueryRowContext(d.t.Context(), `SELECT name FROM redis_life WHERE only_row = 1`).Scan(&life))
 		source = fmt.Appendf(source, "-- life %s\n", life)
@@ -451,7 +451,7 @@ func (d *day) live() {
 	d.ordered(s, 1)
 
 	// The answer to a press is lost; the shopper asks again.
-	d.lose("reserve.lua")
+	d.lose("sale_reserve.lua")
 	d.press(s, 2)
 
 	// Three press many times, and claim to be somebody else.
@@ -468,7 +468,7 @@ func (d *day) live() {
 
 	// A unit is given back, and the answer is lost: the timer tries again.
 	order := d.ordered(s, 6)
-	d.lose("release.lua")
+	d.lose("sale_release.lua")
 	d.until("it is cancelled", func() (bool, string) {
 		a := d.do("POST", d.ports.PublicURL()+wire.OrderPath(order)+"/cancellation", d.tokens[6-1], "")
 		return a.status == 200, a.String()
@@ -476,7 +476,7 @@ func (d *day) live() {
 	d.intentsDone()
 
 	// Units are added, and the answer is lost.
-	d.lose("adjust.lua")
+	d.lose("sale_adjust.lua")
 	s.stock += 3
 	d.until("it is restocked", func() (bool, string) {
 		a := d.admin(fmt.Sprintf("/sales/%d/restock", s.id), `{"quantity":3}`, "Idempotency-Key", "restock")

@@ -76,7 +76,7 @@ func TestReserveAnswers(t *testing.T) {
 	d := definition(t, s)
 
 	if _, err := s.Reserve(ctx, press(1, "a")); !errors.Is(err, reserve.ErrRestarted) {
-		t.Fatalf("before reserve.lua is loaded: got %v, want ErrRestarted", err)
+		t.Fatalf("before sale_reserve.lua is loaded: got %v, want ErrRestarted", err)
 	}
 	if armed, err := s.Armed(ctx); armed || err != nil {
 		t.Fatalf("Armed: got %v, %v; want false", armed, err)
@@ -286,7 +286,7 @@ func TestConcurrentBuyersNeverOversell(t *testing.T) {
 	}
 }
 
-// What the outbox reader uses of streams: a blocking read of a group that reserve.lua's XADD wakes, what is pending and
+// What the outbox reader uses of streams: a blocking read of a group that sale_reserve.lua's XADD wakes, what is pending and
 // since when, and claims.
 func TestOutboxGroup(t *testing.T) {
 	s := openRedis(t)

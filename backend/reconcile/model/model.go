@@ -177,7 +177,7 @@ func (r *reconcilers) sort() {
 
 type state struct {
 	// Redis
-	// The primary of this sale knows the life's reserve.lua and adopt.lua: it was not restarted since they were loaded, and no
+	// The primary of this sale knows the life's sale_reserve.lua and sale_adopt.lua: it was not restarted since they were loaded, and no
 	// replica took over. A life that begins because another primary was lost changes nothing here: this one is taught it.
 	knows     bool
 	present   bool
@@ -210,7 +210,7 @@ type state struct {
 	redisLosses, brokerLosses, cancels, asks uint8
 }
 
-// reserves reports whether a call of reserve.lua would be decided: what Redis holds must be right then. One that was restarted
+// reserves reports whether a call of sale_reserve.lua would be decided: what Redis holds must be right then. One that was restarted
 // may have come back with an open gate and older data.
 func (s state) reserves() bool { return s.knows && s.present && s.gate == open }
 

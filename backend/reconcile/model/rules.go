@@ -12,7 +12,7 @@ func (x explorer) rules(s state) {
 	x.faults(s)
 }
 
-// press: an api process calls reserve.lua; the call arrives, perhaps much later.
+// press: an api process calls sale_reserve.lua; the call arrives, perhaps much later.
 func (x explorer) press(s state) {
 	known := s.rows.ids() | s.held | s.promised | (s.outbox | s.torn | s.calls | s.relay | s.broker | s.asleep | s.deferred).ids()
 	if x.mode == Offers && s.rows[watched] == absent && !s.calls.ids().has(watched) {
@@ -459,7 +459,7 @@ func (s state) restarted() state {
 	return s
 }
 
-// tears: Redis dies while it writes down what reserve.lua did. It is started without that; started once more, it has the entry in the
+// tears: Redis dies while it writes down what sale_reserve.lua did. It is started without that; started once more, it has the entry in the
 // outbox, but no reservation: what followed in the file has written the reservations anew since, or will. Out of reach is a disk that is
 // destroyed just when that has happened, and the broker has what came back already: then it is adopted like what was promised.
 func (x explorer) tears(s state) {

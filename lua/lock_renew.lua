@@ -1,4 +1,4 @@
--- renew: makes the lease of a lock that is held begin anew.
+-- lock_renew: makes the lease of a lock that is held begin anew.
 --
 -- KEYS  1 holder   2 fence   (as in lock)
 -- ARGV  1 owner   2 lease in ms, at least 1

@@ -1,4 +1,4 @@
--- reduce: locks units of a SKU for one order of a cart. Everything is checked first; then all of it is written, or nothing was.
+-- sku_lock: locks units of a SKU for one order of a cart. Everything is checked first; then all of it is written, or nothing was.
 --
 -- KEYS  1 state   hash: gate token until lease epoch locks available locked sold total floor
 --       2 orders  hash: order id -> "units lock"; what is locked for it, and the name of the lock

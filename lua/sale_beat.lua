@@ -1,4 +1,4 @@
--- beat: the reconciler that closed a sale's gate shows that it is at work: its beat rises. Others leave the sale to it.
+-- sale_beat: the reconciler that closed a sale's gate shows that it is at work: its beat rises. Others leave the sale to it.
 --
 -- KEYS  1 state
 -- ARGV  1 token that closed the gate

@@ -1,4 +1,4 @@
--- define: applies a newer definition of a sale: window, limit, pause, close, tranches. The stock is not touched.
+-- sale_define: applies a newer definition of a sale: window, limit, pause, close, tranches. The stock is not touched.
 --
 -- KEYS  1 state
 -- ARGV  1 version   2 starts   3 ends   4 limit   5 paused 0|1   6 closed 0|1   7 later "at:units at:units" in ms

@@ -1,4 +1,4 @@
--- lock: takes a lock, or another hold of it for the owner who has it, or says for how long somebody else still has it.
+-- lock_take: takes a lock, or another hold of it for the owner who has it, or says for how long somebody else still has it.
 --
 -- KEYS  1 holder  hash: owner -> holds; it is there while the lock is held, and ends with the lease
 --       2 fence   the newest fencing token; it stays for a day after the last lease

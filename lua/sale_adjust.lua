@@ -1,4 +1,4 @@
--- adjust: applies an operator's change of a sale's stock, once.
+-- sale_adjust: applies an operator's change of a sale's stock, once.
 --
 -- KEYS  1 state   2 applied   (as in load)
 -- ARGV  1 intent id   2 units: positive for a restock, negative for units that leave the sale

@@ -1,4 +1,4 @@
--- adopt: takes an order of an older epoch, which a consumer still holds, over into the present one: it gets a unit, a
+-- sale_adopt: takes an order of an older epoch, which a consumer still holds, over into the present one: it gets a unit, a
 -- reservation and an outbox entry under the new epoch, and only that entry is ever inserted.
 --
 -- KEYS  1 state   2 orders   3 buyers   4 idem   5 outbox   (as in reserve)

@@ -1,4 +1,4 @@
--- close: a reconciler closes the gate of a sale; from here on only this reconciler, or one with a higher token, goes on.
+-- sale_close: a reconciler closes the gate of a sale; from here on only this reconciler, or one with a higher token, goes on.
 --
 -- KEYS  1 state
 -- ARGV  1 token, higher than any before (MySQL's stock row counts them)

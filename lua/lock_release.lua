@@ -1,4 +1,4 @@
--- unlock: gives one hold of a lock back; the last one frees the lock and tells who waits for it.
+-- lock_release: gives one hold of a lock back; the last one frees the lock and tells who waits for it.
 --
 -- KEYS  1 holder   (as in lock); also the channel on which it is told that the lock is free
 -- ARGV  1 owner

@@ -1,4 +1,4 @@
--- stray: finds entries of an outbox that were given to some consumer and are pending with none, and makes them pending with one,
+-- outbox_skipped: finds entries of an outbox that were given to some consumer and are pending with none, and makes them pending with one,
 -- as if they had been given to it now. A Redis that died while it wrote a script's effects down leaves them behind: it brings back
 -- the beginning of those when it is started for the second time, an entry which nobody read though later ones were read since, or
 -- an acknowledgement without the removal that followed. Nobody else would ever see such an entry again.

@@ -1,4 +1,4 @@
--- standby: the standby line's word in a sale's state: whether a buyer may join it, and whether somebody waits in it. While
+-- sale_standby: the standby line's word in a sale's state: whether a buyer may join it, and whether somebody waits in it. While
 -- somebody does, reserve keeps what is available for the line.
 --
 -- KEYS  1 state   2 buyers   (as in reserve)

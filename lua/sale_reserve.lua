@@ -1,4 +1,4 @@
--- reserve: decides one order. Everything is checked first; then all of it is written, or nothing was.
+-- sale_reserve: decides one order. Everything is checked first; then all of it is written, or nothing was.
 --
 -- KEYS  1 state   hash: epoch gate token stock total starts ends limit paused closed later version standby
 --       2 orders  hash: order id -> "uid quantity slots entry at key"; the reservations

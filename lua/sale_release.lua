@@ -1,4 +1,4 @@
--- release: gives the units of an order that ended back, once.
+-- sale_release: gives the units of an order that ended back, once.
 --
 -- KEYS  1 state   2 orders   3 buyers   4 idem   (as in reserve)
 -- ARGV  1 order id

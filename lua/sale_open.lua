@@ -1,4 +1,4 @@
--- open: ends a reconciliation: the gate that this token closed, and whose sale is loaded, is opened to reserve and release.
+-- sale_open: ends a reconciliation: the gate that this token closed, and whose sale is loaded, is opened to reserve and release.
 --
 -- KEYS  1 state
 -- ARGV  1 token that closed the gate

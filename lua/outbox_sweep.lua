@@ -1,4 +1,4 @@
--- sweep: forgets consumers of an outbox's group that are gone: those that hold nothing and have not been heard of for long.
+-- outbox_sweep: forgets consumers of an outbox's group that are gone: those that hold nothing and have not been heard of for long.
 --
 -- KEYS  1 outbox
 -- ARGV  1 consumer group   2 how long, in milliseconds   3.. names to keep

@@ -1,4 +1,4 @@
--- load: writes a sale as MySQL and the outbox say it is, behind a closed gate, in steps of bounded size.
+-- sale_load: writes a sale as MySQL and the outbox say it is, behind a closed gate, in steps of bounded size.
 --
 -- KEYS  1 state   2 orders   3 buyers   4 idem   (as in reserve)   5 applied  set: ids of admin intents that stock includes
 -- ARGV  1 token that closed the gate   2 step, then what the step takes:

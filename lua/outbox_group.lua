@@ -1,4 +1,4 @@
--- group: makes the consumer group of a sale's outbox, from its first entry on, where there is anything of the sale. A
+-- outbox_group: makes the consumer group of a sale's outbox, from its first entry on, where there is anything of the sale. A
 -- reader that has not heard yet that a sale was archived must not make its outbox anew.
 --
 -- KEYS  1 state   2 outbox   (as in reserve)

@@ -1,4 +1,4 @@
--- retire: takes settled orders' entries out of the outbox. Only for orders whose row in MySQL is committed.
+-- outbox_retire: takes settled orders' entries out of the outbox. Only for orders whose row in MySQL is committed.
 --
 -- KEYS  1 outbox
 -- ARGV  1 consumer group   2.. entry ids, at most 1,000

@@ -1,4 +1,4 @@
--- forget: takes an archived sale out of this Redis: all its keys, in one moment.
+-- sale_forget: takes an archived sale out of this Redis: all its keys, in one moment.
 --
 -- KEYS  1 state   2 orders   3 buyers   4 idem   5 outbox   (as in reserve)   6 applied   (as in load)
 -- ARGV  1 token: the newest that MySQL had when it had the sale as archived

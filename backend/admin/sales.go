@@ -9,48 +9,12 @@ import (
 	"strconv"
 	"time"
 
+	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/backend/catalog"
 	"floodgate.internal/backend/standby"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
 )
-
-// saleJSON is a sale as operators see it. Available, locked and sold are MySQL's; queued orders are not in them yet.
-type saleJSON struct {
-	ID           int64            `json:"id"`
-	SKU          int64            `json:"sku_id"`
-	Kind         wire.SaleKind    `json:"kind"`
-	Title        string           `json:"title"`
-	Price        int64            `json:"price"`
-	Currency     string           `json:"currency"`
-	Stock        int64            `json:"stock"` // the same as total
-	StartsAt     wire.Time        `json:"starts_at"`
-	EndsAt       wire.Time        `json:"ends_at"`
-	PerUserLimit int              `json:"per_user_limit"`
-	PayWithin    int64            `json:"pay_within_s"`
-	Tranches     []plannedTranche `json:"tranches"`          // none: all at starts_at
-	Category     *string          `json:"category,omitzero"` // these five of coupons only
-	Published    *bool            `json:"published,omitzero"`
-	Guard        *string          `json:"guard,omitzero"`
-	ValidFrom    *wire.Time       `json:"valid_from,omitzero"`  // the same as starts_at
-	ValidUntil   *wire.Time       `json:"valid_until,omitzero"` // the same as ends_at
-	State        wire.SaleState   `json:"state"`
-	Paused       bool             `json:"paused"`
-	ClosedAt     *wire.Time       `json:"closed_at"`
-	ArchivedAt   *wire.Time       `json:"archived_at"`
-	Total        int64            `json:"total"`
-	Available    int64            `json:"available"`
-	Locked       int64            `json:"locked"`
-	Sold         int64            `json:"sold"`
-	Standby      standby.Length   `json:"standby"`
-	Version      int64            `json:"version"`
-	CreatedAt    wire.Time        `json:"created_at"`
-}
-
-type plannedTranche struct {
-	At       wire.Time `json:"at"`
-	Quantity int64     `json:"quantity"`
-}
 
 // queryer is a *sql.DB or a *sql.Tx.
 type queryer interface {
@@ -63,19 +27,19 @@ func noSale(id int64) error {
 }
 
 // readSale reads a sale with its stock.
-func (a *Admin) readSale(ctx context.Context, q queryer, id int64) (saleJSON, catalog.Sale, error) {
+func (a *Admin) readSale(ctx context.Context, q queryer, id int64) (adminapi.Sale, catalog.Sale, error) {
 	list, err := a.readSales(ctx, q, []int64{id})
 	if err != nil {
-		return saleJSON{}, catalog.Sale{}, err
+		return adminapi.Sale{}, catalog.Sale{}, err
 	}
 	if len(list) == 0 {
-		return saleJSON{}, catalog.Sale{}, noSale(id)
+		return adminapi.Sale{}, catalog.Sale{}, noSale(id)
 	}
-	return list[0].saleJSON, list[0].sale, nil
+	return list[0].Sale, list[0].sale, nil
 }
 
 type saleRow struct {
-	saleJSON
+	adminapi.Sale
 	sale catalog.Sale
 }
 
@@ -92,13 +56,13 @@ func (a *Admin) readSales(ctx context.Context, q queryer, ids []int64) ([]saleRo
 	rows := make([]saleRow, len(sales))
 	index := map[int64]*saleRow{}
 	for i, s := range sales {
-		rows[i] = saleRow{sale: s, saleJSON: saleJSON{
+		rows[i] = saleRow{sale: s, Sale: adminapi.Sale{
 			ID: s.ID, SKU: s.SKU, Kind: s.Kind, Title: s.Title, Price: s.Price, Currency: s.Currency,
 			StartsAt: wire.At(s.StartsAt), EndsAt: wire.At(s.EndsAt), PerUserLimit: s.PerUserLimit, PayWithin: int64(s.PayWithin / time.Second),
-			Tranches: []plannedTranche{}, Paused: s.Paused, ClosedAt: timeOf(s.ClosedAt), ArchivedAt: timeOf(s.ArchivedAt), Version: s.Version,
+			Tranches: []adminapi.Tranche{}, Paused: s.Paused, ClosedAt: timeOf(s.ClosedAt), ArchivedAt: timeOf(s.ArchivedAt), Version: s.Version,
 		}}
 		for _, t := range s.Tranches {
-			rows[i].Tranches = append(rows[i].Tranches, plannedTranche{wire.At(t.At), t.Quantity})
+			rows[i].Tranches = append(rows[i].Tranches, adminapi.Tranche{At: wire.At(t.At), Quantity: t.Quantity})
 		}
 		index[s.ID] = &rows[i]
 	}
@@ -186,14 +150,11 @@ func (a *Admin) listSales(r *request) (*answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &answer{status: http.StatusOK, value: struct {
-		Sales []saleJSON `json:"sales"`
-		Next  string     `json:"next"`
-	}{list, next}}, nil
+	return &answer{status: http.StatusOK, value: adminapi.Sales{Sales: list, Page: adminapi.Page{Next: next}}}, nil
 }
 
 // pageOfSales reads the sales whose ids query selects, newest first: those below a cursor, at most so many.
-func (a *Admin) pageOfSales(r *request, query string) (list []saleJSON, next string, err error) {
+func (a *Admin) pageOfSales(r *request, query string) (list []adminapi.Sale, next string, err error) {
 	below, limit, err := r.page(maxPage)
 	if err != nil {
 		return nil, "", err
@@ -210,9 +171,9 @@ func (a *Admin) pageOfSales(r *request, query string) (list []saleJSON, next str
 	if err != nil {
 		return nil, "", err
 	}
-	list = make([]saleJSON, 0, len(rows))
+	list = make([]adminapi.Sale, 0, len(rows))
 	for i := len(rows) - 1; i >= 0; i-- {
-		list = append(list, rows[i].saleJSON)
+		list = append(list, rows[i].Sale)
 	}
 	return list, next, nil
 }
@@ -247,14 +208,14 @@ func (a *Admin) getSale(r *request) (*answer, error) {
 }
 
 // lockSale reads a sale that no other change can touch until the transaction ends.
-func (a *Admin) lockSale(ctx context.Context, tx *sql.Tx, id int64) (saleJSON, catalog.Sale, error) {
+func (a *Admin) lockSale(ctx context.Context, tx *sql.Tx, id int64) (adminapi.Sale, catalog.Sale, error) {
 	var locked int64
 	err := tx.QueryRowContext(ctx, `SELECT id FROM sales WHERE id = ? FOR UPDATE`, id).Scan(&locked)
 	if errors.Is(err, sql.ErrNoRows) {
-		return saleJSON{}, catalog.Sale{}, noSale(id)
+		return adminapi.Sale{}, catalog.Sale{}, noSale(id)
 	}
 	if err != nil {
-		return saleJSON{}, catalog.Sale{}, fmt.Errorf("lock sale %d: %w", id, err)
+		return adminapi.Sale{}, catalog.Sale{}, fmt.Errorf("lock sale %d: %w", id, err)
 	}
 	return a.readSale(ctx, tx, id)
 }

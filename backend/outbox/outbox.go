@@ -22,8 +22,7 @@ import (
 	"github.com/redis/rueidis"
 	"golang.org/x/sync/errgroup"
 
-	"floodgate.internal/backend/deadletter"
-	"floodgate.internal/backend/order"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/shared/failpoint"
 )
@@ -46,7 +45,7 @@ const (
 
 // Bury takes a dead letter (deadletter.Box.Take): nil says that it is kept, and that its order, if it is one, has a row in
 // MySQL and is retired, or stays in the outbox on purpose.
-type Bury func(ctx context.Context, m deadletter.Message) error
+type Bury func(ctx context.Context, m queued.DeadMessage) error
 
 // Reader reads every live sale's outbox as one consumer of the group.
 type Reader struct {
@@ -81,10 +80,10 @@ func NewReader(redis *reserve.Store, live func() []int64, name string, claimIdle
 
 // Run hands entries to handle in batches of at most 500, which may mix sales, until ctx is cancelled; the entries of one
 // sale come in order, one batch at a time. A handler that succeeds has retired the entries or marked them, but for those that an
-// order.PoisonError names: these stay pending, and come again after claimIdle. When it fails all stay pending and
+// queued.PoisonError names: these stay pending, and come again after claimIdle. When it fails all stay pending and
 // are handed over again, with growing pauses; a sale whose entries fail alone does not hold up the others. Run survives
 // any state of Redis and returns nil at the end.
-func (r *Reader) Run(ctx context.Context, handle func(ctx context.Context, batch []reserve.Entry) error) error {
+func (r *Reader) Run(ctx context.Context, handle func(ctx context.Context, batch []queued.Entry) error) error {
 	if r.name == Published {
 		return fmt.Errorf("the consumer name %q is taken", Published)
 	}
@@ -141,7 +140,7 @@ func (r *Reader) groups(sales []int64) [][]int64 {
 // lane is the goroutine that reads some of the sales.
 type lane struct {
 	r      *Reader
-	handle func(context.Context, []reserve.Entry) error
+	handle func(context.Context, []queued.Entry) error
 	sales  atomic.Pointer[[]int64]
 	known  map[int64]*progress // of the goroutine alone
 }
@@ -359,7 +358,7 @@ func (l *lane) claim(ctx context.Context, sale int64, from string, part []held) 
 	}
 	if n := part[0].deliveries; n >= deliveryLimit && l.r.Bury != nil && len(claimed) == 1 && claimed[0].err == nil && !claimed[0].gone {
 		e := claimed[0].entry
-		_, err := l.buried(ctx, sale, claimed[0].id, deadletter.Message{Queue: Queue, Payload: deadletter.Encode(e), Deliveries: n, Entry: &e,
+		_, err := l.buried(ctx, sale, claimed[0].id, queued.DeadMessage{Queue: Queue, Payload: queued.Encode(e), Deliveries: n, Entry: &e,
 			Reason: fmt.Sprintf("delivered %d times and never settled: whoever tried it ended", n)})
 		return err
 	}
@@ -367,7 +366,7 @@ func (l *lane) claim(ctx context.Context, sale int64, from string, part []held) 
 }
 
 // buried gives a dead letter away, or leaves its entry pending for now. An error is Redis's.
-func (l *lane) buried(ctx context.Context, sale int64, id string, m deadletter.Message) (kept bool, err error) {
+func (l *lane) buried(ctx context.Context, sale int64, id string, m queued.DeadMessage) (kept bool, err error) {
 	if err = l.r.Bury(ctx, m); err == nil {
 		return true, nil
 	}
@@ -382,7 +381,7 @@ func (l *lane) buried(ctx context.Context, sale int64, id string, m deadletter.M
 
 // give hands entries over; the sales whose entries fail are behind from then on. An error is Redis's.
 func (l *lane) give(ctx context.Context, found map[int64][]row) error {
-	var all []reserve.Entry
+	var all []queued.Entry
 	for sale, rows := range found {
 		var drop, retire []string
 		for _, row := range rows {
@@ -397,7 +396,7 @@ func (l *lane) give(ctx context.Context, found map[int64][]row) error {
 				if err != nil {
 					panic("BUG: fields that do not marshal: " + err.Error())
 				}
-				kept, err := l.buried(ctx, sale, row.id, deadletter.Message{Queue: Queue, Payload: payload, Deliveries: 1, Reason: row.err.Error()})
+				kept, err := l.buried(ctx, sale, row.id, queued.DeadMessage{Queue: Queue, Payload: payload, Deliveries: 1, Reason: row.err.Error()})
 				if err != nil {
 					return err
 				}
@@ -438,9 +437,9 @@ func (l *lane) give(ctx context.Context, found map[int64][]row) error {
 }
 
 // try calls the handler. Entries that it keeps stay pending, and come again when they have been idle for long.
-func (l *lane) try(ctx context.Context, batch []reserve.Entry) error {
+func (l *lane) try(ctx context.Context, batch []queued.Entry) error {
 	err := l.handle(ctx, batch)
-	var kept *order.PoisonError
+	var kept *queued.PoisonError
 	if !errors.As(err, &kept) {
 		return err
 	}
@@ -453,8 +452,8 @@ func (l *lane) try(ctx context.Context, batch []reserve.Entry) error {
 }
 
 // apart handles a batch that failed again, each sale by itself.
-func (l *lane) apart(ctx context.Context, batch []reserve.Entry, err error, failed map[int64][]string) {
-	parts := map[int64][]reserve.Entry{}
+func (l *lane) apart(ctx context.Context, batch []queued.Entry, err error, failed map[int64][]string) {
+	parts := map[int64][]queued.Entry{}
 	for _, e := range batch {
 		parts[e.Sale] = append(parts[e.Sale], e)
 	}

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/eligibility"
 	"floodgate.internal/backend/sale"
@@ -53,7 +54,7 @@ func (a *Admin) archiveSale(r *request) (*answer, error) {
 
 // archiving is the first look at a sale as it was read before; what it returns is the second look, and the archive. The refusal of either
 // is a problem.SaleStateConflict.
-func (a *Admin) archiving(ctx context.Context, before saleJSON, def sale.Record) (func(context.Context, *sql.Tx) (change, error), error) {
+func (a *Admin) archiving(ctx context.Context, before adminapi.Sale, def sale.Record) (func(context.Context, *sql.Tx) (change, error), error) {
 	id := before.ID
 	var token int64 // of the newest reconciler: one that begins from here on may move what is audited
 	if err := a.DB.QueryRowContext(ctx, `SELECT token FROM sale_stock WHERE sale_id = ?`, id).Scan(&token); err != nil {
@@ -214,7 +215,7 @@ func inTheWay(sale int64, what ...string) error {
 }
 
 // over refuses with all that is in the way of archiving a sale, the cheap looks first; else it returns the audit.
-func (a *Admin) over(ctx context.Context, s saleJSON, def sale.Record) (audit.Result, error) {
+func (a *Admin) over(ctx context.Context, s adminapi.Sale, def sale.Record) (audit.Result, error) {
 	var way []string
 	if s.ClosedAt == nil && a.Clock.Now().Before(def.EndsAt) {
 		way = append(way, fmt.Sprintf("it is %s until %s: close it first", s.State, s.EndsAt.Format(wire.TimeFormat)))

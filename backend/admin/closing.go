@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 
+	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/backend/sale"
 	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/store"
@@ -101,7 +102,7 @@ func (a *Admin) returnUnsold(ctx context.Context, id int64) (bool, error) {
 
 // giveBack moves a sale's available units back to its SKU. k is as it was before, and its row and the sale's stock row are
 // locked.
-func (a *Admin) giveBack(ctx context.Context, tx *sql.Tx, s sale.Record, k skuJSON, units int64) (intent, error) {
+func (a *Admin) giveBack(ctx context.Context, tx *sql.Tx, s sale.Record, k adminapi.SKU, units int64) (intent, error) {
 	if _, err := tx.ExecContext(ctx, `UPDATE skus SET allotted = allotted - ?, available = available + ? WHERE id = ?`, units, units, s.SKU); err != nil {
 		return intent{}, fmt.Errorf("sku %d: %w", s.SKU, err)
 	}

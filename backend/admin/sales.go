@@ -10,82 +10,46 @@ import (
 	"strconv"
 	"time"
 
+	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/backend/sale"
 	"floodgate.internal/backend/standby"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
 )
 
-// saleJSON is a sale as operators see it. Available, locked and sold are MySQL's; queued orders are not in them yet.
-type saleJSON struct {
-	ID           int64            `json:"id"`
-	SKU          int64            `json:"sku_id"`
-	Kind         wire.SaleKind    `json:"kind"`
-	Title        string           `json:"title"`
-	Price        int64            `json:"price"`
-	Currency     string           `json:"currency"`
-	Stock        int64            `json:"stock"` // the same as total
-	StartsAt     wire.Time        `json:"starts_at"`
-	EndsAt       wire.Time        `json:"ends_at"`
-	PerUserLimit int              `json:"per_user_limit"`
-	PayWithin    int64            `json:"pay_within_s"`
-	Tranches     []plannedTranche `json:"tranches"`          // none: all at starts_at
-	Category     *string          `json:"category,omitzero"` // these five of coupons only
-	Published    *bool            `json:"published,omitzero"`
-	Guard        *string          `json:"guard,omitzero"`
-	ValidFrom    *wire.Time       `json:"valid_from,omitzero"`  // the same as starts_at
-	ValidUntil   *wire.Time       `json:"valid_until,omitzero"` // the same as ends_at
-	State        wire.SaleState   `json:"state"`
-	Paused       bool             `json:"paused"`
-	ClosedAt     *wire.Time       `json:"closed_at"`
-	ArchivedAt   *wire.Time       `json:"archived_at"`
-	Total        int64            `json:"total"`
-	Available    int64            `json:"available"`
-	Locked       int64            `json:"locked"`
-	Sold         int64            `json:"sold"`
-	Standby      standby.Length   `json:"standby"`
-	Version      int64            `json:"version"`
-	CreatedAt    wire.Time        `json:"created_at"`
-}
-
-type plannedTranche struct {
-	At       wire.Time `json:"at"`
-	Quantity int64     `json:"quantity"`
-}
-
 func noSale(id int64) error {
 	return problem.New(problem.SaleNotFound, fmt.Sprintf("no sale %d: GET /admin/v1/sales lists them", id))
 }
 
 // readSale reads a sale with its stock.
-func (a *Admin) readSale(ctx context.Context, q sale.Queryer, id int64) (saleJSON, sale.Record, error) {
+func (a *Admin) readSale(ctx context.Context, q sale.Queryer, id int64) (adminapi.Sale, sale.Record, error) {
 	r, err := sale.Get(ctx, q, id)
 	return a.view(ctx, q, id, r, err)
 }
 
 // lockSale reads a sale that no other change can touch until the transaction ends.
-func (a *Admin) lockSale(ctx context.Context, tx *sql.Tx, id int64) (saleJSON, sale.Record, error) {
+func (a *Admin) lockSale(ctx context.Context, tx *sql.Tx, id int64) (adminapi.Sale, sale.Record, error) {
 	r, err := sale.Lock(ctx, tx, id)
 	return a.view(ctx, tx, id, r, err)
 }
 
-func (a *Admin) view(ctx context.Context, q sale.Queryer, id int64, r sale.Record, err error) (saleJSON, sale.Record, error) {
+func (a *Admin) view(ctx context.Context, q sale.Queryer, id int64, r sale.Record, err error) (adminapi.Sale, sale.Record, error) {
 	if errors.Is(err, sale.ErrNotFound) {
 		err = noSale(id)
 	}
 	if err != nil {
-		return saleJSON{}, r, err
+		return adminapi.Sale{}, r, err
 	}
 	list, err := a.views(ctx, q, r)
 	if err != nil {
-		return saleJSON{}, r, err
+		return adminapi.Sale{}, r, err
 	}
 	return list[0], r, nil
 }
 
 // views are the sales as operators see them.
-func (a *Admin) views(ctx context.Context, q sale.Queryer, records ...sale.Record) ([]saleJSON, error) {
-	list := make([]saleJSON, len(records))
+func (a *Admin) views(ctx context.Context, q sale.Queryer, records ...sale.Record) ([]adminapi.Sale, error) {
+	list := make([]adminapi.Sale, len(records))
 	if len(records) == 0 {
 		return list, nil
 	}
@@ -105,15 +69,15 @@ func (a *Admin) views(ctx context.Context, q sale.Queryer, records ...sale.Recor
 	return list, nil
 }
 
-func saleView(r sale.Record, now time.Time) saleJSON {
-	v := saleJSON{
+func saleView(r sale.Record, now time.Time) adminapi.Sale {
+	v := adminapi.Sale{
 		ID: r.ID, SKU: r.SKU, Kind: r.Kind, Title: r.Title, Price: r.Price, Currency: r.Currency, Stock: r.Total,
 		StartsAt: wire.At(r.StartsAt), EndsAt: wire.At(r.EndsAt), PerUserLimit: r.PerUserLimit, PayWithin: int64(r.PayWithin / time.Second),
-		Tranches: []plannedTranche{}, State: r.State(now), Paused: r.Paused, ClosedAt: timeOf(r.ClosedAt), ArchivedAt: timeOf(r.ArchivedAt),
+		Tranches: []adminapi.Tranche{}, State: r.State(now), Paused: r.Paused, ClosedAt: timeOf(r.ClosedAt), ArchivedAt: timeOf(r.ArchivedAt),
 		Total: r.Total, Available: r.Available, Locked: r.Locked, Sold: r.Sold, Version: r.Version, CreatedAt: wire.At(r.CreatedAt),
 	}
 	for _, t := range r.Tranches {
-		v.Tranches = append(v.Tranches, plannedTranche{wire.At(t.At), t.Quantity})
+		v.Tranches = append(v.Tranches, adminapi.Tranche{At: wire.At(t.At), Quantity: t.Quantity})
 	}
 	if r.Kind == wire.Coupon {
 		published := !r.Hidden
@@ -137,14 +101,11 @@ func (a *Admin) listSales(r *request) (*answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &answer{status: http.StatusOK, value: struct {
-		Sales []saleJSON `json:"sales"`
-		Next  string     `json:"next"`
-	}{list, next}}, nil
+	return &answer{status: http.StatusOK, value: adminapi.Sales{Sales: list, Page: adminapi.Page{Next: next}}}, nil
 }
 
 // pageOfSales reads the sales below a cursor, newest first, at most so many; of coupon campaigns alone where it is asked.
-func (a *Admin) pageOfSales(r *request, coupons bool) (list []saleJSON, next string, err error) {
+func (a *Admin) pageOfSales(r *request, coupons bool) (list []adminapi.Sale, next string, err error) {
 	below, limit, err := r.page(maxPage)
 	if err != nil {
 		return nil, "", err

@@ -68,39 +68,6 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-func TestPausesGrowToABound(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p := newPause()
-		began := time.Now()
-		p.wait(t.Context())
-		if d := time.Since(began); d > 100*time.Millisecond {
-			t.Errorf("the first pause was %v, want at most 100ms", d)
-		}
-		for range 20 {
-			began = time.Now()
-			p.wait(t.Context())
-			if d := time.Since(began); d > 3*time.Second {
-				t.Errorf("a pause was %v, want at most 3s", d)
-			}
-		}
-		if d := time.Since(began); d < 1500*time.Millisecond {
-			t.Errorf("the last pause was %v, want at least 1.5s", d)
-		}
-		gone := make(chan struct{})
-		close(gone)
-		began = time.Now()
-		p.wait(t.Context(), gone)
-		if d := time.Since(began); d != 0 {
-			t.Errorf("a pause that ends early took %v", d)
-		}
-		p.reset()
-		p.wait(t.Context())
-		if d := time.Since(began); d > 100*time.Millisecond {
-			t.Errorf("the pause after a reset was %v, want at most 100ms", d)
-		}
-	})
-}
-
 func TestASettleUnderWayOutlivesItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		parent, cancel := context.WithCancel(t.Context())

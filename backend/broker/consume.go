@@ -47,9 +47,9 @@ func (b *Broker) Consume(ctx context.Context, batch int, wait time.Duration,
 		}
 		b.log.Warn("rabbitmq: consuming connection", "error", err)
 		if time.Since(began) > time.Minute {
-			pause.reset()
+			pause.Reset()
 		}
-		pause.wait(ctx)
+		pause.Wait(ctx, nil)
 	}
 }
 
@@ -391,7 +391,7 @@ func (l lane) hold(ctx context.Context, b *batch) error {
 			l.b.m.held.Inc()
 			l.b.log.Warn("orders are held: they cannot be settled now", "queue", l.queue, "orders", len(b.entries), "error", err)
 		}
-		pause.wait(ctx, l.gone)
+		pause.Wait(ctx, l.gone)
 		select {
 		case <-l.gone:
 			return fmt.Errorf("%s: %w while orders were held: %w", l.queue, errGone, err)

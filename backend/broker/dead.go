@@ -26,9 +26,9 @@ func (b *Broker) ConsumeDead(ctx context.Context, take func(context.Context, dea
 		}
 		b.log.Warn("rabbitmq: connection for dead letters", "error", err)
 		if time.Since(began) > time.Minute {
-			pause.reset()
+			pause.Reset()
 		}
-		pause.wait(ctx)
+		pause.Wait(ctx, nil)
 	}
 }
 
@@ -101,7 +101,7 @@ func (b *Broker) takeDead(ctx context.Context, d amqp.Delivery, gone <-chan stru
 			warned = true
 			b.log.Warn("a dead letter is held: it cannot be taken now", "error", err)
 		}
-		pause.wait(ctx, gone)
+		pause.Wait(ctx, gone)
 		select {
 		case <-gone:
 			return fmt.Errorf("%s: %w while a dead letter was held: %w", Dead, errGone, err)

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/shared/backoff"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/wire"
 )
@@ -74,8 +75,7 @@ func (r *Reader) Run(ctx context.Context) error {
 
 // listen hears the notifications, on a connection of its own, and connects anew for as long as ctx lives.
 func (r *Reader) listen(ctx context.Context) {
-	const least, most = 100 * time.Millisecond, 2 * time.Second
-	pause := least
+	pause := backoff.Backoff{First: 100 * time.Millisecond, Most: 2 * time.Second}
 	for ctx.Err() == nil {
 		began := time.Now()
 		err := r.redis.Client().Dedicated(func(c rueidis.DedicatedClient) error {
@@ -88,15 +88,11 @@ func (r *Reader) listen(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		if time.Since(began) > most {
-			pause = least
+		if time.Since(began) > pause.Most {
+			pause.Reset()
 		}
 		r.log.Warn("order: settle notifications are not heard; waiting clients learn of their orders later", "error", err)
-		select {
-		case <-ctx.Done():
-		case <-time.After(pause):
-		}
-		pause = min(2*pause, most)
+		pause.Wait(ctx, nil)
 	}
 }
 

@@ -113,7 +113,7 @@ func New(parts Parts, reg prometheus.Registerer) *Server {
 		ips: limit.New[[16]byte]("ip", reg), webhooks: limit.New[[16]byte]("webhook", reg),
 		global:  limit.NewShared("global", reg),
 		metrics: newMetrics(reg),
-		uids:    topk.New[string](), addrs: topk.New[[16]byte](),
+		uids:    topk.NewTable[string](), addrs: topk.NewTable[[16]byte](),
 		accesses: rate.NewLimiter(maxLogged, maxLogged),
 		idPrefix: hex.EncodeToString(prefix[:]) + "-",
 		warnings: rate.NewLimiter(2, 5),

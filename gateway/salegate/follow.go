@@ -12,6 +12,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"floodgate.internal/shared/backoff"
 	"floodgate.internal/shared/wire"
 )
 
@@ -38,7 +39,7 @@ const wholeEvery = time.Minute
 // when one fails, and each minute. changed is told, from this goroutine, which sales are no longer as they were.
 func (g *Gate) Follow(ctx context.Context, src Source, log *slog.Logger, changed func(ids []int64)) {
 	backend := rand.IntN(max(1, src.Backends()))
-	pause, failures := firstPause, 0
+	pause, failures := backoff.Backoff{First: firstPause, Most: maxPause}, 0
 	lost := false
 	whole := true // ask for everything
 	var wholeAt time.Time
@@ -67,7 +68,8 @@ func (g *Gate) Follow(ctx context.Context, src Source, log *slog.Logger, changed
 				if lost {
 					log.Info("the feed is back", "backend", backend)
 				}
-				lost, pause, failures = false, firstPause, 0
+				lost, failures = false, 0
+				pause.Reset()
 				if ok {
 					g.news.Store(max(1, int64(time.Since(g.epoch))))
 					if len(ids) > 0 {
@@ -90,11 +92,7 @@ func (g *Gate) Follow(ctx context.Context, src Source, log *slog.Logger, changed
 			continue // the next backend at once, but all of them only after a pause
 		}
 		failures = 0
-		select {
-		case <-ctx.Done():
-		case <-time.After(pause/2 + rand.N(pause/2)):
-		}
-		pause = min(2*pause, maxPause)
+		pause.Wait(ctx, nil)
 	}
 }
 

@@ -500,7 +500,7 @@ func TestOnlyTheCulpritOfTheOutboxDies(t *testing.T) {
 	for life := 1; ; life++ {
 		ctx, cancel := context.WithCancel(t.Context())
 		r := outbox.NewReader(s, sales(1), fmt.Sprint("dead-", life), time.Millisecond, backendtest.Log(t), prometheus.NewRegistry())
-		r.Bury = func(_ context.Context, m deadletter.Message) error {
+		r.DeadLetter = func(_ context.Context, m deadletter.Message) error {
 			letters = append(letters, m)
 			close(ended)
 			cancel()
@@ -580,7 +580,7 @@ func TestWhatIsNoOrderIsBuried(t *testing.T) {
 	c := newCrowd(s)
 	r := outbox.NewReader(s, sales(1), "a", time.Minute, backendtest.Log(t), prometheus.NewRegistry())
 	tries, got := 0, make(chan deadletter.Message, 10)
-	r.Bury = func(_ context.Context, m deadletter.Message) error {
+	r.DeadLetter = func(_ context.Context, m deadletter.Message) error {
 		if tries++; tries < 3 {
 			return errors.New("no MySQL")
 		}

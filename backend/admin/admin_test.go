@@ -20,8 +20,8 @@ import (
 	"go.uber.org/goleak"
 
 	"floodgate.internal/backend/adminapi"
-	"floodgate.internal/backend/catalog"
 	"floodgate.internal/backend/eligibility"
+	"floodgate.internal/backend/sale"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/ports"
@@ -390,8 +390,8 @@ func TestMySQLDownDoesNothingAndSaysSo(t *testing.T) {
 
 func TestWhatMayChangeWhileItSells(t *testing.T) {
 	start := time.Date(2026, 7, 1, 10, 0, 0, 0, time.UTC)
-	sale := catalog.Sale{Title: "Mug", Price: 100, Currency: "EUR", StartsAt: start, EndsAt: start.Add(time.Hour), PerUserLimit: 2, PayWithin: time.Minute,
-		Tranches: []catalog.Tranche{{At: start.Add(10 * time.Minute), Quantity: 5}, {At: start.Add(30 * time.Minute), Quantity: 5}}}
+	mug := sale.Record{Sale: sale.Sale{Title: "Mug", Price: 100, Currency: "EUR", StartsAt: start, EndsAt: start.Add(time.Hour), PerUserLimit: 2, PayWithin: time.Minute,
+		Tranches: []sale.Tranche{{At: start.Add(10 * time.Minute), Quantity: 5}, {At: start.Add(30 * time.Minute), Quantity: 5}}}}
 	str := func(s string) *string { return &s }
 	num := func(n int64) *int64 { return &n }
 	at := func(d time.Duration) *string { return str(start.Add(d).Format(wire.TimeFormat)) }
@@ -418,7 +418,7 @@ func TestWhatMayChangeWhileItSells(t *testing.T) {
 			if when != "before" {
 				want = c.while
 			}
-			s, got := sale, ""
+			s, got := mug, ""
 			if err := applyPatch(c.in, &s, now); err != nil {
 				got = err.(*problem.Problem).Field //nolint:errorlint // apply makes nothing else
 			}

@@ -140,7 +140,7 @@ func noCampaign(id int64) error {
 }
 
 func (a *Admin) listCoupons(r *request) (*answer, error) {
-	list, next, err := a.pageOfSales(r, `SELECT id FROM sales WHERE kind = 'coupon' AND id < ? ORDER BY id DESC LIMIT ?`)
+	list, next, err := a.pageOfSales(r, true)
 	if err != nil {
 		return nil, err
 	}

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"floodgate.internal/backend/adminapi"
-	"floodgate.internal/backend/catalog"
 	"floodgate.internal/backend/order"
+	"floodgate.internal/backend/sale"
 	"floodgate.internal/backend/sku"
 	"floodgate.internal/shared/failpoint"
 	"floodgate.internal/shared/problem"
@@ -91,7 +91,7 @@ func (a *Admin) create(r *request, asked newSale) (*answer, error) {
 		if err := tx.QueryRowContext(ctx, `SELECT COUNT(*) FROM sales WHERE archived_at IS NULL`).Scan(&live); err != nil {
 			return change{}, fmt.Errorf("live sales: %w", err)
 		}
-		if live >= catalog.MaxLive {
+		if live >= sale.MaxLive {
 			p := problem.New(problem.Overloaded, fmt.Sprintf("there are %d live sales, the most there may be: archive some", live))
 			p.RetryAfter = time.Minute
 			return change{}, p

@@ -14,7 +14,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 
 	"floodgate.internal/backend/adminapi"
-	"floodgate.internal/backend/catalog"
+	"floodgate.internal/backend/sale"
 	"floodgate.internal/shared/failpoint"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
@@ -97,13 +97,13 @@ func (a *Admin) patchSale(r *request) (*answer, error) {
 	})
 }
 
-func same(s, t catalog.Sale) bool {
+func same(s, t sale.Record) bool {
 	return s.Title == t.Title && s.Price == t.Price && s.StartsAt.Equal(t.StartsAt) && s.EndsAt.Equal(t.EndsAt) &&
 		s.PerUserLimit == t.PerUserLimit && s.PayWithin == t.PayWithin
 }
 
 // applyPatch makes s what the patch says, or says why not.
-func applyPatch(in adminapi.SalePatch, s *catalog.Sale, now time.Time) error {
+func applyPatch(in adminapi.SalePatch, s *sale.Record, now time.Time) error {
 	was := *s
 	limit, payWithin := int64(s.PerUserLimit), int64(s.PayWithin/time.Second)
 	if err := first(
@@ -135,7 +135,7 @@ func applyPatch(in adminapi.SalePatch, s *catalog.Sale, now time.Time) error {
 	if err := after("ends_at", in.EndsAt, s.EndsAt, "starts_at", s.StartsAt); err != nil {
 		return err
 	}
-	outside := func(t catalog.Tranche) bool { return t.At.Before(s.StartsAt) || !t.At.Before(s.EndsAt) }
+	outside := func(t sale.Tranche) bool { return t.At.Before(s.StartsAt) || !t.At.Before(s.EndsAt) }
 	if i := slices.IndexFunc(s.Tranches, outside); i >= 0 {
 		field, value := "ends_at", s.EndsAt
 		if s.Tranches[i].At.Before(s.StartsAt) {

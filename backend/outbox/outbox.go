@@ -50,9 +50,8 @@ type Bury func(ctx context.Context, m deadletter.Message) error
 
 // Reader reads every live sale's outbox as one consumer of the group.
 type Reader struct {
-	// Bury gets what is no order, or was delivered too often. Without it the former is left out, and the latter goes on.
-	Bury Bury
 	stream
+	bury      Bury
 	live      func() []int64
 	claimIdle time.Duration
 	log       *slog.Logger
@@ -62,20 +61,35 @@ type Reader struct {
 	stray     prometheus.Counter
 }
 
-// NewReader makes a Reader. live says which sales there are, and may change its mind; name is unique among all processes,
-// ever; entries that have been pending for claimIdle with anybody, but for the pseudo consumer Published, are taken over.
-func NewReader(redis *reserve.Store, live func() []int64, name string, claimIdle time.Duration, log *slog.Logger, reg prometheus.Registerer) *Reader {
-	c := func(name, help string) prometheus.Counter {
-		c := prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
-		reg.MustRegister(c)
-		return c
+// ReaderConfig is what a Reader needs.
+type ReaderConfig struct {
+	Redis    *reserve.Store
+	Log      *slog.Logger
+	Register prometheus.Registerer
+
+	// Live says which sales there are; its answer may change.
+	Live func() []int64
+	// Name is the consumer's, unique among all processes, ever.
+	Name string
+	// ClaimIdle is how long an entry may be pending with any consumer but Published before this one takes it over.
+	ClaimIdle time.Duration
+	// Bury gets what is no order, or was delivered too often. Nil: the former is left out, and the latter is delivered again.
+	Bury Bury
+}
+
+// NewReader makes a Reader and registers its metrics.
+func NewReader(c ReaderConfig) *Reader {
+	counter := func(name, help string) prometheus.Counter {
+		n := prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
+		c.Register.MustRegister(n)
+		return n
 	}
 	return &Reader{
-		stream: stream{redis: redis, name: name}, live: live, claimIdle: claimIdle, log: log,
-		read:    c("backend_outbox_read_total", "Entries read from the outboxes, repeats included."),
-		claimed: c("backend_outbox_claimed_total", "Entries that were pending for too long and taken over."),
-		failed:  c("backend_outbox_handle_errors_total", "Batches of entries whose handling failed; they are handled again."),
-		stray:   c("backend_outbox_stray_total", "Entries that were pending with nobody though later ones had been read: Redis brought them back."),
+		stream: stream{redis: c.Redis, name: c.Name}, bury: c.Bury, live: c.Live, claimIdle: c.ClaimIdle, log: c.Log,
+		read:    counter("backend_outbox_read_total", "Entries read from the outboxes, repeats included."),
+		claimed: counter("backend_outbox_claimed_total", "Entries that were pending for too long and taken over."),
+		failed:  counter("backend_outbox_handle_errors_total", "Batches of entries whose handling failed; they are handled again."),
+		stray:   counter("backend_outbox_stray_total", "Entries that were pending with nobody though later ones had been read: Redis brought them back."),
 	}
 }
 
@@ -357,7 +371,7 @@ func (l *lane) claim(ctx context.Context, sale int64, from string, part []held) 
 	if len(claimed) > 0 {
 		l.r.log.Info("outbox: entries taken over", "sale", sale, "from", from, "entries", len(claimed))
 	}
-	if n := part[0].deliveries; n >= deliveryLimit && l.r.Bury != nil && len(claimed) == 1 && claimed[0].err == nil && !claimed[0].gone {
+	if n := part[0].deliveries; n >= deliveryLimit && l.r.bury != nil && len(claimed) == 1 && claimed[0].err == nil && !claimed[0].gone {
 		e := claimed[0].entry
 		_, err := l.buried(ctx, sale, claimed[0].id, deadletter.Message{Queue: Queue, Payload: deadletter.Encode(e), Deliveries: n, Entry: &e,
 			Reason: fmt.Sprintf("delivered %d times and never settled: whoever tried it ended", n)})
@@ -368,7 +382,7 @@ func (l *lane) claim(ctx context.Context, sale int64, from string, part []held) 
 
 // buried gives a dead letter away, or leaves its entry pending for now. An error is Redis's.
 func (l *lane) buried(ctx context.Context, sale int64, id string, m deadletter.Message) (kept bool, err error) {
-	if err = l.r.Bury(ctx, m); err == nil {
+	if err = l.r.bury(ctx, m); err == nil {
 		return true, nil
 	}
 	if ctx.Err() != nil {
@@ -389,7 +403,7 @@ func (l *lane) give(ctx context.Context, found map[int64][]row) error {
 			switch {
 			case row.gone:
 				drop = append(drop, row.id)
-			case row.err != nil && l.r.Bury == nil:
+			case row.err != nil && l.r.bury == nil:
 				l.r.log.Error("outbox: an entry is no order: it is left out", "sale", sale, "error", row.err)
 				drop = append(drop, row.id)
 			case row.err != nil:

@@ -3,7 +3,6 @@ package outbox
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -28,30 +27,36 @@ type Publisher interface {
 // been lost by the broker, and only then it is published again: however long MySQL is away, nothing is queued twice.
 type Relay struct {
 	*Reader
-	pub   Publisher
-	spare time.Duration // 0: publish at once
-	// Deferred reports whether messages of a sale were acknowledged and wait elsewhere: nothing of it is published again
-	// meanwhile. Nil: they never do. It must be set before Run.
-	Deferred    func(ctx context.Context, sale int64) (bool, error)
+	pub         Publisher
+	spare       time.Duration // 0: publish at once
+	deferred    func(ctx context.Context, sale int64) (bool, error)
 	republished prometheus.Counter
 	spared      prometheus.Counter
 }
 
-// NewRelay makes a Relay; for the parameters see NewReader. Entries that were published claimIdle ago and are not retired
-// are asked about.
-func NewRelay(redis *reserve.Store, live func() []int64, name string, claimIdle time.Duration, pub Publisher, log *slog.Logger, reg prometheus.Registerer) *Relay {
-	r := &Relay{Reader: NewReader(redis, live, name, claimIdle, log, reg), pub: pub,
+// RelayConfig is what a Relay needs. Entries that were published ClaimIdle ago and are not retired are asked about.
+type RelayConfig struct {
+	ReaderConfig
+	Broker Publisher
+
+	// Spare makes the relay the safety net of Confirmers, which publish at once what they make: it publishes only entries
+	// that nobody has marked as published for so long after it has read them. 0: it publishes at once.
+	Spare time.Duration
+	// Deferred reports whether messages of a sale were acknowledged and wait elsewhere: nothing of it is published again
+	// meanwhile. Nil: they never do.
+	Deferred func(ctx context.Context, sale int64) (bool, error)
+}
+
+// NewRelay makes a Relay and registers its metrics.
+func NewRelay(c RelayConfig) *Relay {
+	r := &Relay{Reader: NewReader(c.ReaderConfig), pub: c.Broker, spare: c.Spare, deferred: c.Deferred,
 		republished: prometheus.NewCounter(prometheus.CounterOpts{Name: "backend_outbox_republished_total",
 			Help: "Entries that the broker had confirmed and lost, published again."})}
 	r.spared = prometheus.NewCounter(prometheus.CounterOpts{Name: "backend_outbox_overdue_total",
 		Help: "Entries that whoever made them did not publish in time, published by the relay (accept.after: confirm)."})
-	reg.MustRegister(r.republished, r.spared)
+	c.Register.MustRegister(r.republished, r.spared)
 	return r
 }
-
-// Spare makes the relay the safety net of Confirmers, which publish at once what they make: it publishes only entries that
-// nobody has marked as published for so long after it has read them. It must be called before Run.
-func (r *Relay) Spare(after time.Duration) { r.spare = after }
 
 // Run relays until ctx is cancelled, and then returns nil.
 func (r *Relay) Run(ctx context.Context) error {
@@ -175,8 +180,8 @@ func (r *Relay) ask(ctx context.Context, sales []int64) error {
 		return err
 	}
 	for _, sale := range sales {
-		if r.Deferred != nil {
-			if waits, err := r.Deferred(ctx, sale); err != nil {
+		if r.deferred != nil {
+			if waits, err := r.deferred(ctx, sale); err != nil {
 				return err
 			} else if waits {
 				continue

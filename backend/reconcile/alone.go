@@ -12,14 +12,8 @@ import (
 	"floodgate.internal/lua"
 )
 
-// aloneLease is how long the others wait for a process that died, unless Lease says otherwise; for one that is at it they wait for
-// takeoverTime.
+// aloneLease is the lease unless Config.Lease says otherwise.
 const aloneLease = 3 * time.Second
-
-// Lease says how long the others wait for a process that died while it had one of the locks. The lock is renewed while its
-// holder lives. A lease beyond takeoverTime makes no difference to them: they go on without the lock by then. It must be called
-// before anything else.
-func (r *Reconciler) Lease(d time.Duration) { r.lease = d }
 
 // alone waits until no other process has begun what name stands for, at most for takeoverTime, and keeps the others waiting
 // until done is called. It only saves work: any number of reconcilers may run at once, so where the lock is not to be had,

@@ -10,7 +10,7 @@ import (
 // reader is what reads the outboxes in the name of one consumer of theirs.
 func (p *process) reader(name string) outbox.ReaderConfig {
 	return outbox.ReaderConfig{Redis: p.redis, Log: p.log, Register: p.reg,
-		Live: p.catalog.Live, Name: name, ClaimIdle: p.config.Outbox.ClaimIdle, Bury: p.letters.Take}
+		Live: p.catalog.Live, Name: name, ClaimIdle: p.config.Outbox.ClaimIdle, DeadLetter: p.letters.Take}
 }
 
 // relay carries orders from the outboxes to the broker.

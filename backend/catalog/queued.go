@@ -21,7 +21,7 @@ func (c *Catalog) readQueued(ctx context.Context, v *view) error {
 	now := c.clk.Now()
 	var ids []int64
 	for _, id := range v.ids {
-		if s := v.byID[id]; !s.ended(now) || !s.stock.counted.Load() || s.stock.queued.Load() > 0 {
+		if s := v.byID[id]; !s.Ended(now) || !s.stock.counted.Load() || s.stock.queued.Load() > 0 {
 			ids = append(ids, id)
 		}
 	}

@@ -500,7 +500,7 @@ func TestOnlyTheCulpritOfTheOutboxDies(t *testing.T) {
 	for life := 1; ; life++ {
 		ctx, cancel := context.WithCancel(t.Context())
 		r := outbox.NewReader(outbox.ReaderConfig{Redis: s, Live: sales(1), Name: fmt.Sprint("dead-", life), ClaimIdle: time.Millisecond, Log: backendtest.Log(t), Register: prometheus.NewRegistry(),
-			Bury: func(_ context.Context, m deadletter.Message) error {
+			DeadLetter: func(_ context.Context, m deadletter.Message) error {
 				letters = append(letters, m)
 				close(ended)
 				cancel()
@@ -580,7 +580,7 @@ func TestWhatIsNoOrderIsBuried(t *testing.T) {
 	c := newCrowd(s)
 	tries, got := 0, make(chan deadletter.Message, 10)
 	r := outbox.NewReader(outbox.ReaderConfig{Redis: s, Live: sales(1), Name: "a", ClaimIdle: time.Minute, Log: backendtest.Log(t), Register: prometheus.NewRegistry(),
-		Bury: func(_ context.Context, m deadletter.Message) error {
+		DeadLetter: func(_ context.Context, m deadletter.Message) error {
 			if tries++; tries < 3 {
 				return errors.New("no MySQL")
 			}

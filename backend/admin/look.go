@@ -14,6 +14,7 @@ import (
 	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/broker"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
@@ -149,7 +150,7 @@ func (a *Admin) outboxes(ctx context.Context, ids []int64, q *adminapi.Queue) er
 			return fmt.Errorf("outbox of sale %d: %w", id, err)
 		}
 		for _, x := range entries {
-			if e, err := reserve.ParseEntry(id, x.ID, x.FieldValues); err == nil {
+			if e, err := queued.Parse(id, x.ID, x.FieldValues); err == nil {
 				o.OldestAgeMS = max(0, q.Now.UnixMilli()-e.At)
 			}
 		}

@@ -21,6 +21,7 @@ import (
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/deadletter"
 	"floodgate.internal/backend/order"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reconcile"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/lua"
@@ -207,7 +208,7 @@ func TestDeadLettersOnTheCommandLine(t *testing.T) {
 	book := order.NewStore(order.Config{DB: db, Redis: redis, Clock: clk, Log: c.Log, Register: reg})
 	box := deadletter.NewStore(deadletter.Config{DB: db, Orders: book, Clock: clk, Log: c.Log, Register: reg})
 	for i := range 120 { // more than a page
-		if err := box.Take(t.Context(), deadletter.Message{Queue: "fg.orders.0", Reason: "it is no order", Payload: fmt.Appendf(nil, "garbage %d\xff", i)}); err != nil {
+		if err := box.Take(t.Context(), queued.DeadMessage{Queue: "fg.orders.0", Reason: "it is no order", Payload: fmt.Appendf(nil, "garbage %d\xff", i)}); err != nil {
 			t.Fatal(err)
 		}
 	}

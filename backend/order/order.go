@@ -20,6 +20,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/wire"
@@ -95,7 +96,7 @@ func NewStore(c Config) *Store {
 }
 
 // left notes that orders have left the status queued.
-func (b *Store) left(entries ...reserve.Entry) {
+func (b *Store) left(entries ...queued.Entry) {
 	now := b.clk.Now()
 	for _, e := range entries {
 		if e.At <= 0 || e.At > maxMillis {

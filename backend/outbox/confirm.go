@@ -9,6 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/rueidis"
 
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 )
 
@@ -51,11 +52,11 @@ func NewConfirmer(c ConfirmerConfig) *Confirmer {
 
 // Confirm publishes an order. After nil the broker has confirmed it and Redis still holds it as it was published, so it survives
 // the loss of either. ErrMoved; after any other error the outcome is unknown.
-func (c *Confirmer) Confirm(ctx context.Context, e reserve.Entry) error {
+func (c *Confirmer) Confirm(ctx context.Context, e queued.Entry) error {
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, c.within)
 	defer cancel()
-	err := c.pub.Publish(ctx, []reserve.Entry{e})
+	err := c.pub.Publish(ctx, []queued.Entry{e})
 	if err == nil {
 		err = c.kept(ctx, e)
 	}
@@ -67,7 +68,7 @@ func (c *Confirmer) Confirm(ctx context.Context, e reserve.Entry) error {
 	return nil
 }
 
-func (c *Confirmer) kept(ctx context.Context, e reserve.Entry) error {
+func (c *Confirmer) kept(ctx context.Context, e queued.Entry) error {
 	kept, err := c.redis.Keep(ctx, e, Published)
 	if err == nil && !kept {
 		err = fmt.Errorf("order %s of epoch %d: %w", e.ID, e.Epoch, ErrMoved)
@@ -98,7 +99,7 @@ func (c *Confirmer) Again(ctx context.Context, sale int64, orderID string) error
 }
 
 // find reads an entry and whether it is marked as published.
-func (c *Confirmer) find(ctx context.Context, sale int64, id string) (e reserve.Entry, published bool, err error) {
+func (c *Confirmer) find(ctx context.Context, sale int64, id string) (e queued.Entry, published bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, reserve.Timeout)
 	defer cancel()
 	client, key := c.redis.Client(), c.redis.OutboxKey(sale)
@@ -112,7 +113,7 @@ func (c *Confirmer) find(ctx context.Context, sale int64, id string) (e reserve.
 	if len(found) == 0 {
 		return e, false, fmt.Errorf("entry %s of sale %d: %w", id, sale, ErrNotQueued)
 	}
-	if e, err = reserve.ParseEntry(sale, id, found[0].FieldValues); err != nil {
+	if e, err = queued.Parse(sale, id, found[0].FieldValues); err != nil {
 		return e, false, err
 	}
 	marks, err := r[1].ToArray()

@@ -20,8 +20,7 @@ import (
 	"github.com/redis/rueidis"
 	"golang.org/x/sync/errgroup"
 
-	"floodgate.internal/backend/deadletter"
-	"floodgate.internal/backend/order"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/shared/failpoint"
 )
@@ -45,7 +44,7 @@ const (
 // Reader reads every live sale's outbox as one consumer of the group.
 type Reader struct {
 	stream
-	deadLetter func(ctx context.Context, m deadletter.Message) error
+	deadLetter func(ctx context.Context, m queued.DeadMessage) error
 	live       func() []int64
 	claimIdle  time.Duration
 	log        *slog.Logger
@@ -70,7 +69,7 @@ type ReaderConfig struct {
 	// DeadLetter takes an entry that is no order, or was delivered too often (deadletter.Store.Take). Nil says that it is kept,
 	// and that its order is retired with a row in MySQL, or stays in the outbox on purpose. Without DeadLetter an entry that is no
 	// order is skipped, and the others are delivered on.
-	DeadLetter func(ctx context.Context, m deadletter.Message) error
+	DeadLetter func(ctx context.Context, m queued.DeadMessage) error
 }
 
 // NewReader makes a Reader and registers its metrics.
@@ -92,10 +91,10 @@ func NewReader(c ReaderConfig) *Reader {
 // Run hands entries to handle until ctx is cancelled, and then returns nil. It survives any state of Redis.
 //
 // A batch has at most 500 entries and may mix sales. The entries of one sale come in order, one batch at a time. A handler
-// that succeeds has retired or marked the entries, except those that an order.PoisonError names: these stay pending and come
+// that succeeds has retired or marked the entries, except those that a queued.PoisonError names: these stay pending and come
 // again after claimIdle. If the handler fails, all entries stay pending and come again, with growing pauses. A sale whose
 // entries fail alone does not hold up the others.
-func (r *Reader) Run(ctx context.Context, handle func(ctx context.Context, batch []reserve.Entry) error) error {
+func (r *Reader) Run(ctx context.Context, handle func(ctx context.Context, batch []queued.Entry) error) error {
 	if r.name == Published {
 		return fmt.Errorf("the consumer name %q is taken", Published)
 	}
@@ -152,7 +151,7 @@ func (r *Reader) groups(sales []int64) [][]int64 {
 // worker is the goroutine that reads some of the sales.
 type worker struct {
 	r      *Reader
-	handle func(context.Context, []reserve.Entry) error
+	handle func(context.Context, []queued.Entry) error
 	sales  atomic.Pointer[[]int64]
 	known  map[int64]*progress // used by the goroutine alone
 }
@@ -370,7 +369,7 @@ func (w *worker) claim(ctx context.Context, sale int64, from string, part []held
 	}
 	if n := part[0].deliveries; n >= deliveryLimit && w.r.deadLetter != nil && len(claimed) == 1 && claimed[0].err == nil && !claimed[0].gone {
 		e := claimed[0].entry
-		_, err := w.deadLetter(ctx, sale, claimed[0].id, deadletter.Message{Queue: Queue, Payload: deadletter.Encode(e), Deliveries: n, Entry: &e,
+		_, err := w.deadLetter(ctx, sale, claimed[0].id, queued.DeadMessage{Queue: Queue, Payload: queued.Encode(e), Deliveries: n, Entry: &e,
 			Reason: fmt.Sprintf("delivered %d times and never settled: whoever tried it ended", n)})
 		return err
 	}
@@ -378,7 +377,7 @@ func (w *worker) claim(ctx context.Context, sale int64, from string, part []held
 }
 
 // deadLetter gives a dead letter away, or leaves its entry pending for now. Its errors are Redis's.
-func (w *worker) deadLetter(ctx context.Context, sale int64, id string, m deadletter.Message) (kept bool, err error) {
+func (w *worker) deadLetter(ctx context.Context, sale int64, id string, m queued.DeadMessage) (kept bool, err error) {
 	if err = w.r.deadLetter(ctx, m); err == nil {
 		return true, nil
 	}
@@ -393,7 +392,7 @@ func (w *worker) deadLetter(ctx context.Context, sale int64, id string, m deadle
 
 // give hands entries over. The sales whose entries fail are behind from then on. Its errors are Redis's.
 func (w *worker) give(ctx context.Context, found map[int64][]row) error {
-	var all []reserve.Entry
+	var all []queued.Entry
 	for sale, rows := range found {
 		var drop, retire []string
 		for _, row := range rows {
@@ -408,7 +407,7 @@ func (w *worker) give(ctx context.Context, found map[int64][]row) error {
 				if err != nil {
 					panic("BUG: fields that do not marshal: " + err.Error())
 				}
-				kept, err := w.deadLetter(ctx, sale, row.id, deadletter.Message{Queue: Queue, Payload: payload, Deliveries: 1, Reason: row.err.Error()})
+				kept, err := w.deadLetter(ctx, sale, row.id, queued.DeadMessage{Queue: Queue, Payload: payload, Deliveries: 1, Reason: row.err.Error()})
 				if err != nil {
 					return err
 				}
@@ -449,9 +448,9 @@ func (w *worker) give(ctx context.Context, found map[int64][]row) error {
 }
 
 // try calls the handler. Poison stays pending, and comes again when it has been idle for claimIdle.
-func (w *worker) try(ctx context.Context, batch []reserve.Entry) error {
+func (w *worker) try(ctx context.Context, batch []queued.Entry) error {
 	err := w.handle(ctx, batch)
-	var kept *order.PoisonError
+	var kept *queued.PoisonError
 	if !errors.As(err, &kept) {
 		return err
 	}
@@ -464,8 +463,8 @@ func (w *worker) try(ctx context.Context, batch []reserve.Entry) error {
 }
 
 // apart handles a batch that failed again, each sale by itself.
-func (w *worker) apart(ctx context.Context, batch []reserve.Entry, err error, failed map[int64][]string) {
-	parts := map[int64][]reserve.Entry{}
+func (w *worker) apart(ctx context.Context, batch []queued.Entry, err error, failed map[int64][]string) {
+	parts := map[int64][]queued.Entry{}
 	for _, e := range batch {
 		parts[e.Sale] = append(parts[e.Sale], e)
 	}

@@ -8,14 +8,14 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
-	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/shared/failpoint"
 )
 
 // Publisher is the broker, as the relay needs it.
 type Publisher interface {
 	// Publish returns nil once the broker has confirmed every entry.
-	Publish(ctx context.Context, entries []reserve.Entry) error
+	Publish(ctx context.Context, entries []queued.Entry) error
 	// Fence returns nil once everything that was published to the sale's partition before is settled.
 	Fence(ctx context.Context, sale int64) error
 	// Partition is the number of the sale's queue.
@@ -62,7 +62,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	var g errgroup.Group
 	handle := r.relay
 	if r.spare > 0 {
-		handle = func(context.Context, []reserve.Entry) error { return nil } // they stay pending for keepSparing
+		handle = func(context.Context, []queued.Entry) error { return nil } // they stay pending for keepSparing
 		g.Go(func() error { r.keepSparing(ctx); return nil })
 	}
 	g.Go(func() error { return r.Reader.Run(ctx, handle) })
@@ -70,7 +70,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-func (r *Relay) relay(ctx context.Context, batch []reserve.Entry) error {
+func (r *Relay) relay(ctx context.Context, batch []queued.Entry) error {
 	if err := r.pub.Publish(ctx, batch); err != nil {
 		return err
 	}
@@ -109,7 +109,7 @@ func (r *Relay) publishOverdue(ctx context.Context, sale int64) error {
 		if err != nil {
 			return err
 		}
-		var late []reserve.Entry
+		var late []queued.Entry
 		for _, row := range claimed {
 			if row.err == nil && !row.gone {
 				late = append(late, row.entry)
@@ -199,7 +199,7 @@ func (r *Relay) ask(ctx context.Context, sales []int64) error {
 			if err != nil {
 				return err
 			}
-			var again []reserve.Entry
+			var again []queued.Entry
 			for _, row := range lost {
 				if row.err == nil && !row.gone {
 					again = append(again, row.entry)

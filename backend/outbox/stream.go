@@ -10,6 +10,7 @@ import (
 
 	"github.com/redis/rueidis"
 
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 )
 
@@ -28,7 +29,7 @@ type stream struct {
 // row is an entry as it was read: an order, or something else.
 type row struct {
 	id    string
-	entry reserve.Entry
+	entry queued.Entry
 	err   error             // why it is no order
 	raw   map[string]string // its fields then
 	gone  bool              // it was retired; only the group still has it
@@ -42,7 +43,7 @@ func rows(sale int64, xs []rueidis.XRangeEntry) []row {
 			out[i].gone = true
 			continue
 		}
-		if out[i].entry, out[i].err = reserve.ParseEntry(sale, x.ID, x.FieldValues); out[i].err != nil {
+		if out[i].entry, out[i].err = queued.Parse(sale, x.ID, x.FieldValues); out[i].err != nil {
 			out[i].raw = x.FieldValues
 		}
 	}
@@ -187,7 +188,7 @@ func (s stream) claim(ctx context.Context, sale int64, ids []string, atLeast tim
 }
 
 // mark gives entries to Published. It skips those that were retired meanwhile.
-func (s stream) mark(ctx context.Context, entries []reserve.Entry) error {
+func (s stream) mark(ctx context.Context, entries []queued.Entry) error {
 	ctx, cancel := context.WithTimeout(ctx, reserve.Timeout)
 	defer cancel()
 	c := s.redis.Client()
@@ -229,7 +230,7 @@ func (s stream) drop(ctx context.Context, sale int64, ids []string) error {
 	return nil
 }
 
-func bySale(entries []reserve.Entry) map[int64][]string {
+func bySale(entries []queued.Entry) map[int64][]string {
 	m := map[int64][]string{}
 	for _, e := range entries {
 		m[e.Sale] = append(m[e.Sale], e.Entry)

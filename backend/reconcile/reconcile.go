@@ -7,6 +7,7 @@
 package reconcile
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -71,9 +72,19 @@ type Reconciler struct {
 const maxSteps = 4
 
 // New makes a Reconciler. A nil fence says that the outbox itself is the queue: then it waits for nothing.
-func New(db *sql.DB, redis *reserve.Store, fence Fence, log *slog.Logger, reg prometheus.Registerer) *Reconciler {
-	r := &Reconciler{db: db, redis: redis, fence: fence, locks: lock.New(redis.Client(), redis.Prefix(), reg), log: log,
-		wake: make(chan struct{}, 1), drain: drainTime, patience: patience, beat: beatEvery, lease: aloneLease, takeover: takeoverTime, steps: make(chan struct{}, maxSteps),
+type Config struct {
+	DB       *sql.DB
+	Redis    *reserve.Store
+	Fence    Fence // nil: the outbox itself is the queue, and nothing is waited for
+	Log      *slog.Logger
+	Register prometheus.Registerer
+
+	Lease time.Duration
+}
+
+func New(c Config) *Reconciler {
+	r := &Reconciler{db: c.DB, redis: c.Redis, fence: c.Fence, locks: lock.New(c.Redis.Client(), c.Redis.Prefix(), c.Register), log: c.Log,
+		wake: make(chan struct{}, 1), drain: drainTime, patience: patience, beat: beatEvery, lease: cmp.Or(c.Lease, aloneLease), takeover: takeoverTime, steps: make(chan struct{}, maxSteps),
 		runs: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "backend_reconciliations_total",
 			Help: "Attempts to reconcile a sale: opened, lost to another reconciler, or failed."}, []string{"result"}),
 		seconds: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "backend_reconciliation_duration_seconds",
@@ -83,7 +94,7 @@ func New(db *sql.DB, redis *reserve.Store, fence Fence, log *slog.Logger, reg pr
 		restarts: prometheus.NewCounter(prometheus.CounterOpts{Name: "backend_redis_restarts_total",
 			Help: "How often primaries of Redis were found without sale_reserve.lua, and their live sales were closed and reconciled."}),
 	}
-	reg.MustRegister(r.runs, r.seconds, r.notOpen, r.restarts)
+	c.Register.MustRegister(r.runs, r.seconds, r.notOpen, r.restarts)
 	return r
 }
 

@@ -58,7 +58,7 @@ func newSystemOn(t testing.TB, redis *reserve.Store, withBroker bool) *system {
 		t.Fatal(err)
 	}
 	clk.Set(now, asked)
-	s.book = order.NewStore(s.db, s.redis, &clk, backendtest.Log(t), prometheus.NewRegistry())
+	s.book = order.NewStore(order.Config{DB: s.db, Redis: s.redis, Clock: &clk, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
 	var fence Fence
 	if withBroker {
 		s.broker, err = broker.Open(broker.Config{URL: backendtest.AMQP(t), Partitions: 2}, backendtest.Log(t), prometheus.NewRegistry())
@@ -93,7 +93,7 @@ func newSystemOn(t testing.TB, redis *reserve.Store, withBroker bool) *system {
 
 // reconciler makes another one, as another process would.
 func (s *system) reconciler(fence Fence) *Reconciler {
-	return New(s.db, s.redis, fence, backendtest.Log(s.t), prometheus.NewRegistry())
+	return New(Config{DB: s.db, Redis: s.redis, Fence: fence, Log: backendtest.Log(s.t), Register: prometheus.NewRegistry()})
 }
 
 func (s *system) sale(o backendtest.SaleOptions) int64 {

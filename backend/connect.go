@@ -78,4 +78,3 @@ func (p *process) insist(ctx context.Context, what string, f func(context.Contex
 		}
 	}
 }
-

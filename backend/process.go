@@ -205,4 +205,3 @@ func (p *process) drain(requests, work, base, operators *stage) error {
 	p.log.Info("ended")
 	return errors.Join(errs...)
 }
-

@@ -51,4 +51,3 @@ func (p *process) reasons(ctx context.Context) []string {
 	}
 	return reasons
 }
-

@@ -73,7 +73,7 @@ func (c *clustered) looks() {
 
 func (c *clustered) life() string {
 	c.t.Helper()
-	name, err := c.rec.newestLife(c.t.Context())
+	name, err := c.rec.newestIncarnation(c.t.Context())
 	if err != nil {
 		c.t.Fatal(err)
 	}

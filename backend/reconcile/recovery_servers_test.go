@@ -418,7 +418,7 @@ func TestANodeOfAnEarlierLifeIsReconciled(t *testing.T) {
 	s := newSystem(t, false)
 	sale := s.sale(backendtest.SaleOptions{Stock: 5})
 	epoch := s.state(sale).Epoch
-	here, err := s.rec.newestLife(t.Context())
+	here, err := s.rec.newestIncarnation(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -438,7 +438,7 @@ func TestANodeOfAnEarlierLifeIsReconciled(t *testing.T) {
 	s.redis.Believe(here) // as a process does that has not noticed anything
 	background(t, s.rec.Keep)
 	eventually(t, "the sale is reconciled in a new life", func() bool {
-		newest, err := s.rec.newestLife(t.Context())
+		newest, err := s.rec.newestIncarnation(t.Context())
 		return err == nil && newest != here && newest != "elsewhere" && s.state(sale).Epoch > epoch
 	})
 	s.reserves()

@@ -23,6 +23,7 @@ type stores struct {
 	db       *sql.DB
 	redis    *reserve.Store
 	broker   *broker.Broker       // nil: the outbox is the queue
+	fence    reconcile.Fence      // the broker, or nil
 	registry *prometheus.Registry // nobody reads it: the command is over soon
 	auditor  *audit.Auditor
 }
@@ -47,13 +48,14 @@ func (f File) open(ctx context.Context, env *Env, brokered bool) (s *stores, err
 	if s.redis, err = reserve.Open(s.Redis); err != nil {
 		return s, err
 	}
-	s.auditor = audit.New(s.db, s.redis, s.QueuedBound).Abandoned(s.Abandoned)
+	ac := audit.Config{DB: s.db, Redis: s.redis, QueuedBound: s.QueuedBound, Abandoned: s.Abandoned}
 	if s.Broker != nil && brokered {
 		if s.broker, err = broker.Open(*s.Broker, s.Log, s.registry); err != nil {
 			return s, err
 		}
-		s.auditor = s.auditor.WithBroker(s.broker)
+		ac.Broker, s.fence = s.broker, s.broker
 	}
+	s.auditor = audit.New(ac)
 	return s, nil
 }
 
@@ -119,11 +121,7 @@ func (c *Rebuild) Run(ctx context.Context, env *Env) (err error) {
 			err = fmt.Errorf("SKU %d was made for one sale: carts cannot hold it, so Redis has nothing of it; rebuild its sale", c.SKU)
 		}
 	} else {
-		var fence reconcile.Fence
-		if s.broker != nil {
-			fence = s.broker
-		}
-		err = reconcile.New(s.db, s.redis, fence, s.Log, s.registry).Sale(ctx, c.Sale)
+		err = reconcile.New(reconcile.Config{DB: s.db, Redis: s.redis, Fence: s.fence, Log: s.Log, Register: s.registry}).Sale(ctx, c.Sale)
 	}
 	if err != nil {
 		return fmt.Errorf("rebuild: %w", err)

@@ -76,7 +76,7 @@ func claimAll(text string) error {
 	}
 	clk := new(clock.Clock)
 	clk.Set(time.Now(), time.Now())
-	book := NewStore(db, redis, clk, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
+	book := NewStore(Config{DB: db, Redis: redis, Clock: clk, Log: slog.New(slog.DiscardHandler), Register: prometheus.NewRegistry()})
 	if err := db.PingContext(ctx); err != nil {
 		return err
 	}
@@ -259,7 +259,7 @@ func (s *shop) interrupted(do func()) (*Store, *netfault.Link) {
 	c.Addr = cutter.Addr()
 	cutter.BeforeAnswerTo(readsVersion, do)
 	db := backendtest.OpenMySQL(s.t, c.FormatDSN(), 4)
-	return NewStore(db, s.redis, s.clk, backendtest.Log(s.t), prometheus.NewRegistry()), cutter
+	return NewStore(Config{DB: db, Redis: s.redis, Clock: s.clk, Log: backendtest.Log(s.t), Register: prometheus.NewRegistry()}), cutter
 }
 
 // Row C3: units that went and came back between reading and writing are not taken for unchanged.

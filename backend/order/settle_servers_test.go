@@ -87,7 +87,7 @@ func TestABatchOfManySalesIsOneTransaction(t *testing.T) {
 	rand.Shuffle(len(batch), func(i, j int) { batch[i], batch[j] = batch[j], batch[i] })
 
 	one := backendtest.OpenMySQL(t, s.dsn, 1) // the only connection: its counters are those of Settle
-	book := NewStore(one, s.redis, s.clk, backendtest.Log(t), prometheus.NewRegistry())
+	book := NewStore(Config{DB: one, Redis: s.redis, Clock: s.clk, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
 	counters := func() map[string]int64 {
 		got := map[string]int64{}
 		rows, err := one.QueryContext(t.Context(), `SHOW SESSION STATUS WHERE Variable_name IN ('Com_commit', 'Com_insert', 'Com_update', 'Com_rollback')`)
@@ -464,7 +464,7 @@ func TestALostCommitIsReadBack(t *testing.T) {
 	}
 	cut := netfault.New(t, c.Addr)
 	c.Addr = cut.Addr()
-	book := NewStore(backendtest.OpenMySQL(t, c.FormatDSN(), 4), s.redis, s.clk, backendtest.Log(t), prometheus.NewRegistry())
+	book := NewStore(Config{DB: backendtest.OpenMySQL(t, c.FormatDSN(), 4), Redis: s.redis, Clock: s.clk, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
 	batch := s.outbox(sale)
 	cut.LoseAnswerTo("\x03COMMIT")
 	if err := book.Settle(t.Context(), batch); err != nil && !errors.Is(err, store.ErrUnknown) {
@@ -494,7 +494,7 @@ func TestALostCommitIsReadBack(t *testing.T) {
 func TestEverythingWorksWithOneConnection(t *testing.T) {
 	s := newShop(t)
 	sale := s.sale(backendtest.SaleOptions{Stock: 3, PayWithin: time.Minute})
-	s.book = NewStore(backendtest.OpenMySQL(t, s.dsn, 1), s.redis, s.clk, backendtest.Log(t), prometheus.NewRegistry())
+	s.book = NewStore(Config{DB: backendtest.OpenMySQL(t, s.dsn, 1), Redis: s.redis, Clock: s.clk, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
 	paid, cancelled, expired := s.ordered(sale, "a"), s.ordered(sale, "b"), s.ordered(sale, "c")
 	if err := s.book.Settle(t.Context(), []queued.Entry{forged(sale, "d", queued.Entry{}), forged(sale, "d", queued.Entry{Epoch: 9}), forged(sale, "e", queued.Entry{Slots: "x"})}); !errors.Is(err, reserve.ErrGateClosed) && err != nil {
 		t.Fatal(err)

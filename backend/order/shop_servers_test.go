@@ -64,7 +64,7 @@ func (s *shop) clockAhead(d time.Duration) *clock.Clock {
 }
 
 func (s *shop) bookAt(clk *clock.Clock) *Store {
-	return NewStore(s.db, s.redis, clk, backendtest.Log(s.t), prometheus.NewRegistry())
+	return NewStore(Config{DB: s.db, Redis: s.redis, Clock: clk, Log: backendtest.Log(s.t), Register: prometheus.NewRegistry()})
 }
 
 func (s *shop) sale(o backendtest.SaleOptions) int64 {

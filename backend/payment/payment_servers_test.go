@@ -82,8 +82,8 @@ func (s *shop) clockAhead(d time.Duration) *clock.Clock {
 
 func (s *shop) open(db *sql.DB, clk *clock.Clock) (*order.Store, *Webhooks) {
 	reg := prometheus.NewRegistry()
-	book := order.NewStore(db, s.redis, clk, backendtest.Log(s.t), reg)
-	return book, New([]Provider{{"acme", []string{secret}}, {"beta", []string{other}}}, db, book, clk, backendtest.Log(s.t), reg)
+	book := order.NewStore(order.Config{DB: db, Redis: s.redis, Clock: clk, Log: backendtest.Log(s.t), Register: reg})
+	return book, New(Config{Providers: []Provider{{"acme", []string{secret}}, {"beta", []string{other}}}, DB: db, Orders: book, Clock: clk, Log: backendtest.Log(s.t), Register: reg})
 }
 
 // queued is an order that only Redis has.

@@ -24,6 +24,7 @@ import (
 	"floodgate.internal/backend/deadletter"
 	"floodgate.internal/backend/durability"
 	"floodgate.internal/backend/eligibility"
+	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/origins"
 	"floodgate.internal/backend/outbox"
@@ -206,9 +207,10 @@ func (p *process) insist(ctx context.Context, what string, f func(context.Contex
 func (p *process) begin(base, work *tier) error {
 	c := p.config
 	p.catalog = catalog.New(p.db, p.redis, p.clk, p.log, p.reg)
-	p.book = order.NewStore(p.db, p.redis, p.clk, p.log, p.reg)
-	p.book.Bound(c.Orders.QueuedBound)
 	p.line = standby.New(c.Standby.MaxLine, p.db, p.redis, p.catalog, p.clk, p.log, p.reg)
+	intents := intent.New(p.db, p.redis, p.clk, p.log, p.reg, p.line.Wake)
+	p.book = order.NewStore(p.db, p.redis, intents, p.clk, p.log, p.reg)
+	p.book.Bound(c.Orders.QueuedBound)
 	p.book.Standby(c.Standby.AcceptWithin, p.line.Wake)
 	p.watchQueued()
 	p.claims = coupon.New(p.db, p.clk, p.reg)
@@ -270,15 +272,15 @@ func (p *process) begin(base, work *tier) error {
 	}
 	operator := admin.New(admin.Config{
 		Token: c.AdminToken.Reveal(), DB: p.db, Redis: p.redis, Clock: p.clk, Audit: p.auditor(),
-		Reconcile: p.reconciler.Sale, Fence: p.fence(), Rebuild: p.shelf.Rebuild, Changed: p.catalog.Refresh, Queues: p.queues(), Book: p.book, Lists: p.lists, Concentration: p.origins, Letters: p.letters, Timeline: timelines.Of, Ready: p.reasons, Survives: p.survival.last.Load,
+		Reconcile: p.reconciler.Sale, Fence: p.fence(), Rebuild: p.shelf.Rebuild, Changed: p.catalog.Refresh, Queues: p.queues(), Book: p.book, Intents: intents, Lists: p.lists, Concentration: p.origins, Letters: p.letters, Timeline: timelines.Of, Ready: p.reasons, Survives: p.survival.last.Load,
 		Log: p.log, Gatherer: p.reg, Register: p.reg,
 	})
 	if p.roles.Timer {
 		work.start("expiry", p.repeat("expiry", timerEvery, p.book.Expire))
 		work.start("standby lines", p.repeat("standby lines", timerEvery, p.line.Sweep))
 		work.start("coupons", p.repeat("the expiry of coupons", timerEvery, p.claims.Expire))
-		work.start("intents", p.repeat("intents", timerEvery, p.book.RunIntents))
-		work.start("intents of SKUs", p.repeat("intents of SKUs", timerEvery, sku.Intents{DB: p.db, Redis: p.redis, Clock: p.clk}.Run))
+		work.start("intents", p.repeat("intents", timerEvery, intents.Run))
+		work.start("intents of SKUs", p.repeat("intents of SKUs", timerEvery, intents.RunSKUs))
 		work.start("carts", p.repeat("carts", timerEvery, carts.Sweep))
 		work.start("unsold units", p.repeat("unsold units", timerEvery, operator.ReturnUnsold))
 		work.start("sales that are over", p.repeatWithin("the archive of sales that are over", pruneEvery, archiveTime, func(ctx context.Context) (int, error) {
@@ -289,10 +291,10 @@ func (p *process) begin(base, work *tier) error {
 		work.start("old requests of carts", p.repeat("old requests of carts", pruneEvery, carts.Prune))
 		work.start("old places in standby lines", p.repeat("old places in standby lines", pruneEvery, p.line.Prune))
 		work.start("payments", p.repeat("payments", pruneEvery, p.payments.Tend))
-		work.start("done intents", p.repeat("done intents", pruneEvery, p.book.PruneIntents))
+		work.start("done intents", p.repeat("done intents", pruneEvery, intents.Prune))
 		work.start("old Idempotency-Keys", p.repeat("old Idempotency-Keys", pruneEvery, operator.PruneKeys))
 		work.start("old lists", p.repeat("old lists", pruneEvery, func(ctx context.Context) (int, error) { return eligibility.Prune(ctx, p.db) }))
-		work.start("done intents of SKUs", p.repeat("done intents of SKUs", pruneEvery, sku.Intents{DB: p.db, Redis: p.redis, Clock: p.clk}.Prune))
+		work.start("done intents of SKUs", p.repeat("done intents of SKUs", pruneEvery, intents.PruneSKUs))
 	}
 	p.front.become(operator)
 	p.status.set("")

@@ -16,6 +16,7 @@ import (
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/broker"
 	"floodgate.internal/backend/deadletter"
+	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/reconcile"
 	"floodgate.internal/backend/reserve"
@@ -45,7 +46,8 @@ func newOffice(t *testing.T, connections int) *office {
 		t.Fatal(err)
 	}
 	clk, log, reg := new(clock.Clock), backendtest.Log(t), prometheus.NewRegistry()
-	o := &office{t: t, book: order.NewStore(db, redis, clk, log, reg), shelf: sku.NewCache(db, redis, log, reg)}
+	intents := intent.New(db, redis, clk, log, reg, nil)
+	o := &office{t: t, book: order.NewStore(db, redis, intents, clk, log, reg), shelf: sku.NewCache(db, redis, log, reg)}
 	reconciler := reconcile.New(db, redis, nil, log, reg)
 	o.Admin = New(Config{Token: token, DB: db, Redis: redis, Clock: clk, Audit: audit.New(db, redis, time.Minute),
 		Reconcile: func(ctx context.Context, sale int64) error {
@@ -60,6 +62,7 @@ func newOffice(t *testing.T, connections int) *office {
 			return []broker.QueueState{{Name: broker.QueueName(0), Ready: 3, Unacked: 2, Consumers: 1}, {Name: broker.Dead, Ready: 1}}, nil
 		},
 		Book:    o.book,
+		Intents: intents,
 		Letters: deadletter.NewStore(db, o.book, clk, log, reg),
 		Ready:   func(context.Context) []string { return nil }, Log: log, Gatherer: reg, Register: reg})
 	return o

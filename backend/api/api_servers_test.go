@@ -21,6 +21,7 @@ import (
 	"floodgate.internal/backend/cart"
 	"floodgate.internal/backend/catalog"
 	"floodgate.internal/backend/coupon"
+	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/payment"
 	"floodgate.internal/backend/reconcile"
@@ -70,10 +71,10 @@ func workOn(t testing.TB, limits Limits, addr string, direct *reserve.Store, db 
 			t.Error(err)
 		}
 	})
-	book := order.NewStore(db, redis, s.Clock, log, reg)
 	shelf := sku.NewCache(db, redis, log, reg)
 	carts := cart.New(cart.Config{PayWithin: time.Minute, MaxInFlight: 2}, db, shelf, s.Clock, log, reg)
 	line := standby.New(2, db, redis, known, s.Clock, log, reg)
+	book := order.NewStore(db, redis, intent.New(db, redis, s.Clock, log, reg, line.Wake), s.Clock, log, reg)
 	book.Standby(time.Minute, line.Wake)
 	s.Begin(Parts{Catalog: known, Redis: redis, Book: book, Webhooks: payment.New([]payment.Provider{testProvider}, db, book, s.Clock, log, reg), Payer: book,
 		Orders: order.NewReader(db, redis, s.Clock, log, reg), Claims: coupon.New(db, s.Clock, reg), Carts: carts, Shelf: shelf, Standby: line, Timelines: timeline.New(db, book, s.Clock, timeline.Limits{Keep: time.Hour, Rows: 1000}, log, reg), Reconciler: reconcile.New(db, redis, nil, log, reg)})

@@ -153,7 +153,7 @@ func TestAnArchivedSaleAnswersLikeOneThatEnded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	book := order.NewStore(w.db, w.redis, w.Clock, backendtest.Log(t), prometheus.NewRegistry())
+	book := order.NewStore(w.db, w.redis, nil, w.Clock, backendtest.Log(t), prometheus.NewRegistry())
 	if err := book.Settle(t.Context(), snap.Outbox); err != nil {
 		t.Fatal(err)
 	}

@@ -18,6 +18,7 @@ import (
 
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/backendtest"
+	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/sku"
@@ -31,10 +32,11 @@ import (
 // shop is carts on the real stores, in one process of several.
 type shop struct {
 	*Carts
-	t      *testing.T
-	redis  *reserve.Store
-	book   *order.Store
-	reader *order.Reader
+	t       *testing.T
+	redis   *reserve.Store
+	book    *order.Store
+	intents *intent.Runner
+	reader  *order.Reader
 }
 
 func config() Config {
@@ -51,8 +53,9 @@ func shopOn(t *testing.T, db *sql.DB, redis *reserve.Store, c Config) *shop {
 	t.Helper()
 	clk, log, reg := new(clock.Clock), backendtest.Log(t), prometheus.NewRegistry()
 	shelf := sku.NewCache(db, redis, log, reg)
-	return &shop{Carts: New(c, db, shelf, clk, log, reg), t: t, redis: redis,
-		book: order.NewStore(db, redis, clk, log, reg), reader: order.NewReader(db, redis, clk, log, reg)}
+	intents := intent.New(db, redis, clk, log, reg, nil)
+	return &shop{Carts: New(c, db, shelf, clk, log, reg), t: t, redis: redis, intents: intents,
+		book: order.NewStore(db, redis, intents, clk, log, reg), reader: order.NewReader(db, redis, clk, log, reg)}
 }
 
 // behind is a shop whose connections to MySQL go through a Link.
@@ -164,15 +167,11 @@ func (s *shop) sweep() int {
 	return n
 }
 
-func (s *shop) intents() sku.Intents {
-	return sku.Intents{DB: s.db, Redis: s.redis, Clock: s.clk}
-}
-
 // rest does what the timer does until there is nothing to do.
 func (s *shop) rest() {
 	s.t.Helper()
 	for n := 1; n > 0; {
-		done, err := s.intents().Run(s.t.Context())
+		done, err := s.intents.RunSKUs(s.t.Context())
 		s.must(err)
 		n = done + s.sweep()
 	}

@@ -20,6 +20,7 @@ import (
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/deadletter"
+	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/reconcile"
 	"floodgate.internal/backend/reserve"
@@ -36,9 +37,10 @@ func backend(t *testing.T) Config {
 	db := backendtest.OpenMySQL(t, dsn, 4)
 	reg := prometheus.NewRegistry()
 	clk := new(clock.Clock)
-	book := order.NewStore(db, redis, clk, log, reg)
+	intents := intent.New(db, redis, clk, log, reg, nil)
+	book := order.NewStore(db, redis, intents, clk, log, reg)
 	box := deadletter.NewStore(db, book, clk, log, reg)
-	a := admin.New(admin.Config{Book: book, Letters: box, Token: "dev-admin", DB: db, Redis: redis, Clock: clk, Audit: audit.New(db, redis, time.Minute),
+	a := admin.New(admin.Config{Book: book, Intents: intents, Letters: box, Token: "dev-admin", DB: db, Redis: redis, Clock: clk, Audit: audit.New(db, redis, time.Minute),
 		Reconcile: reconcile.New(db, redis, nil, log, reg).Sale, Changed: func(context.Context) error { return nil },
 		Ready: func(context.Context) []string { return nil }, Log: log, Gatherer: reg, Register: reg})
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -204,7 +206,7 @@ func TestDeadLettersOnTheCommandLine(t *testing.T) {
 	}
 	defer redis.Close()
 	reg, clk := prometheus.NewRegistry(), new(clock.Clock)
-	box := deadletter.NewStore(db, order.NewStore(db, redis, clk, c.Log, reg), clk, c.Log, reg)
+	box := deadletter.NewStore(db, order.NewStore(db, redis, nil, clk, c.Log, reg), clk, c.Log, reg)
 	for i := range 120 { // more than a page
 		if err := box.Take(t.Context(), deadletter.Message{Queue: "fg.orders.0", Reason: "it is no order", Payload: fmt.Appendf(nil, "garbage %d\xff", i)}); err != nil {
 			t.Fatal(err)

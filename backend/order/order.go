@@ -20,6 +20,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/wire"
@@ -60,18 +61,19 @@ const (
 type Store struct {
 	db      *sql.DB
 	redis   *reserve.Store
+	intents *intent.Runner
 	clk     *clock.Clock
 	log     *slog.Logger
 	metrics metrics
 	bound   time.Duration // 0: none
 
 	acceptWithin time.Duration    // of an offer to the standby line
-	returned     func(sale int64) // units of the sale were given back in Redis, or its standby line moved on
+	returned     func(sale int64) // the sale's standby line moved on
 }
 
 // NewStore makes a Book. clk must follow Redis's clock before it decides anything.
-func NewStore(db *sql.DB, redis *reserve.Store, clk *clock.Clock, log *slog.Logger, reg prometheus.Registerer) *Store {
-	return &Store{db: db, redis: redis, clk: clk, log: log, metrics: newBookMetrics(reg), returned: func(int64) {}}
+func NewStore(db *sql.DB, redis *reserve.Store, intents *intent.Runner, clk *clock.Clock, log *slog.Logger, reg prometheus.Registerer) *Store {
+	return &Store{db: db, redis: redis, intents: intents, clk: clk, log: log, metrics: newBookMetrics(reg), returned: func(int64) {}}
 }
 
 // Standby says how long an offer to a standby line stands, at most as long as any order of the sale waits for its payment,
@@ -108,7 +110,6 @@ type metrics struct {
 	batch    prometheus.Histogram
 	duration prometheus.Histogram
 	changes  *prometheus.CounterVec
-	releases *prometheus.CounterVec
 	unsent   prometheus.Counter
 	queued   prometheus.Histogram
 	late     prometheus.Counter
@@ -133,8 +134,6 @@ func newBookMetrics(reg prometheus.Registerer) metrics {
 			Help: "How long one call of Settle took.", Buckets: prometheus.ExponentialBuckets(0.001, 2, 14)}),
 		changes: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "backend_order_changes_total",
 			Help: "Orders that changed after they were settled, by their new status."}, []string{"status"}),
-		releases: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "backend_intents_total",
-			Help: "Intents tried in Redis, by kind and result: done, or kept for later."}, []string{"kind", "result"}),
 		unsent: prometheus.NewCounter(prometheus.CounterOpts{Name: "backend_settled_unsent_total",
 			Help: "Settle notifications that could not be published; waiting clients learn the status by the fallback."}),
 	}
@@ -149,7 +148,7 @@ func newBookMetrics(reg prometheus.Registerer) metrics {
 		Help: "Changes of a stock row under the guard version that found the row changed since it was read, and read it again."})
 	m.deferredSales = prometheus.NewGauge(prometheus.GaugeOpts{Name: "backend_sales_with_deferred_orders",
 		Help: "Sales of which orders of older epochs wait in MySQL until the sale takes them."})
-	reg.MustRegister(m.deferredSales, m.overtaken, m.settled, m.rejected, m.poison, m.batch, m.duration, m.changes, m.releases, m.unsent, m.queued, m.late, m.stuck)
+	reg.MustRegister(m.deferredSales, m.overtaken, m.settled, m.rejected, m.poison, m.batch, m.duration, m.changes, m.unsent, m.queued, m.late, m.stuck)
 	return m
 }
 

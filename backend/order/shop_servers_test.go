@@ -7,6 +7,7 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"log/slog"
 	"testing"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"floodgate.internal/backend/backendtest"
+	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
@@ -63,7 +65,12 @@ func (s *shop) clockAhead(d time.Duration) *clock.Clock {
 }
 
 func (s *shop) bookAt(clk *clock.Clock) *Store {
-	return NewStore(s.db, s.redis, clk, backendtest.Log(s.t), prometheus.NewRegistry())
+	return newBook(s.db, s.redis, clk, backendtest.Log(s.t))
+}
+
+func newBook(db *sql.DB, redis *reserve.Store, clk *clock.Clock, log *slog.Logger) *Store {
+	reg := prometheus.NewRegistry()
+	return NewStore(db, redis, intent.New(db, redis, clk, log, reg, nil), clk, log, reg)
 }
 
 func (s *shop) sale(o backendtest.SaleOptions) int64 {

@@ -21,6 +21,7 @@ import (
 	"pgregory.net/rapid"
 
 	"floodgate.internal/backend/backendtest"
+	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/store"
@@ -37,15 +38,16 @@ const (
 
 // shop is a Desk and what it stands on: goods of 49.00 EUR a unit.
 type shop struct {
-	t     *testing.T
-	dsn   string
-	db    *sql.DB
-	redis *reserve.Store
-	clk   *clock.Clock
-	book  *order.Store
-	desk  *Webhooks
-	sale  int64
-	n     int
+	t       *testing.T
+	dsn     string
+	db      *sql.DB
+	redis   *reserve.Store
+	clk     *clock.Clock
+	book    *order.Store
+	intents *intent.Runner
+	desk    *Webhooks
+	sale    int64
+	n       int
 }
 
 // newShop makes one; when the test ends its books must balance.
@@ -57,6 +59,7 @@ func newShop(t *testing.T, stock int64) *shop {
 	}
 	s.clk = s.clockAhead(0)
 	s.book, s.desk = s.open(s.db, s.clk)
+	s.intents = intent.New(s.db, s.redis, s.clk, backendtest.Log(t), prometheus.NewRegistry(), nil)
 	s.sale = backendtest.Sale(t, s.db, backendtest.SaleOptions{Stock: stock, Price: 4900, PayWithin: time.Minute, Limit: 2})
 	backendtest.Load(t, s.db, s.redis, s.sale)
 	t.Cleanup(func() {
@@ -81,8 +84,9 @@ func (s *shop) clockAhead(d time.Duration) *clock.Clock {
 
 func (s *shop) open(db *sql.DB, clk *clock.Clock) (*order.Store, *Webhooks) {
 	reg := prometheus.NewRegistry()
-	book := order.NewStore(db, s.redis, clk, backendtest.Log(s.t), reg)
-	return book, New([]Provider{{"acme", []string{secret}}, {"beta", []string{other}}}, db, book, clk, backendtest.Log(s.t), reg)
+	log := backendtest.Log(s.t)
+	book := order.NewStore(db, s.redis, intent.New(db, s.redis, clk, log, reg, nil), clk, log, reg)
+	return book, New([]Provider{{"acme", []string{secret}}, {"beta", []string{other}}}, db, book, clk, log, reg)
 }
 
 // queued is an order that only Redis has.
@@ -643,7 +647,7 @@ func TestPaymentsRaceTheEndOfTheirOrder(t *testing.T) {
 		t.Errorf("%d units are sold, want %d", got, ends[wire.Paid])
 	}
 	for {
-		if n, err := s.book.RunIntents(t.Context()); err != nil {
+		if n, err := s.intents.Run(t.Context()); err != nil {
 			t.Fatal(err)
 		} else if n == 0 {
 			break

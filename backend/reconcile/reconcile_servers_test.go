@@ -19,6 +19,7 @@ import (
 
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/broker"
+	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/lua"
@@ -33,12 +34,13 @@ func TestMain(m *testing.M) {
 
 // system is a backend without its API: real servers, a book and, where a test wants one, a broker.
 type system struct {
-	t      testing.TB
-	db     *sql.DB
-	redis  *reserve.Store
-	book   *order.Store
-	broker *broker.Broker // nil: the outbox is the queue
-	rec    *Reconciler
+	t       testing.TB
+	db      *sql.DB
+	redis   *reserve.Store
+	book    *order.Store
+	intents *intent.Runner
+	broker  *broker.Broker // nil: the outbox is the queue
+	rec     *Reconciler
 }
 
 func newSystem(t testing.TB, withBroker bool) *system {
@@ -57,7 +59,8 @@ func newSystemOn(t testing.TB, redis *reserve.Store, withBroker bool) *system {
 		t.Fatal(err)
 	}
 	clk.Set(now, asked)
-	s.book = order.NewStore(s.db, s.redis, &clk, backendtest.Log(t), prometheus.NewRegistry())
+	s.intents = intent.New(s.db, s.redis, &clk, backendtest.Log(t), prometheus.NewRegistry(), nil)
+	s.book = order.NewStore(s.db, s.redis, s.intents, &clk, backendtest.Log(t), prometheus.NewRegistry())
 	var fence Fence
 	if withBroker {
 		s.broker, err = broker.Open(broker.Config{URL: backendtest.AMQP(t), Partitions: 2}, backendtest.Log(t), prometheus.NewRegistry())
@@ -479,7 +482,7 @@ func TestReleasesWaitForTheGateAndHappenOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if n, err := s.book.RunIntents(t.Context()); n != 0 || err != nil {
+	if n, err := s.intents.Run(t.Context()); n != 0 || err != nil {
 		t.Errorf("before the gate is open: %d intents done, %v; want none", n, err)
 	}
 	if got := s.state(sale).Stock; got != 3 {
@@ -488,7 +491,7 @@ func TestReleasesWaitForTheGateAndHappenOnce(t *testing.T) {
 	if err := a.open(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if n, err := s.book.RunIntents(t.Context()); n != 2 || err != nil {
+	if n, err := s.intents.Run(t.Context()); n != 2 || err != nil {
 		t.Errorf("%d intents done, %v; want 2", n, err)
 	}
 	if got := s.state(sale).Stock; got != 4 {
@@ -603,7 +606,7 @@ func TestAGhostGetsWhatIsLeft(t *testing.T) {
 			if got := s.status(ghost.ID); got != string(c.want) {
 				t.Errorf("the ghost is %s, want %s", got, c.want)
 			}
-			if _, err := s.book.RunIntents(t.Context()); err != nil {
+			if _, err := s.intents.Run(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			s.balanced(sale)
@@ -661,7 +664,7 @@ func TestARebuildLeavesOutWhatHasEnded(t *testing.T) {
 		t.Errorf("the stock is %d, want 1", st.Stock)
 	}
 	s.settleOutbox(sale)
-	if _, err := s.book.RunIntents(t.Context()); err != nil {
+	if _, err := s.intents.Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	s.balanced(sale)

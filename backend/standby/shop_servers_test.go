@@ -17,6 +17,7 @@ import (
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/catalog"
+	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/reconcile"
 	"floodgate.internal/backend/reserve"
@@ -71,7 +72,7 @@ func (s *shop) process(clk *clock.Clock) (*standby.Line, *order.Store) {
 		s.t.Fatal(err)
 	}
 	line := standby.New(most, s.db, s.redis, known, clk, backendtest.Log(s.t), reg)
-	book := order.NewStore(s.db, s.redis, clk, backendtest.Log(s.t), reg)
+	book := order.NewStore(s.db, s.redis, intent.New(s.db, s.redis, clk, backendtest.Log(s.t), reg, line.Wake), clk, backendtest.Log(s.t), reg)
 	book.Standby(accept, line.Wake)
 	return line, book
 }

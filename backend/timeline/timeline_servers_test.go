@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"floodgate.internal/backend/backendtest"
+	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/store"
@@ -50,7 +51,7 @@ func newDesk(t *testing.T, rows int64) *desk {
 func (d *desk) another(db *sql.DB, rows int64) *Store {
 	clk := &clock.Clock{}
 	log, reg := backendtest.Log(d.t), prometheus.NewRegistry()
-	return New(db, order.NewStore(db, d.redis, clk, log, reg), clk, Limits{Keep: 24 * time.Hour, Rows: rows}, log, reg)
+	return New(db, order.NewStore(db, d.redis, intent.New(db, d.redis, clk, log, reg, nil), clk, log, reg), clk, Limits{Keep: 24 * time.Hour, Rows: rows}, log, reg)
 }
 
 func (d *desk) number(query string, args ...any) (n int64) {

@@ -42,7 +42,7 @@ func TestCouponsAreIssuedUsedAndExpire(t *testing.T) {
 				}
 			}
 			clk, reg, log := new(clock.Clock), prometheus.NewRegistry(), slog.New(slog.DiscardHandler)
-			book, claims := order.NewStore(db, redis, clk, log, reg), coupon.New(db, clk, reg)
+			book, claims := order.NewStore(db, redis, nil, clk, log, reg), coupon.New(db, clk, reg)
 			snap, err := redis.Snapshot(ctx, sale)
 			if err != nil {
 				t.Fatal(err)

@@ -12,6 +12,7 @@ import (
 
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/order"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
@@ -32,7 +33,7 @@ func TestAnEntryStaysUntilMySQLHasTheOrder(t *testing.T) {
 	if err != nil || v.Answer != lua.Reserved {
 		t.Fatalf("reserve: %+v, %v", v, err)
 	}
-	entries := func() []reserve.Entry {
+	entries := func() []queued.Entry {
 		t.Helper()
 		es, bad, err := redis.Outbox(t.Context(), sale)
 		if err != nil || len(bad) > 0 {
@@ -66,7 +67,7 @@ func TestAClosedSalesEntryStaysAndOthersAreSettled(t *testing.T) {
 	if _, err := store.Migrate(t.Context(), db); err != nil {
 		t.Fatal(err)
 	}
-	var batch []reserve.Entry
+	var batch []queued.Entry
 	var sales []int64
 	for range 2 {
 		sale := backendtest.Sale(t, db, backendtest.SaleOptions{})
@@ -85,7 +86,7 @@ func TestAClosedSalesEntryStaysAndOthersAreSettled(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := &process{book: order.NewStore(db, redis, nil, new(clock.Clock), backendtest.Log(t), prometheus.NewRegistry())}
-	var closed *order.ClosedError
+	var closed *queued.ClosedError
 	if err := p.settle(t.Context(), batch); !errors.As(err, &closed) || len(closed.Entries) != 1 || closed.Entries[0].Sale != sales[0] {
 		t.Errorf("got %v, want the closed sale's order to wait", err)
 	}

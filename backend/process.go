@@ -257,7 +257,7 @@ func (p *process) begin(base, work *tier) error {
 		if c.Accept.After == AfterConfirm {
 			relay.Spare(c.Accept.ConfirmWithin)
 		}
-		relay.Bury = p.letters.Take
+		relay.DeadLetter = p.letters.Take
 		relay.Deferred = func(ctx context.Context, sale int64) (bool, error) { return order.HasDeferred(ctx, p.db, sale) }
 		work.start("relay", relay.Run)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/go-json-experiment/json"
 
+	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/store"
@@ -200,7 +201,7 @@ func (a *Admin) book(ctx context.Context, tx *sql.Tx, sale int64, kind, ref stri
 
 // moveSKU writes the ledger row, and the intent for Redis, of a change of a SKU's available units. k is as it was before,
 // and its row is locked.
-func (a *Admin) moveSKU(ctx context.Context, tx *sql.Tx, k skuJSON, kind string, units int64) error {
+func (a *Admin) moveSKU(ctx context.Context, tx *sql.Tx, k adminapi.SKU, kind string, units int64) error {
 	i, err := intent.AdjustSKU(ctx, tx, a.now(), k.ID, units)
 	if err != nil {
 		return err

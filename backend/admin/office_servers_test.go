@@ -12,6 +12,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/broker"
@@ -78,14 +79,14 @@ func do[T any](o *office, want int, method, path, body string, header ...string)
 	return read[T](o.t, r)
 }
 
-func (o *office) sale(id int64) saleJSON {
+func (o *office) sale(id int64) adminapi.Sale {
 	o.t.Helper()
-	return do[saleJSON](o, 200, "GET", fmt.Sprintf("/admin/v1/sales/%d", id), "")
+	return do[adminapi.Sale](o, 200, "GET", fmt.Sprintf("/admin/v1/sales/%d", id), "")
 }
 
-func (o *office) sku(id int64) skuJSON {
+func (o *office) sku(id int64) adminapi.SKU {
 	o.t.Helper()
-	return do[skuJSON](o, 200, "GET", fmt.Sprintf("/admin/v1/skus/%d", id), "")
+	return do[adminapi.SKU](o, 200, "GET", fmt.Sprintf("/admin/v1/skus/%d", id), "")
 }
 
 // state is the sale in Redis.

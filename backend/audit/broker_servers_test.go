@@ -17,7 +17,7 @@ import (
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/broker"
 	"floodgate.internal/backend/deadletter"
-	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/wire"
 )
@@ -72,8 +72,8 @@ func TestWhatTheBrokerKeepsIsFound(t *testing.T) {
 	if r := s.audit(); !r.Balanced || r.Broker == nil || *r.Broker != (audit.Broker{Queue: broker.QueueName(b.Partition(s.sale)), Unacked: -1}) {
 		t.Errorf("got %+v", r.Broker)
 	}
-	forged := reserve.Entry{ID: wire.NewOrderID(uuid.Must(uuid.NewV7()).String(), s.sale), Sale: s.sale, UID: "ann", Quantity: 1, Slots: "1", Epoch: 1, At: 1, Entry: "1-1"}
-	if err := b.Publish(t.Context(), []reserve.Entry{forged}); err != nil {
+	forged := queued.Entry{ID: wire.NewOrderID(uuid.Must(uuid.NewV7()).String(), s.sale), Sale: s.sale, UID: "ann", Quantity: 1, Slots: "1", Epoch: 1, At: 1, Entry: "1-1"}
+	if err := b.Publish(t.Context(), []queued.Entry{forged}); err != nil {
 		t.Fatal(err)
 	}
 	if r := s.audit(); !r.Balanced || r.Broker.Ready != 1 || !r.Broker.Unexplained {
@@ -136,7 +136,7 @@ func TestWhatPassesAtEveryLookIsNoFinding(t *testing.T) {
 			s.settle()
 		}, "queue " + broker.QueueName(0)},
 		"dead messages": {steady{{Name: broker.Dead, Ready: 1}}, func(s *shop, box *deadletter.Store, i int) {
-			if err := box.Take(s.t.Context(), deadletter.Message{Queue: "q", Payload: fmt.Append(nil, "garbage ", i%2)}); err != nil {
+			if err := box.Take(s.t.Context(), queued.DeadMessage{Queue: "q", Payload: fmt.Append(nil, "garbage ", i%2)}); err != nil {
 				s.t.Fatal(err)
 			}
 		}, "queue " + broker.Dead},

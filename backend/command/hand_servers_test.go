@@ -19,6 +19,7 @@ import (
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/order"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/cli"
@@ -65,12 +66,12 @@ func (d *desk) press(uid string, quantity int) string {
 // settle brings what is queued to MySQL.
 func (d *desk) settle() {
 	d.t.Helper()
-	queued, bad, err := d.redis.Outbox(d.t.Context(), 1)
+	entries, bad, err := d.redis.Outbox(d.t.Context(), 1)
 	if err != nil || len(bad) > 0 {
 		d.t.Fatal(bad, err)
 	}
-	for _, step := range []func(context.Context, []reserve.Entry) error{d.book.Settle, d.book.Retire} {
-		if err := step(d.t.Context(), queued); err != nil {
+	for _, step := range []func(context.Context, []queued.Entry) error{d.book.Settle, d.book.Retire} {
+		if err := step(d.t.Context(), entries); err != nil {
 			d.t.Fatal(err)
 		}
 	}

@@ -22,6 +22,7 @@ import (
 	"floodgate.internal/backend/deadletter"
 	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/order"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reconcile"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/lua"
@@ -208,7 +209,7 @@ func TestDeadLettersOnTheCommandLine(t *testing.T) {
 	reg, clk := prometheus.NewRegistry(), new(clock.Clock)
 	box := deadletter.NewStore(db, order.NewStore(db, redis, nil, clk, c.Log, reg), clk, c.Log, reg)
 	for i := range 120 { // more than a page
-		if err := box.Take(t.Context(), deadletter.Message{Queue: "fg.orders.0", Reason: "it is no order", Payload: fmt.Appendf(nil, "garbage %d\xff", i)}); err != nil {
+		if err := box.Take(t.Context(), queued.DeadMessage{Queue: "fg.orders.0", Reason: "it is no order", Payload: fmt.Appendf(nil, "garbage %d\xff", i)}); err != nil {
 			t.Fatal(err)
 		}
 	}

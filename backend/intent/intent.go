@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"time"
 
+	"floodgate.internal/backend/sale"
 	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
@@ -63,11 +64,6 @@ var (
 // Writer is a *sql.Tx, or a *sql.DB where an intent is all there is to write.
 type Writer interface {
 	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
-}
-
-// Queryer is a *sql.DB or a *sql.Tx.
-type Queryer interface {
-	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
 }
 
 // Adjust writes that Redis is to change a sale's stock by units, after sale_stock was changed in the same transaction.
@@ -148,7 +144,7 @@ func (t *table) done(ctx context.Context, w Writer, at time.Time, ids []int64) e
 }
 
 // Releasing returns those of the orders that an open intent is to release.
-func Releasing(ctx context.Context, q Queryer, orders []string) ([]string, error) {
+func Releasing(ctx context.Context, q sale.Queryer, orders []string) ([]string, error) {
 	list, err := ofSales.open(ctx, q, ` AND order_id IN (`+store.Marks(len(orders))+`)`, store.Anys(orders)...)
 	ids := make([]string, len(list))
 	for n, i := range list {
@@ -158,7 +154,7 @@ func Releasing(ctx context.Context, q Queryer, orders []string) ([]string, error
 }
 
 // open reads intents that are not done.
-func (t *table) open(ctx context.Context, q Queryer, where string, args ...any) ([]Intent, error) {
+func (t *table) open(ctx context.Context, q sale.Queryer, where string, args ...any) ([]Intent, error) {
 	rows, err := q.QueryContext(ctx, `SELECT id, kind, `+t.of+`, quantity, order_id, `+t.lock+` FROM `+t.name+` WHERE done_at IS NULL`+where, args...)
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", t.name, err)

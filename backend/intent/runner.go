@@ -15,8 +15,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
-	"floodgate.internal/backend/catalog"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/sale"
 	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
@@ -181,11 +181,11 @@ func (r *Runner) try(ctx context.Context, t *table, list []Intent) (done int, bl
 	}
 	err = g.Wait()
 	if len(absent) > 0 {
-		archived, e := r.archived(ctx, slices.Collect(maps.Keys(absent)))
+		archived, e := sale.Archived(ctx, r.db, slices.Collect(maps.Keys(absent)))
 		err = errors.Join(err, e)
-		for _, sale := range archived {
-			finished = append(finished, absent[sale]...)
-			blocked = slices.DeleteFunc(blocked, func(id int64) bool { return id == sale })
+		for _, id := range archived {
+			finished = append(finished, absent[id]...)
+			blocked = slices.DeleteFunc(blocked, func(b int64) bool { return b == id })
 		}
 	}
 	if len(finished) > 0 {
@@ -225,7 +225,7 @@ func (r *Runner) ofSale(ctx context.Context, i Intent) error {
 		}
 		failpoint.Hit("admin.before-done")
 	case define:
-		sales, err := catalog.Read(ctx, r.db, i.Of)
+		sales, err := sale.Read(ctx, r.db, i.Of)
 		if err != nil {
 			return err
 		}
@@ -268,20 +268,20 @@ func unknown(known ...string) error {
 
 // forget takes an archived sale out of Redis. A Redis that came back from an older copy may have outbox entries that were retired
 // since: those whose orders MySQL has are retired again.
-func (r *Runner) forget(ctx context.Context, sale int64) error {
-	token, err := catalog.ArchiveToken(ctx, r.db, sale)
-	if errors.Is(err, catalog.ErrNoArchive) {
-		r.log.Error("order: a sale that was archived is not any more: it stays in redis", "sale", sale)
+func (r *Runner) forget(ctx context.Context, id int64) error {
+	token, err := sale.ArchiveToken(ctx, r.db, id)
+	if errors.Is(err, sale.ErrNotArchived) {
+		r.log.Error("order: a sale that was archived is not any more: it stays in redis", "sale", id)
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	err = r.redis.Forget(ctx, sale, token)
+	err = r.redis.Forget(ctx, id, token)
 	if !errors.Is(err, reserve.ErrQueued) {
 		return err
 	}
-	queued, _, err := r.redis.Outbox(ctx, sale)
+	queued, _, err := r.redis.Outbox(ctx, id)
 	if err != nil {
 		return err
 	}
@@ -290,7 +290,7 @@ func (r *Runner) forget(ctx context.Context, sale int64) error {
 		entries[e.ID] = append(entries[e.ID], e.Entry)
 	}
 	for orders := range slices.Chunk(slices.Sorted(maps.Keys(entries)), retireBatch) {
-		settled, err := ids[string](ctx, r.db, `SELECT id FROM orders WHERE id IN (`+store.Marks(len(orders))+`)`, store.Anys(orders)...)
+		settled, err := r.known(ctx, orders)
 		if err == nil && len(settled) > 0 {
 			err = store.Durable(ctx, r.db)
 		}
@@ -301,36 +301,31 @@ func (r *Runner) forget(ctx context.Context, sale int64) error {
 		for _, order := range settled {
 			retire = append(retire, entries[order]...)
 		}
-		if err := r.redis.Retire(ctx, sale, retire); err != nil {
+		if err := r.redis.Retire(ctx, id, retire); err != nil {
 			return err
 		}
 	}
-	return r.redis.Forget(ctx, sale, token)
+	return r.redis.Forget(ctx, id, token)
 }
 
-// archived returns those of the sales that are archived.
-func (r *Runner) archived(ctx context.Context, sales []int64) ([]int64, error) {
-	return ids[int64](ctx, r.db, `SELECT id FROM sales WHERE archived_at IS NOT NULL AND id IN (`+store.Marks(len(sales))+`)`, store.Anys(sales)...)
-}
-
-// ids runs a query of one column.
-func ids[T any](ctx context.Context, q Queryer, query string, args ...any) (list []T, err error) {
-	rows, err := q.QueryContext(ctx, query, args...)
+// known returns those of the orders that MySQL has.
+func (r *Runner) known(ctx context.Context, orders []string) (known []string, err error) {
+	rows, err := r.db.QueryContext(ctx, `SELECT id FROM orders WHERE id IN (`+store.Marks(len(orders))+`)`, store.Anys(orders)...)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", query, err)
+		return nil, fmt.Errorf("look for %d orders: %w", len(orders), err)
 	}
 	defer rows.Close()
 	for rows.Next() {
-		var id T
+		var id string
 		if err := rows.Scan(&id); err != nil {
-			return nil, fmt.Errorf("%s: %w", query, err)
+			return nil, fmt.Errorf("look for %d orders: %w", len(orders), err)
 		}
-		list = append(list, id)
+		known = append(known, id)
 	}
 	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
-		return nil, fmt.Errorf("%s: %w", query, err)
+		return nil, fmt.Errorf("look for %d orders: %w", len(orders), err)
 	}
-	return list, nil
+	return known, nil
 }
 
 // Prune forgets intents of sales that were done long ago, a bounded number, and says how many: call again at once while that is

@@ -22,6 +22,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"floodgate.internal/backend/backendtest"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
@@ -83,11 +84,11 @@ func claimAll(text string) error {
 		return fmt.Errorf("wait for the word: %w", err)
 	}
 	var got claimed
-	var entries []reserve.Entry
+	var entries []queued.Entry
 	for i := range len(p.Sales) * len(p.UIDs) {
 		sale, uid := p.Sales[i/len(p.UIDs)], p.UIDs[i%len(p.UIDs)]
 		if p.Forged {
-			entries = append(entries, forged(sale, uid, reserve.Entry{}))
+			entries = append(entries, forged(sale, uid, queued.Entry{}))
 		} else {
 			r := reserve.Request{Sale: sale, UID: uid, Quantity: 1, OrderID: newID(sale), Epoch: 1}
 			v, err := redis.Reserve(ctx, r)
@@ -376,7 +377,7 @@ func TestNoClaimWithoutItsOrder(t *testing.T) {
 			sale := s.sale(backendtest.SaleOptions{Kind: wire.Coupon, Guard: guard, Stock: 3, Limit: 3})
 			first := s.press(sale, "ann", 2, "")
 			s.settle(sale)
-			late := forged(sale, "bob", reserve.Entry{Quantity: 2, Slots: "1,2"}) // one unit is left
+			late := forged(sale, "bob", queued.Entry{Quantity: 2, Slots: "1,2"}) // one unit is left
 			again := s.outbox(sale)
 			if err := s.book.Settle(t.Context(), append(again, late)); err != nil {
 				t.Fatal(err)

@@ -21,6 +21,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"floodgate.internal/backend/intent"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/wire"
@@ -86,7 +87,7 @@ func (b *Store) Standby(acceptWithin time.Duration, returned func(sale int64)) {
 func (b *Store) Bound(within time.Duration) { b.bound = within }
 
 // left notes that orders have left the status queued.
-func (b *Store) left(entries ...reserve.Entry) {
+func (b *Store) left(entries ...queued.Entry) {
 	now := b.clk.Now()
 	for _, e := range entries {
 		if e.At <= 0 || e.At > maxMillis {

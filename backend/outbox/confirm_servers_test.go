@@ -13,13 +13,14 @@ import (
 
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/outbox"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/wire"
 )
 
 // pressed makes one order and returns its entry.
-func pressed(t *testing.T, s *reserve.Store, sale int64, uid string) reserve.Entry {
+func pressed(t *testing.T, s *reserve.Store, sale int64, uid string) queued.Entry {
 	t.Helper()
 	r := reserve.Request{Sale: sale, UID: uid, Quantity: 1, OrderID: wire.NewOrderID(uuid.Must(uuid.NewV7()).String(), sale), Key: "k", Epoch: 1}
 	v, err := s.Reserve(t.Context(), r)

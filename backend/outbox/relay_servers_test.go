@@ -15,6 +15,7 @@ import (
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/broker"
 	"floodgate.internal/backend/outbox"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 )
 
@@ -43,7 +44,7 @@ type watched struct {
 
 func watch(b *broker.Broker) *watched { return &watched{Broker: b, fenced: make(chan struct{}, 100)} }
 
-func (w *watched) Publish(ctx context.Context, es []reserve.Entry) error {
+func (w *watched) Publish(ctx context.Context, es []queued.Entry) error {
 	if err := w.Broker.Publish(ctx, es); err != nil {
 		return err
 	}
@@ -79,7 +80,7 @@ func relay(t *testing.T, s *reserve.Store, name string, idle time.Duration, p ou
 func settle(t *testing.T, b *broker.Broker, c *crowd) (stop func()) {
 	t.Helper()
 	return run(t, func(ctx context.Context) error {
-		return b.Consume(ctx, 200, time.Millisecond, c.handle, func(context.Context, []reserve.Entry) {})
+		return b.Consume(ctx, 200, time.Millisecond, c.handle, func(context.Context, []queued.Entry) {})
 	})
 }
 
@@ -109,7 +110,7 @@ func TestPublishedOrdersAreNotQueuedTwiceWhileTheyWait(t *testing.T) {
 	ids := press(t, s, 1, 50)
 	c := newCrowd(s)
 	mysql := make(chan struct{}) // closed: it is back
-	c.fail = func([]reserve.Entry) error {
+	c.fail = func([]queued.Entry) error {
 		select {
 		case <-mysql:
 			return nil

@@ -23,6 +23,7 @@ import (
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/order"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
@@ -252,7 +253,7 @@ func TestAPaymentThatCannotPayIsToBeGivenBack(t *testing.T) {
 	s := newShop(t, 20)
 	ctx := t.Context()
 	cancelled, expired, paid, overdue := s.ordered("cancelled"), s.ordered("expired"), s.ordered("paid"), s.ordered("overdue")
-	rejected := reserve.Entry{ID: wire.NewOrderID(uuid.Must(uuid.NewV7()).String(), s.sale), Sale: s.sale, UID: "r", Quantity: 1, Slots: "1", Epoch: 1, At: 1}
+	rejected := queued.Entry{ID: wire.NewOrderID(uuid.Must(uuid.NewV7()).String(), s.sale), Sale: s.sale, UID: "r", Quantity: 1, Slots: "1", Epoch: 1, At: 1}
 	if err := s.book.Reject(ctx, rejected, "undeliverable"); err != nil {
 		t.Fatal(err)
 	}

@@ -12,6 +12,7 @@ import (
 	"floodgate.internal/backend/catalog"
 	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/order"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/standby"
 	"floodgate.internal/backend/store"
@@ -185,21 +186,21 @@ const readPage = 2000
 // more, it takes them for a part of the transaction that follows, and they are back (valkey-io/valkey#4342). Nobody was promised such an
 // order, and what it took may be promised to others since. So it is no part of O: it gets what is left when it is adopted.
 func (a *attempt) read(ctx context.Context) error {
-	queued, bad, err := a.r.redis.Outbox(ctx, a.sale)
+	outbox, bad, err := a.r.redis.Outbox(ctx, a.sale)
 	if err != nil {
 		return err
 	}
 	for _, err := range bad {
 		a.r.log.Error("an outbox entry is no order: it is left out", "sale", a.sale, "error", err)
 	}
-	unheld, err := a.r.redis.Unheld(ctx, a.sale, queued)
+	unheld, err := a.r.redis.Unheld(ctx, a.sale, outbox)
 	if err != nil {
 		return err
 	}
 	if err := a.raise(ctx); err != nil {
 		return err
 	}
-	return a.readRows(ctx, queued, unheld)
+	return a.readRows(ctx, outbox, unheld)
 }
 
 // raise raises the epoch. The stock row is locked for no longer than that.
@@ -221,15 +222,15 @@ func (a *attempt) raise(ctx context.Context) error {
 }
 
 // readRows reads what MySQL has, and makes it durable there: the units of orders that ended are on sale again after this.
-func (a *attempt) readRows(ctx context.Context, queued []reserve.Entry, unheld map[string]bool) error {
-	if err := a.readMoment(ctx, queued, unheld); err != nil {
+func (a *attempt) readRows(ctx context.Context, outbox []queued.Entry, unheld map[string]bool) error {
+	if err := a.readMoment(ctx, outbox, unheld); err != nil {
 		return err
 	}
 	return store.Durable(ctx, a.r.db)
 }
 
 // readMoment reads in one REPEATABLE READ transaction, which sees MySQL as of its first statement.
-func (a *attempt) readMoment(ctx context.Context, queued []reserve.Entry, unheld map[string]bool) error {
+func (a *attempt) readMoment(ctx context.Context, outbox []queued.Entry, unheld map[string]bool) error {
 	tx, err := a.r.db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelRepeatableRead, ReadOnly: true})
 	if err != nil {
 		return fmt.Errorf("begin to read: %w", err)
@@ -259,7 +260,7 @@ func (a *attempt) readMoment(ctx context.Context, queued []reserve.Entry, unheld
 	if err := a.readIntents(ctx, tx); err != nil {
 		return err
 	}
-	return a.readOrders(ctx, tx, queued, unheld)
+	return a.readOrders(ctx, tx, outbox, unheld)
 }
 
 // readIntents notes the changes of the stock that total includes, so that Redis never applies one again.
@@ -287,13 +288,13 @@ func (a *attempt) readIntents(ctx context.Context, tx *sql.Tx) error {
 }
 
 // readOrders computes the reservations and the stock.
-func (a *attempt) readOrders(ctx context.Context, tx *sql.Tx, queued []reserve.Entry, unheld map[string]bool) error {
+func (a *attempt) readOrders(ctx context.Context, tx *sql.Tx, outbox []queued.Entry, unheld map[string]bool) error {
 	slots, err := a.readSlots(ctx, tx)
 	if err != nil {
 		return err
 	}
-	entries := make(map[string]string, len(queued))
-	for _, e := range queued {
+	entries := make(map[string]string, len(outbox))
+	for _, e := range outbox {
 		entries[e.ID] = e.Entry
 	}
 	var units int64
@@ -329,8 +330,8 @@ func (a *attempt) readOrders(ctx context.Context, tx *sql.Tx, queued []reserve.E
 			return fmt.Errorf("read the orders: %w", err)
 		}
 	}
-	var waiting, ghosts []reserve.Entry
-	for _, e := range queued { // O \ M
+	var waiting, ghosts []queued.Entry
+	for _, e := range outbox { // O \ M
 		switch {
 		case entries[e.ID] != e.Entry:
 		case unheld[e.ID]:

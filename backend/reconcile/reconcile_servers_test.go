@@ -21,6 +21,7 @@ import (
 	"floodgate.internal/backend/broker"
 	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/order"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/clock"
@@ -135,7 +136,7 @@ func request(sale, epoch int64, uid string, quantity int, key string) reserve.Re
 }
 
 // press makes an order and returns its entry.
-func (s *system) press(sale int64, uid string, quantity int, key string) reserve.Entry {
+func (s *system) press(sale int64, uid string, quantity int, key string) queued.Entry {
 	s.t.Helper()
 	v, err := s.redis.Reserve(s.t.Context(), request(sale, s.state(sale).Epoch, uid, quantity, key))
 	if err != nil || v.Answer != lua.Reserved {
@@ -145,7 +146,7 @@ func (s *system) press(sale int64, uid string, quantity int, key string) reserve
 }
 
 // entry reads an order's entry from the outbox.
-func (s *system) entry(sale int64, id string) reserve.Entry {
+func (s *system) entry(sale int64, id string) queued.Entry {
 	s.t.Helper()
 	all, bad, err := s.redis.Outbox(s.t.Context(), sale)
 	if err != nil || len(bad) > 0 {
@@ -157,11 +158,11 @@ func (s *system) entry(sale int64, id string) reserve.Entry {
 		}
 	}
 	s.t.Fatalf("order %s is not in the outbox", id)
-	return reserve.Entry{}
+	return queued.Entry{}
 }
 
 // settle does what the consumer does with entries.
-func (s *system) settle(es ...reserve.Entry) {
+func (s *system) settle(es ...queued.Entry) {
 	s.t.Helper()
 	if err := s.book.Settle(s.t.Context(), es); err != nil {
 		s.t.Fatal(err)
@@ -267,7 +268,7 @@ func TestANewSaleIsLoaded(t *testing.T) {
 }
 
 // history makes a sale in which something of everything happened, and lets one order wait in the outbox.
-func (s *system) history() (sale int64, waiting reserve.Entry) {
+func (s *system) history() (sale int64, waiting queued.Entry) {
 	s.t.Helper()
 	sale = s.sale(backendtest.SaleOptions{Stock: 20, Limit: 3})
 	pending, paid := s.press(sale, "ann", 2, "k1"), s.press(sale, "bob", 1, "k1")
@@ -287,12 +288,12 @@ func TestARebuildWritesWhatWasThere(t *testing.T) {
 	sale, _ := s.history()
 	// an entry of an order that is settled and not retired
 	late := s.press(sale, "eve", 1, "")
-	if err := s.book.Settle(t.Context(), []reserve.Entry{late}); err != nil {
+	if err := s.book.Settle(t.Context(), []queued.Entry{late}); err != nil {
 		t.Fatal(err)
 	}
 	// and one of an order that ended, and is not retired
 	over := s.press(sale, "fay", 1, "")
-	if err := s.book.Settle(t.Context(), []reserve.Entry{over}); err != nil {
+	if err := s.book.Settle(t.Context(), []queued.Entry{over}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := s.book.Cancel(t.Context(), "fay", over.ID); err != nil {
@@ -460,7 +461,7 @@ func TestReleasesWaitForTheGateAndHappenOnce(t *testing.T) {
 	sale := s.sale(backendtest.SaleOptions{Stock: 5, Limit: 3})
 	one, two, three := s.press(sale, "ann", 1, ""), s.press(sale, "bob", 1, ""), s.press(sale, "cid", 1, "")
 	s.settle(one, two, three)
-	cancel := func(e reserve.Entry) {
+	cancel := func(e queued.Entry) {
 		t.Helper()
 		if _, err := s.book.Cancel(t.Context(), e.UID, e.ID); err != nil {
 			t.Fatal(err)
@@ -561,7 +562,7 @@ func TestOneConnectionIsEnough(t *testing.T) { // as the embedded profile has it
 
 // ghost puts an order into the outbox that Redis does not hold, as one that was started again after it had died in the middle of
 // writing it down does.
-func (s *system) ghost(sale, epoch int64, uid, key string) reserve.Entry {
+func (s *system) ghost(sale, epoch int64, uid, key string) queued.Entry {
 	s.t.Helper()
 	id := wire.NewOrderID(uuid.Must(uuid.NewV7()).String(), sale)
 	c := s.redis.Client()
@@ -647,7 +648,7 @@ func TestARebuildLeavesOutWhatHasEnded(t *testing.T) {
 	s := newSystem(t, false)
 	sale := s.sale(backendtest.SaleOptions{Stock: 1})
 	e := s.press(sale, "ann", 1, "k")
-	if err := s.book.Settle(t.Context(), []reserve.Entry{e}); err != nil {
+	if err := s.book.Settle(t.Context(), []queued.Entry{e}); err != nil {
 		t.Fatal(err)
 	}
 	a := &attempt{r: s.rec, sale: sale}

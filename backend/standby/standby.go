@@ -24,6 +24,7 @@ import (
 
 	"floodgate.internal/backend/catalog"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/sale"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/failpoint"
@@ -265,7 +266,7 @@ type Length struct {
 }
 
 // Lengths are those of the sales that have a line.
-func Lengths(ctx context.Context, q catalog.Queryer, sales []int64) (map[int64]Length, error) {
+func Lengths(ctx context.Context, q sale.Queryer, sales []int64) (map[int64]Length, error) {
 	args := []any{string(wire.PendingPayment), waiting, offered}
 	for _, id := range sales {
 		args = append(args, id)

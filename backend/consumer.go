@@ -22,8 +22,7 @@ func (p *process) consumer(name string) func(context.Context) error {
 			})
 		}
 	}
-	reader := outbox.NewReader(p.redis, p.catalog.Live, name, c.Outbox.ClaimIdle, p.log, p.reg)
-	reader.DeadLetter = p.letters.Take
+	reader := outbox.NewReader(p.reader(name))
 	return func(ctx context.Context) error {
 		return reader.Run(ctx, func(ctx context.Context, batch []queued.Entry) error {
 			ctx, cancel := grace(ctx, settleGrace)

@@ -207,25 +207,24 @@ func (p *process) insist(ctx context.Context, what string, f func(context.Contex
 func (p *process) begin(base, work *tier) error {
 	c := p.config
 	p.catalog = catalog.New(p.db, p.redis, p.clk, p.log, p.reg)
-	p.line = standby.New(c.Standby.MaxLine, p.db, p.redis, p.catalog, p.clk, p.log, p.reg)
-	intents := intent.New(p.db, p.redis, p.clk, p.log, p.reg, p.line.Wake)
-	p.book = order.NewStore(p.db, p.redis, intents, p.clk, p.log, p.reg)
-	p.book.Bound(c.Orders.QueuedBound)
-	p.book.Standby(c.Standby.AcceptWithin, p.line.Wake)
+	p.line = standby.New(standby.Config{DB: p.db, Redis: p.redis, Catalog: p.catalog, Clock: p.clk, Log: p.log, Register: p.reg, MaxLine: c.Standby.MaxLine})
+	intents := intent.New(intent.Config{DB: p.db, Redis: p.redis, Clock: p.clk, Log: p.log, Register: p.reg, Returned: p.line.Wake})
+	p.book = order.NewStore(order.Config{DB: p.db, Redis: p.redis, Intents: intents, Clock: p.clk, Log: p.log, Register: p.reg,
+		QueuedBound: c.Orders.QueuedBound, AcceptWithin: c.Standby.AcceptWithin, Returned: p.line.Wake})
 	p.watchQueued()
-	p.claims = coupon.New(p.db, p.clk, p.reg)
-	p.letters = deadletter.NewStore(p.db, p.book, p.clk, p.log, p.reg)
-	p.payments = payment.New(c.Payments.providers(), p.db, p.book, p.clk, p.log, p.reg)
+	p.claims = coupon.New(coupon.Config{DB: p.db, Clock: p.clk, Register: p.reg})
+	p.letters = deadletter.NewStore(deadletter.Config{DB: p.db, Orders: p.book, Clock: p.clk, Log: p.log, Register: p.reg})
+	p.payments = payment.New(payment.Config{DB: p.db, Orders: p.book, Clock: p.clk, Log: p.log, Register: p.reg, Providers: c.Payments.providers()})
 	var fence reconcile.Fence // a nil interface without a broker
 	if p.broker != nil {
 		fence = p.broker
 	}
-	timelines := timeline.New(p.db, p.book, p.clk, timeline.Limits{Keep: c.Timeline.Keep, Rows: c.Timeline.MaxRowsPerSale}, p.log, p.reg)
-	p.reconciler = reconcile.New(p.db, p.redis, fence, p.log, p.reg)
-	p.reconciler.Lease(c.Locks.Lease)
+	timelines := timeline.New(timeline.Config{DB: p.db, Orders: p.book, Clock: p.clk, Log: p.log, Register: p.reg, Keep: c.Timeline.Keep, MaxRows: c.Timeline.MaxRowsPerSale})
+	p.reconciler = reconcile.New(reconcile.Config{DB: p.db, Redis: p.redis, Fence: fence, Log: p.log, Register: p.reg, Lease: c.Locks.Lease})
 
 	p.shelf = sku.NewCache(p.db, p.redis, p.log, p.reg)
-	carts := cart.New(cart.Config(c.Carts), p.db, p.shelf, p.clk, p.log, p.reg)
+	carts := cart.New(cart.Config{DB: p.db, SKUs: p.shelf, Clock: p.clk, Log: p.log, Register: p.reg,
+		PayWithin: c.Carts.PayWithin, AbandonedAfter: c.Carts.AbandonedAfter, MaxInFlight: c.Carts.MaxInFlight})
 
 	base.start("what survives", p.survival.watch(p.stores()))
 	base.start("catalog", p.catalog.Run)
@@ -238,9 +237,9 @@ func (p *process) begin(base, work *tier) error {
 	}
 	name := consumerName()
 	if p.roles.API {
-		orders := order.NewReader(p.db, p.redis, p.clk, p.log, p.reg)
+		orders := order.NewReader(order.ReaderConfig{DB: p.db, Redis: p.redis, Log: p.log, Register: p.reg})
 		base.start("order reader", orders.Run)
-		p.lists, p.origins = eligibility.New(p.db, p.log, p.reg), origins.New(p.clk.Now())
+		p.lists, p.origins = eligibility.New(eligibility.Config{DB: p.db, Log: p.log, Register: p.reg}), origins.New(p.clk.Now())
 		base.start("lists", p.lists.Run)
 		parts := api.Parts{Catalog: p.catalog, Redis: p.redis, Book: p.book, Orders: orders, Claims: p.claims, Reconciler: p.reconciler, Lists: p.lists, Origins: p.origins,
 			Outage: p.outage, Webhooks: p.payments, Carts: carts, Shelf: p.shelf, Timelines: timelines, Standby: p.line}
@@ -248,18 +247,12 @@ func (p *process) begin(base, work *tier) error {
 			parts.Payer = p.book
 		}
 		if c.Accept.After == AfterConfirm {
-			parts.Confirmer = outbox.NewConfirmer(p.redis, p.broker, c.Accept.ConfirmWithin, p.reg)
+			parts.Confirmer = outbox.NewConfirmer(outbox.ConfirmerConfig{Redis: p.redis, Broker: p.broker, Within: c.Accept.ConfirmWithin, Register: p.reg})
 		}
 		p.api.Begin(parts)
 	}
 	if p.roles.Relay && p.broker != nil {
-		relay := outbox.NewRelay(p.redis, p.catalog.Live, name, c.Outbox.ClaimIdle, p.broker, p.log, p.reg)
-		if c.Accept.After == AfterConfirm {
-			relay.Spare(c.Accept.ConfirmWithin)
-		}
-		relay.DeadLetter = p.letters.Take
-		relay.Deferred = func(ctx context.Context, sale int64) (bool, error) { return order.HasDeferred(ctx, p.db, sale) }
-		work.start("relay", relay.Run)
+		work.start("relay", p.relay(name).Run)
 	}
 	if p.roles.Consumer {
 		work.start("consumer", p.consumer(name))
@@ -307,11 +300,11 @@ func (p *process) stores() durability.Stores {
 }
 
 func (p *process) auditor() *audit.Auditor {
-	a := audit.New(p.db, p.redis, p.config.Orders.QueuedBound).Abandoned(p.config.Carts.AbandonedAfter)
-	if p.broker == nil {
-		return a
+	c := audit.Config{DB: p.db, Redis: p.redis, QueuedBound: p.config.Orders.QueuedBound, Abandoned: p.config.Carts.AbandonedAfter}
+	if p.broker != nil {
+		c.Broker = p.broker
 	}
-	return a.WithBroker(p.broker)
+	return audit.New(c)
 }
 
 // fence waits until what was published of a sale before is settled. It is nil without a broker.

@@ -189,7 +189,7 @@ func TestTheTimerFinishesAnArchive(t *testing.T) {
 	gone.Close()
 	c := o.Config
 	c.Redis, c.Register = gone, prometheus.NewRegistry()
-	c.Intents = intent.New(o.DB, gone, o.Clock, backendtest.Log(t), c.Register, nil)
+	c.Intents = intent.New(intent.Config{DB: o.DB, Redis: gone, Clock: o.Clock, Log: backendtest.Log(t), Register: c.Register})
 	if r := send(New(c), "POST", path+"/archive", ""); r.StatusCode != 200 {
 		t.Fatalf("got %d %+v", r.StatusCode, read[problem.Problem](t, r))
 	}

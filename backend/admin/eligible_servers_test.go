@@ -27,7 +27,7 @@ type listJSON struct {
 func TestBansAndEligibleUIDs(t *testing.T) {
 	t.Attr("row", "D13")
 	o := newOffice(t, 1) // one connection is enough: the embedded profile has no more
-	lists := eligibility.New(o.DB, o.Log, prometheus.NewRegistry())
+	lists := eligibility.New(eligibility.Config{DB: o.DB, Log: o.Log, Register: prometheus.NewRegistry()})
 	o.Lists = lists
 	const bans = "/admin/v1/bans"
 	if got := do[listJSON](o, 200, "GET", bans, ""); !got.Active || got.Size != 0 || len(got.UIDs) != 0 {

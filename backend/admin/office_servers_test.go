@@ -47,10 +47,10 @@ func newOffice(t *testing.T, connections int) *office {
 		t.Fatal(err)
 	}
 	clk, log, reg := new(clock.Clock), backendtest.Log(t), prometheus.NewRegistry()
-	intents := intent.New(db, redis, clk, log, reg, nil)
-	o := &office{t: t, book: order.NewStore(db, redis, intents, clk, log, reg), shelf: sku.NewCache(db, redis, log, reg)}
-	reconciler := reconcile.New(db, redis, nil, log, reg)
-	o.Admin = New(Config{Token: token, DB: db, Redis: redis, Clock: clk, Audit: audit.New(db, redis, time.Minute),
+	intents := intent.New(intent.Config{DB: db, Redis: redis, Clock: clk, Log: log, Register: reg})
+	o := &office{t: t, book: order.NewStore(order.Config{Intents: intents, DB: db, Redis: redis, Clock: clk, Log: log, Register: reg}), shelf: sku.NewCache(db, redis, log, reg)}
+	reconciler := reconcile.New(reconcile.Config{DB: db, Redis: redis, Log: log, Register: reg})
+	o.Admin = New(Config{Token: token, DB: db, Redis: redis, Clock: clk, Audit: audit.New(audit.Config{DB: db, Redis: redis, QueuedBound: time.Minute}),
 		Reconcile: func(ctx context.Context, sale int64) error {
 			if o.down != nil {
 				return o.down
@@ -64,7 +64,7 @@ func newOffice(t *testing.T, connections int) *office {
 		},
 		Book:    o.book,
 		Intents: intents,
-		Letters: deadletter.NewStore(db, o.book, clk, log, reg),
+		Letters: deadletter.NewStore(deadletter.Config{DB: db, Orders: o.book, Clock: clk, Log: log, Register: reg}),
 		Ready:   func(context.Context) []string { return nil }, Log: log, Gatherer: reg, Register: reg})
 	return o
 }

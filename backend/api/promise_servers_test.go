@@ -47,7 +47,7 @@ func confirming(t *testing.T, w *working) (b *broker.Broker, l *link) {
 			}
 		}
 	})
-	w.Confirmer = outbox.NewConfirmer(w.redis, far, 500*time.Millisecond, prometheus.NewRegistry())
+	w.Confirmer = outbox.NewConfirmer(outbox.ConfirmerConfig{Redis: w.redis, Broker: far, Within: 500 * time.Millisecond, Register: prometheus.NewRegistry()})
 	return direct, l
 }
 

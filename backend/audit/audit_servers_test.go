@@ -39,10 +39,10 @@ type shop struct {
 func newShop(t *testing.T, o backendtest.SaleOptions, bound time.Duration) *shop {
 	t.Helper()
 	db, redis := backendtest.MySQL(t), backendtest.Redis(t)
+	s := &shop{t: t, db: db, redis: redis, sale: backendtest.Sale(t, db, o), auditor: audit.New(audit.Config{DB: db, Redis: redis, QueuedBound: bound})}
 	clk, log, reg := new(clock.Clock), backendtest.Log(t), prometheus.NewRegistry()
-	s := &shop{t: t, db: db, redis: redis, sale: backendtest.Sale(t, db, o), auditor: audit.New(db, redis, bound),
-		intents: intent.New(db, redis, clk, log, reg, nil)}
-	s.book = order.NewStore(db, redis, s.intents, clk, log, reg)
+	s.intents = intent.New(intent.Config{DB: db, Redis: redis, Clock: clk, Log: log, Register: reg})
+	s.book = order.NewStore(order.Config{DB: db, Redis: redis, Intents: s.intents, Clock: clk, Log: log, Register: reg})
 	backendtest.Load(t, db, redis, s.sale)
 	return s
 }

@@ -54,6 +54,11 @@ func TestASettledEntryThatStaysIsFound(t *testing.T) {
 	s.balanced(9, 0, 1, 0, 10)
 }
 
+// withBroker is the shop's auditor, which asks the broker too.
+func (s *shop) withBroker(q audit.Queues, bound time.Duration) *audit.Auditor {
+	return audit.New(audit.Config{DB: s.db, Redis: s.redis, Broker: q, QueuedBound: bound})
+}
+
 // What the broker holds is no finding while an outbox accounts for it, nor before the bound; then it is.
 func TestWhatTheBrokerKeepsIsFound(t *testing.T) {
 	s := newShop(t, backendtest.SaleOptions{}, time.Second)
@@ -68,7 +73,7 @@ func TestWhatTheBrokerKeepsIsFound(t *testing.T) {
 		}
 	})
 	quiet := s.auditor
-	s.auditor = quiet.WithBroker(b)
+	s.auditor = s.withBroker(b, time.Second)
 	if r := s.audit(); !r.Balanced || r.Broker == nil || *r.Broker != (audit.Broker{Queue: broker.QueueName(b.Partition(s.sale)), Unacked: -1}) {
 		t.Errorf("got %+v", r.Broker)
 	}
@@ -143,8 +148,8 @@ func TestWhatPassesAtEveryLookIsNoFinding(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newShop(t, backendtest.SaleOptions{Stock: 1000}, bound)
-			s.auditor = s.auditor.WithBroker(c.queues)
-			box := deadletter.NewStore(s.db, s.book, new(clock.Clock), backendtest.Log(t), prometheus.NewRegistry())
+			s.auditor = s.withBroker(c.queues, bound)
+			box := deadletter.NewStore(deadletter.Config{DB: s.db, Orders: s.book, Clock: new(clock.Clock), Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
 			began := time.Now()
 			for i := 0; i < 5 || time.Since(began) < 4*bound; i++ {
 				c.passes(s, box, i)

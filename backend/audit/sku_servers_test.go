@@ -41,9 +41,9 @@ func newStore(t *testing.T) *store {
 	s := &store{t: t, db: backendtest.MySQL(t), redis: backendtest.Redis(t)}
 	clk, log, reg := new(clock.Clock), backendtest.Log(t), prometheus.NewRegistry()
 	s.shelf = sku.NewCache(s.db, s.redis, log, reg)
-	s.carts = cart.New(cart.Config{PayWithin: time.Minute, MaxInFlight: 10}, s.db, s.shelf, clk, log, reg)
-	s.intents = intent.New(s.db, s.redis, clk, log, reg, nil)
-	s.book = orders.NewStore(s.db, s.redis, s.intents, clk, log, reg)
+	s.carts = cart.New(cart.Config{PayWithin: time.Minute, MaxInFlight: 10, DB: s.db, SKUs: s.shelf, Clock: clk, Log: log, Register: reg})
+	s.intents = intent.New(intent.Config{DB: s.db, Redis: s.redis, Clock: clk, Log: log, Register: reg})
+	s.book = orders.NewStore(orders.Config{Intents: s.intents, DB: s.db, Redis: s.redis, Clock: clk, Log: log, Register: reg})
 	return s
 }
 
@@ -108,7 +108,7 @@ func TestASKUInOrderIsBalanced(t *testing.T) {
 	t.Attr("row", "E1 E5")
 	s := newStore(t)
 	skuID, unpaid, _ := s.sku()
-	a := New(s.db, s.redis, time.Hour)
+	a := New(Config{DB: s.db, Redis: s.redis, QueuedBound: time.Hour})
 	want := func(f func(SKU) bool) {
 		t.Helper()
 		r, err := a.SKU(t.Context(), skuID)
@@ -208,7 +208,7 @@ func TestWhatIsWrongWithASKUIsFound(t *testing.T) {
 			c.plant(skuID, unpaid, paid)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			r, err := New(s.db, s.redis, time.Second).Abandoned(time.Minute).SKU(ctx, skuID)
+			r, err := New(Config{DB: s.db, Redis: s.redis, QueuedBound: time.Second, Abandoned: time.Minute}).SKU(ctx, skuID)
 			if err != nil || r.Balanced {
 				t.Fatalf("got %+v, %v", r, err)
 			}

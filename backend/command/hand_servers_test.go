@@ -50,7 +50,7 @@ func newDesk(t *testing.T) *desk {
 		t.Fatal(err)
 	}
 	d.db = backendtest.OpenMySQL(t, d.c.MySQL, 2)
-	d.book = order.NewStore(d.db, d.redis, nil, new(clock.Clock), d.c.Log, prometheus.NewRegistry())
+	d.book = order.NewStore(order.Config{DB: d.db, Redis: d.redis, Clock: new(clock.Clock), Log: d.c.Log, Register: prometheus.NewRegistry()})
 	return d
 }
 

@@ -53,12 +53,21 @@ type Store struct {
 	taken  *prometheus.CounterVec
 }
 
-// NewStore makes a Box.
-func NewStore(db *sql.DB, orders Orders, clk *clock.Clock, log *slog.Logger, reg prometheus.Registerer) *Store {
-	b := &Store{db: db, orders: orders, clk: clk, log: log, taken: prometheus.NewCounterVec(prometheus.CounterOpts{
+// Config is what a Store needs.
+type Config struct {
+	DB       *sql.DB
+	Orders   Orders
+	Clock    *clock.Clock
+	Log      *slog.Logger
+	Register prometheus.Registerer
+}
+
+// NewStore makes a Store and registers its metrics.
+func NewStore(c Config) *Store {
+	b := &Store{db: c.DB, orders: c.Orders, clk: c.Clock, log: c.Log, taken: prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "backend_dead_letters_total", Help: "Messages that became dead letters, by what was done: ended (its order has a row now), " +
 			"kept (MySQL takes no row for its order, which stays in the outbox), unreadable."}, []string{"result"})}
-	reg.MustRegister(b.taken)
+	c.Register.MustRegister(b.taken)
 	return b
 }
 

@@ -39,11 +39,11 @@ func newWorld(t *testing.T) *world {
 	t.Helper()
 	db, redis, reg := backendtest.MySQL(t), backendtest.Redis(t), prometheus.NewRegistry()
 	w := &world{t: t, cache: sku.NewCache(db, redis, backendtest.Log(t), reg)}
-	w.Runner = New(db, redis, new(clock.Clock), backendtest.Log(t), reg, func(sale int64) {
+	w.Runner = New(Config{DB: db, Redis: redis, Clock: new(clock.Clock), Log: backendtest.Log(t), Register: reg, Returned: func(sale int64) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.told = append(w.told, sale)
-	})
+	}})
 	return w
 }
 
@@ -298,11 +298,11 @@ func TestIntents(t *testing.T) {
 // operator's adjust, which a reconciler or a load must know of.
 func TestDoneIntentsAreForgotten(t *testing.T) {
 	dsn := backendtest.MySQLDSN(t)
-	w := &world{t: t, Runner: New(backendtest.OpenMySQL(t, dsn, 4), backendtest.Redis(t), new(clock.Clock), backendtest.Log(t), prometheus.NewRegistry(), nil)}
+	w := &world{t: t, Runner: New(Config{DB: backendtest.OpenMySQL(t, dsn, 4), Redis: backendtest.Redis(t), Clock: new(clock.Clock), Log: backendtest.Log(t), Register: prometheus.NewRegistry()})}
 	_, err := store.Migrate(t.Context(), w.db)
 	w.must(err)
 	session := backendtest.OpenMySQL(t, dsn, 1)
-	alone := New(session, w.redis, w.clk, backendtest.Log(t), prometheus.NewRegistry(), nil)
+	alone := New(Config{DB: session, Redis: w.redis, Clock: w.clk, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
 	for _, c := range []struct {
 		t     *table
 		ended string

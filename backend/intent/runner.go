@@ -41,15 +41,27 @@ type Runner struct {
 	tried    *prometheus.CounterVec
 }
 
-// New makes a Runner. returned is told of each sale that may have units to give since; it may be nil.
-func New(db *sql.DB, redis *reserve.Store, clk *clock.Clock, log *slog.Logger, reg prometheus.Registerer, returned func(sale int64)) *Runner {
-	if returned == nil {
-		returned = func(int64) {}
+// Config is what a Runner needs.
+type Config struct {
+	DB       *sql.DB
+	Redis    *reserve.Store
+	Clock    *clock.Clock // follows Redis's clock
+	Log      *slog.Logger
+	Register prometheus.Registerer
+
+	// Returned is told, at once, when a sale may have units to offer to its standby line. Nil: nobody is.
+	Returned func(sale int64)
+}
+
+// New makes a Runner and registers its metrics.
+func New(c Config) *Runner {
+	if c.Returned == nil {
+		c.Returned = func(int64) {}
 	}
-	r := &Runner{db: db, redis: redis, clk: clk, log: log, returned: returned,
+	r := &Runner{db: c.DB, redis: c.Redis, clk: c.Clock, log: c.Log, returned: c.Returned,
 		tried: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "backend_intents_total",
 			Help: "Intents tried in Redis, by kind and result: done, or kept for later."}, []string{"kind", "result"})}
-	reg.MustRegister(r.tried)
+	c.Register.MustRegister(r.tried)
 	return r
 }
 

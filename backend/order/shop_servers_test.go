@@ -71,7 +71,8 @@ func (s *shop) bookAt(clk *clock.Clock) *Store {
 
 func newBook(db *sql.DB, redis *reserve.Store, clk *clock.Clock, log *slog.Logger) *Store {
 	reg := prometheus.NewRegistry()
-	return NewStore(db, redis, intent.New(db, redis, clk, log, reg, nil), clk, log, reg)
+	return NewStore(Config{DB: db, Redis: redis, Clock: clk, Log: log, Register: reg,
+		Intents: intent.New(intent.Config{DB: db, Redis: redis, Clock: clk, Log: log, Register: reg})})
 }
 
 func (s *shop) sale(o backendtest.SaleOptions) int64 {

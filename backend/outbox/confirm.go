@@ -30,15 +30,24 @@ type Confirmer struct {
 	failed   prometheus.Counter
 }
 
-// NewConfirmer makes a Confirmer that waits for a confirm for at most within.
-func NewConfirmer(redis *reserve.Store, pub Publisher, within time.Duration, reg prometheus.Registerer) *Confirmer {
+// ConfirmerConfig is what a Confirmer needs.
+type ConfirmerConfig struct {
+	Redis    *reserve.Store
+	Broker   Publisher
+	Register prometheus.Registerer
+
+	Within time.Duration // a confirm is waited for, at most
+}
+
+// NewConfirmer makes a Confirmer and registers its metrics.
+func NewConfirmer(c ConfirmerConfig) *Confirmer {
 	duration := prometheus.NewHistogram(prometheus.HistogramOpts{Name: "backend_confirm_duration_seconds",
 		Help:    "From a reservation to the broker's confirm of it and Redis's word that it still holds it.",
 		Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5}})
 	failed := prometheus.NewCounter(prometheus.CounterOpts{Name: "backend_unconfirmed_total",
 		Help: "Orders of which no confirm came in time; relays publish them."})
-	reg.MustRegister(duration, failed)
-	return &Confirmer{redis: redis, pub: pub, within: within, duration: duration, failed: failed}
+	c.Register.MustRegister(duration, failed)
+	return &Confirmer{redis: c.Redis, pub: c.Broker, within: c.Within, duration: duration, failed: failed}
 }
 
 // Confirm publishes an order. After nil the broker has confirmed it and Redis still holds it as it was published, so it survives

@@ -43,34 +43,48 @@ const (
 
 // Reader reads every live sale's outbox as one consumer of the group.
 type Reader struct {
+	stream
+	deadLetter func(ctx context.Context, m queued.DeadMessage) error
+	live       func() []int64
+	claimIdle  time.Duration
+	log        *slog.Logger
+	read       prometheus.Counter
+	claimed    prometheus.Counter
+	failed     prometheus.Counter
+	skipped    prometheus.Counter
+}
+
+// ReaderConfig is what a Reader needs.
+type ReaderConfig struct {
+	Redis    *reserve.Store
+	Log      *slog.Logger
+	Register prometheus.Registerer
+
+	// Live returns the sales to read. It is asked again and again.
+	Live func() []int64
+	// Name is the consumer's, unique among all processes, ever.
+	Name string
+	// ClaimIdle is how long an entry may be pending with any consumer but Published until this one takes it over.
+	ClaimIdle time.Duration
 	// DeadLetter takes an entry that is no order, or was delivered too often (deadletter.Store.Take). Nil says that it is kept,
 	// and that its order is retired with a row in MySQL, or stays in the outbox on purpose. Without DeadLetter an entry that is no
 	// order is skipped, and the others are delivered on.
 	DeadLetter func(ctx context.Context, m queued.DeadMessage) error
-	stream
-	live      func() []int64
-	claimIdle time.Duration
-	log       *slog.Logger
-	read      prometheus.Counter
-	claimed   prometheus.Counter
-	failed    prometheus.Counter
-	skipped   prometheus.Counter
 }
 
-// NewReader makes a Reader. live returns the sales to read, and is asked again and again. name is unique among all processes
-// ever. Entries that have been pending for claimIdle are taken over from any consumer but Published.
-func NewReader(redis *reserve.Store, live func() []int64, name string, claimIdle time.Duration, log *slog.Logger, reg prometheus.Registerer) *Reader {
-	c := func(name, help string) prometheus.Counter {
-		c := prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
-		reg.MustRegister(c)
-		return c
+// NewReader makes a Reader and registers its metrics.
+func NewReader(c ReaderConfig) *Reader {
+	counter := func(name, help string) prometheus.Counter {
+		n := prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
+		c.Register.MustRegister(n)
+		return n
 	}
 	return &Reader{
-		stream: stream{redis: redis, name: name}, live: live, claimIdle: claimIdle, log: log,
-		read:    c("backend_outbox_read_total", "Entries read from the outboxes, repeats included."),
-		claimed: c("backend_outbox_claimed_total", "Entries that were pending for too long and taken over."),
-		failed:  c("backend_outbox_handle_errors_total", "Batches of entries whose handling failed; they are handled again."),
-		skipped: c("backend_outbox_stray_total", "Entries that were pending with nobody though later ones had been read: Redis brought them back."),
+		stream: stream{redis: c.Redis, name: c.Name}, deadLetter: c.DeadLetter, live: c.Live, claimIdle: c.ClaimIdle, log: c.Log,
+		read:    counter("backend_outbox_read_total", "Entries read from the outboxes, repeats included."),
+		claimed: counter("backend_outbox_claimed_total", "Entries that were pending for too long and taken over."),
+		failed:  counter("backend_outbox_handle_errors_total", "Batches of entries whose handling failed; they are handled again."),
+		skipped: counter("backend_outbox_stray_total", "Entries that were pending with nobody though later ones had been read: Redis brought them back."),
 	}
 }
 
@@ -353,7 +367,7 @@ func (w *worker) claim(ctx context.Context, sale int64, from string, part []held
 	if len(claimed) > 0 {
 		w.r.log.Info("outbox: entries taken over", "sale", sale, "from", from, "entries", len(claimed))
 	}
-	if n := part[0].deliveries; n >= deliveryLimit && w.r.DeadLetter != nil && len(claimed) == 1 && claimed[0].err == nil && !claimed[0].gone {
+	if n := part[0].deliveries; n >= deliveryLimit && w.r.deadLetter != nil && len(claimed) == 1 && claimed[0].err == nil && !claimed[0].gone {
 		e := claimed[0].entry
 		_, err := w.deadLetter(ctx, sale, claimed[0].id, queued.DeadMessage{Queue: Queue, Payload: queued.Encode(e), Deliveries: n, Entry: &e,
 			Reason: fmt.Sprintf("delivered %d times and never settled: whoever tried it ended", n)})
@@ -364,7 +378,7 @@ func (w *worker) claim(ctx context.Context, sale int64, from string, part []held
 
 // deadLetter gives a dead letter away, or leaves its entry pending for now. Its errors are Redis's.
 func (w *worker) deadLetter(ctx context.Context, sale int64, id string, m queued.DeadMessage) (kept bool, err error) {
-	if err = w.r.DeadLetter(ctx, m); err == nil {
+	if err = w.r.deadLetter(ctx, m); err == nil {
 		return true, nil
 	}
 	if ctx.Err() != nil {
@@ -385,7 +399,7 @@ func (w *worker) give(ctx context.Context, found map[int64][]row) error {
 			switch {
 			case row.gone:
 				drop = append(drop, row.id)
-			case row.err != nil && w.r.DeadLetter == nil:
+			case row.err != nil && w.r.deadLetter == nil:
 				w.r.log.Error("outbox: an entry is no order: it is left out", "sale", sale, "error", row.err)
 				drop = append(drop, row.id)
 			case row.err != nil:

@@ -150,7 +150,7 @@ func (c *crowd) has(ids []string) bool {
 
 func read(t *testing.T, s *reserve.Store, name string, idle time.Duration, live func() []int64, handle func(context.Context, []queued.Entry) error) (stop func()) {
 	t.Helper()
-	r := outbox.NewReader(s, live, name, idle, backendtest.Log(t), prometheus.NewRegistry())
+	r := outbox.NewReader(outbox.ReaderConfig{Redis: s, Live: live, Name: name, ClaimIdle: idle, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
 	return run(t, func(ctx context.Context) error { return r.Run(ctx, handle) })
 }
 
@@ -499,13 +499,13 @@ func TestOnlyTheCulpritOfTheOutboxDies(t *testing.T) {
 	// Each reader ends as soon as it gets the culprit, and leaves what it holds to the next one.
 	for life := 1; ; life++ {
 		ctx, cancel := context.WithCancel(t.Context())
-		r := outbox.NewReader(s, sales(1), fmt.Sprint("dead-", life), time.Millisecond, backendtest.Log(t), prometheus.NewRegistry())
-		r.DeadLetter = func(_ context.Context, m queued.DeadMessage) error {
-			letters = append(letters, m)
-			close(ended)
-			cancel()
-			return nil
-		}
+		r := outbox.NewReader(outbox.ReaderConfig{Redis: s, Live: sales(1), Name: fmt.Sprint("dead-", life), ClaimIdle: time.Millisecond, Log: backendtest.Log(t), Register: prometheus.NewRegistry(),
+			DeadLetter: func(_ context.Context, m queued.DeadMessage) error {
+				letters = append(letters, m)
+				close(ended)
+				cancel()
+				return nil
+			}})
 		err := r.Run(ctx, func(hctx context.Context, batch []queued.Entry) error {
 			for _, e := range batch {
 				if e.ID == culprit {
@@ -578,15 +578,15 @@ func TestWhatIsNoOrderIsBuried(t *testing.T) {
 	}
 	ids := press(t, s, 1, 2)
 	c := newCrowd(s)
-	r := outbox.NewReader(s, sales(1), "a", time.Minute, backendtest.Log(t), prometheus.NewRegistry())
 	tries, got := 0, make(chan queued.DeadMessage, 10)
-	r.DeadLetter = func(_ context.Context, m queued.DeadMessage) error {
-		if tries++; tries < 3 {
-			return errors.New("no MySQL")
-		}
-		got <- m
-		return nil
-	}
+	r := outbox.NewReader(outbox.ReaderConfig{Redis: s, Live: sales(1), Name: "a", ClaimIdle: time.Minute, Log: backendtest.Log(t), Register: prometheus.NewRegistry(),
+		DeadLetter: func(_ context.Context, m queued.DeadMessage) error {
+			if tries++; tries < 3 {
+				return errors.New("no MySQL")
+			}
+			got <- m
+			return nil
+		}})
 	run(t, func(ctx context.Context) error { return r.Run(ctx, c.handle) })
 	m := <-got
 	if m.Queue != outbox.Queue || m.Entry != nil || string(m.Payload) != `{"what":"ever"}` || m.Reason == "" {

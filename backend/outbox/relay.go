@@ -3,14 +3,12 @@ package outbox
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
 	"floodgate.internal/backend/queued"
-	"floodgate.internal/backend/reserve"
 	"floodgate.internal/shared/failpoint"
 )
 
@@ -29,30 +27,35 @@ type Publisher interface {
 // published again, so nothing is queued twice however long MySQL is away.
 type Relay struct {
 	*Reader
-	pub   Publisher
-	spare time.Duration // 0: publish at once
-	// Deferred reports whether orders of a sale are deferred: nothing of it is published again meanwhile. Nil: none ever is.
-	// It must be set before Run.
-	Deferred    func(ctx context.Context, sale int64) (bool, error)
+	pub         Publisher
+	spare       time.Duration // 0: publish at once
+	deferred    func(ctx context.Context, sale int64) (bool, error)
 	republished prometheus.Counter
 	spared      prometheus.Counter
 }
 
-// NewRelay makes a Relay; for the parameters see NewReader. If entries that were published claimIdle ago are not retired, it
-// sends a fence.
-func NewRelay(redis *reserve.Store, live func() []int64, name string, claimIdle time.Duration, pub Publisher, log *slog.Logger, reg prometheus.Registerer) *Relay {
-	r := &Relay{Reader: NewReader(redis, live, name, claimIdle, log, reg), pub: pub,
+// RelayConfig is what a Relay needs. If entries that were published ClaimIdle ago are not retired, it sends a fence.
+type RelayConfig struct {
+	ReaderConfig
+	Broker Publisher
+
+	// Spare makes the relay the safety net of Confirmers, which publish their orders at once: it publishes only entries that are
+	// not marked as published for so long after it has read them. 0: it publishes at once.
+	Spare time.Duration
+	// Deferred reports whether orders of a sale are deferred: nothing of it is published again meanwhile. Nil: none ever is.
+	Deferred func(ctx context.Context, sale int64) (bool, error)
+}
+
+// NewRelay makes a Relay and registers its metrics.
+func NewRelay(c RelayConfig) *Relay {
+	r := &Relay{Reader: NewReader(c.ReaderConfig), pub: c.Broker, spare: c.Spare, deferred: c.Deferred,
 		republished: prometheus.NewCounter(prometheus.CounterOpts{Name: "backend_outbox_republished_total",
 			Help: "Entries that the broker had confirmed and lost, published again."})}
 	r.spared = prometheus.NewCounter(prometheus.CounterOpts{Name: "backend_outbox_overdue_total",
 		Help: "Entries that whoever made them did not publish in time, published by the relay (accept.after: confirm)."})
-	reg.MustRegister(r.republished, r.spared)
+	c.Register.MustRegister(r.republished, r.spared)
 	return r
 }
-
-// Spare makes the relay the safety net of Confirmers, which publish their orders at once: it publishes only entries that are not
-// marked as published for so long after it has read them. It must be called before Run.
-func (r *Relay) Spare(after time.Duration) { r.spare = after }
 
 // Run relays until ctx is cancelled, and then returns nil.
 func (r *Relay) Run(ctx context.Context) error {
@@ -176,8 +179,8 @@ func (r *Relay) ask(ctx context.Context, sales []int64) error {
 		return err
 	}
 	for _, sale := range sales {
-		if r.Deferred != nil {
-			if waits, err := r.Deferred(ctx, sale); err != nil {
+		if r.deferred != nil {
+			if waits, err := r.deferred(ctx, sale); err != nil {
 				return err
 			} else if waits {
 				continue

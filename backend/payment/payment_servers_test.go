@@ -60,7 +60,7 @@ func newShop(t *testing.T, stock int64) *shop {
 	}
 	s.clk = s.clockAhead(0)
 	s.book, s.desk = s.open(s.db, s.clk)
-	s.intents = intent.New(s.db, s.redis, s.clk, backendtest.Log(t), prometheus.NewRegistry(), nil)
+	s.intents = intent.New(intent.Config{DB: s.db, Redis: s.redis, Clock: s.clk, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
 	s.sale = backendtest.Sale(t, s.db, backendtest.SaleOptions{Stock: stock, Price: 4900, PayWithin: time.Minute, Limit: 2})
 	backendtest.Load(t, s.db, s.redis, s.sale)
 	t.Cleanup(func() {
@@ -85,9 +85,9 @@ func (s *shop) clockAhead(d time.Duration) *clock.Clock {
 
 func (s *shop) open(db *sql.DB, clk *clock.Clock) (*order.Store, *Webhooks) {
 	reg := prometheus.NewRegistry()
-	log := backendtest.Log(s.t)
-	book := order.NewStore(db, s.redis, intent.New(db, s.redis, clk, log, reg, nil), clk, log, reg)
-	return book, New([]Provider{{"acme", []string{secret}}, {"beta", []string{other}}}, db, book, clk, log, reg)
+	book := order.NewStore(order.Config{Intents: intent.New(intent.Config{DB: db, Redis: s.redis, Clock: clk, Log: backendtest.Log(s.t), Register: reg}),
+		DB: db, Redis: s.redis, Clock: clk, Log: backendtest.Log(s.t), Register: reg})
+	return book, New(Config{Providers: []Provider{{"acme", []string{secret}}, {"beta", []string{other}}}, DB: db, Orders: book, Clock: clk, Log: backendtest.Log(s.t), Register: reg})
 }
 
 // queued is an order that only Redis has.

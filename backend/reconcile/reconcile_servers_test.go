@@ -60,8 +60,8 @@ func newSystemOn(t testing.TB, redis *reserve.Store, withBroker bool) *system {
 		t.Fatal(err)
 	}
 	clk.Set(now, asked)
-	s.intents = intent.New(s.db, s.redis, &clk, backendtest.Log(t), prometheus.NewRegistry(), nil)
-	s.book = order.NewStore(s.db, s.redis, s.intents, &clk, backendtest.Log(t), prometheus.NewRegistry())
+	s.intents = intent.New(intent.Config{DB: s.db, Redis: s.redis, Clock: &clk, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
+	s.book = order.NewStore(order.Config{Intents: s.intents, DB: s.db, Redis: s.redis, Clock: &clk, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
 	var fence Fence
 	if withBroker {
 		s.broker, err = broker.Open(broker.Config{URL: backendtest.AMQP(t), Partitions: 2}, backendtest.Log(t), prometheus.NewRegistry())
@@ -96,7 +96,7 @@ func newSystemOn(t testing.TB, redis *reserve.Store, withBroker bool) *system {
 
 // reconciler makes another one, as another process would.
 func (s *system) reconciler(fence Fence) *Reconciler {
-	return New(s.db, s.redis, fence, backendtest.Log(s.t), prometheus.NewRegistry())
+	return New(Config{DB: s.db, Redis: s.redis, Fence: fence, Log: backendtest.Log(s.t), Register: prometheus.NewRegistry()})
 }
 
 func (s *system) sale(o backendtest.SaleOptions) int64 {
@@ -560,9 +560,9 @@ func TestOneConnectionIsEnough(t *testing.T) { // as the embedded profile has it
 	s.balanced(sale)
 }
 
-// ghost puts an order into the outbox that Redis does not hold, as one that was started again after it had died in the middle of
+// orphan puts an order into the outbox that Redis does not hold, as one that was started again after it had died in the middle of
 // writing it down does.
-func (s *system) ghost(sale, epoch int64, uid, key string) queued.Entry {
+func (s *system) orphan(sale, epoch int64, uid, key string) queued.Entry {
 	s.t.Helper()
 	id := wire.NewOrderID(uuid.Must(uuid.NewV7()).String(), sale)
 	c := s.redis.Client()
@@ -593,19 +593,19 @@ func TestAGhostGetsWhatIsLeft(t *testing.T) {
 			s := newSystem(t, false)
 			sale := s.sale(backendtest.SaleOptions{Stock: c.stock, Limit: 1})
 			promised := s.press(sale, "bob", 1, "k")
-			ghost := s.ghost(sale, s.state(sale).Epoch-1, c.uid, c.key)
+			orphan := s.orphan(sale, s.state(sale).Epoch-1, c.uid, c.key)
 			s.reconcile(sale)
 			if st := s.state(sale); st.Stock != c.stock-1 {
 				t.Errorf("the stock is %d, want %d", st.Stock, c.stock-1)
 			}
-			s.settle(ghost)
+			s.settle(orphan)
 			s.settle(promised)
 			s.settleOutbox(sale)
 			if got := s.status(promised.ID); got != string(wire.PendingPayment) {
 				t.Errorf("the promised order is %s", got)
 			}
-			if got := s.status(ghost.ID); got != string(c.want) {
-				t.Errorf("the ghost is %s, want %s", got, c.want)
+			if got := s.status(orphan.ID); got != string(c.want) {
+				t.Errorf("the orphan is %s, want %s", got, c.want)
 			}
 			if _, err := s.intents.Run(t.Context()); err != nil {
 				t.Fatal(err)
@@ -671,11 +671,11 @@ func TestARebuildLeavesOutWhatHasEnded(t *testing.T) {
 	s.balanced(sale)
 }
 
-// Somebody deletes what Redis holds, but for the outbox: many orders at once are no ghosts.
+// Somebody deletes what Redis holds, but for the outbox: many orders at once are no orphans.
 func TestDeletedReservationsAreMadeAnew(t *testing.T) {
 	s := newSystem(t, false)
-	sale := s.sale(backendtest.SaleOptions{Stock: mostGhosts + 1})
-	for i := range mostGhosts + 1 {
+	sale := s.sale(backendtest.SaleOptions{Stock: mostOrphans + 1})
+	for i := range mostOrphans + 1 {
 		s.press(sale, fmt.Sprint("u", i), 1, "k")
 	}
 	want := s.content(sale)

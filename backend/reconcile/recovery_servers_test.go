@@ -139,7 +139,8 @@ func TestAQueueThatWaitsForADeadReconcilerIsAdopted(t *testing.T) {
 	s.consume(t, nil) // it defers them: they are of an older epoch, and the gate is closed
 	s.rec.drain = 500 * time.Millisecond
 	s.reconcile(sale)
-	background(t, outbox.NewRelay(s.redis, func() []int64 { return []int64{sale} }, "relay", time.Minute, s.broker, backendtest.Log(t), prometheus.NewRegistry()).Run)
+	background(t, outbox.NewRelay(outbox.RelayConfig{ReaderConfig: outbox.ReaderConfig{Redis: s.redis, Live: func() []int64 { return []int64{sale} },
+		Name: "relay", ClaimIdle: time.Minute, Log: backendtest.Log(t), Register: prometheus.NewRegistry()}, Broker: s.broker}).Run)
 	v, err := s.redis.Reserve(t.Context(), request(sale, s.state(sale).Epoch, "late", 1, ""))
 	if err != nil || v.Answer != lua.SoldOut {
 		t.Errorf("as soon as the gate is open, a late buyer got %+v, %v; want sold out: every unit was adopted", v, err)
@@ -417,7 +418,7 @@ func TestANodeOfAnEarlierLifeIsReconciled(t *testing.T) {
 	s := newSystem(t, false)
 	sale := s.sale(backendtest.SaleOptions{Stock: 5})
 	epoch := s.state(sale).Epoch
-	here, err := s.rec.newestLife(t.Context())
+	here, err := s.rec.newestIncarnation(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -437,7 +438,7 @@ func TestANodeOfAnEarlierLifeIsReconciled(t *testing.T) {
 	s.redis.Believe(here) // as a process does that has not noticed anything
 	background(t, s.rec.Keep)
 	eventually(t, "the sale is reconciled in a new life", func() bool {
-		newest, err := s.rec.newestLife(t.Context())
+		newest, err := s.rec.newestIncarnation(t.Context())
 		return err == nil && newest != here && newest != "elsewhere" && s.state(sale).Epoch > epoch
 	})
 	s.reserves()
@@ -499,7 +500,8 @@ func TestNothingPromisedIsLostWhileRedisIsEmptiedAgainAndAgain(t *testing.T) {
 	sales := []int64{s.sale(backendtest.SaleOptions{Stock: stock, Limit: 2}), s.sale(backendtest.SaleOptions{Stock: stock, Limit: 2})}
 	live := func() []int64 { return sales }
 	for _, name := range []string{"r1", "r2"} {
-		background(t, outbox.NewRelay(s.redis, live, name, time.Second, s.broker, backendtest.Log(t), prometheus.NewRegistry()).Run)
+		background(t, outbox.NewRelay(outbox.RelayConfig{ReaderConfig: outbox.ReaderConfig{Redis: s.redis, Live: live,
+			Name: name, ClaimIdle: time.Second, Log: backendtest.Log(t), Register: prometheus.NewRegistry()}, Broker: s.broker}).Run)
 	}
 	s.consume(t, nil)
 	for range 2 {

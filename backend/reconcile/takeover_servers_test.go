@@ -50,7 +50,7 @@ func (s *system) process(t *testing.T, fence Fence, shorter time.Duration) *proc
 		t.Fatal(err)
 	}
 	t.Cleanup(store.Close)
-	p.Reconciler = New(p.conns, store, fence, backendtest.Log(t), prometheus.NewRegistry())
+	p.Reconciler = New(Config{DB: p.conns, Redis: store, Fence: fence, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
 	for _, d := range []*time.Duration{&p.drain, &p.patience, &p.takeover, &p.beat} {
 		*d /= shorter
 	}

@@ -81,7 +81,7 @@ func TestEveryScriptOnARedisCluster(t *testing.T) {
 	must(forgetAndTeach(t, s))
 	var clk clock.Clock
 	clk.Set(time.Now(), time.Now())
-	intents := intent.New(db, s, &clk, backendtest.Log(t), prometheus.NewRegistry(), nil)
+	intents := intent.New(intent.Config{DB: db, Redis: s, Clock: &clk, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
 	for range 8 {
 		skuID := backendtest.SKU(t, db, 5, 100, "EUR")
 		must(shelf.Load(ctx, skuID))

@@ -33,7 +33,7 @@ func (n noOrders) Retire(context.Context, []queued.Entry) error {
 // The stand-in keeps dead letters as the real server does.
 func TestDeadLettersAreKept(t *testing.T) {
 	_, db := openMySQL(t, 1)
-	box := deadletter.NewStore(db, noOrders{t}, new(clock.Clock), slog.New(slog.DiscardHandler), prometheus.NewRegistry())
+	box := deadletter.NewStore(deadletter.Config{DB: db, Orders: noOrders{t}, Clock: new(clock.Clock), Log: slog.New(slog.DiscardHandler), Register: prometheus.NewRegistry()})
 	for range 2 {
 		if err := box.Take(t.Context(), queued.DeadMessage{Queue: "outbox", Reason: "it is none", Payload: []byte("\xff\x00"), Deliveries: 1}); err != nil {
 			t.Fatal(err)

@@ -13,6 +13,8 @@ import (
 
 	"floodgate.internal/backend/admin"
 	"floodgate.internal/backend/audit"
+	"floodgate.internal/backend/change"
+	"floodgate.internal/backend/closing"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/shared/hosts"
 	"floodgate.internal/shared/problem"
@@ -78,17 +80,22 @@ func (o *operators) serve(ctx context.Context, ln net.Listener) error {
 	return admin.Serve(ctx, ln, o, o.log)
 }
 
-// newAdmin makes the admin API.
+// newAdmin makes the admin API, and what closes sales.
 func (p *process) newAdmin() *admin.Admin {
+	auditor := p.auditor()
+	changes := &change.Maker{DB: p.db, Clock: p.clk, Intents: p.intents, Reconcile: p.reconciler.Sale, Changed: p.catalog.Refresh, Log: p.log}
+	closes := closing.Config{DB: p.db, Redis: p.redis, Clock: p.clk, Audit: auditor, Maker: changes, Log: p.log, Register: p.reg}
 	c := admin.Config{
 		Token: p.config.AdminToken.Reveal(), DB: p.db, Redis: p.redis, Clock: p.clk, Log: p.log, Gatherer: p.reg, Register: p.reg,
-		Audit: p.auditor(), Book: p.orders, Intents: p.intents, Letters: p.deadLetters, Lists: p.lists, Concentration: p.origins,
-		Reconcile: p.reconciler.Sale, Rebuild: p.skus.Rebuild, Changed: p.catalog.Refresh, Timeline: p.timelines.Of,
+		Audit: auditor, Changes: changes, Book: p.orders, Letters: p.deadLetters, Lists: p.lists, Concentration: p.origins,
+		Reconcile: p.reconciler.Sale, Rebuild: p.skus.Rebuild, Timeline: p.timelines.Of,
 		Ready: p.reasons, Survives: p.durability.last.Load,
 	}
 	if p.broker != nil {
-		c.Fence, c.Queues = p.fence, p.broker.Queues
+		closes.Fence, c.Queues = p.fence, p.broker.Queues
 	}
+	p.closing = closing.New(closes)
+	c.Closing = p.closing
 	return admin.New(c)
 }
 

@@ -14,6 +14,7 @@ import (
 	"floodgate.internal/backend/broker"
 	"floodgate.internal/backend/cart"
 	"floodgate.internal/backend/catalog"
+	"floodgate.internal/backend/closing"
 	"floodgate.internal/backend/coupon"
 	"floodgate.internal/backend/deadletter"
 	"floodgate.internal/backend/eligibility"
@@ -23,6 +24,7 @@ import (
 	"floodgate.internal/backend/payment"
 	"floodgate.internal/backend/reconcile"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/sale"
 	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/standby"
 	"floodgate.internal/backend/timeline"
@@ -58,6 +60,7 @@ type process struct {
 	payments    *payment.Webhooks
 	timelines   *timeline.Store
 	reconciler  *reconcile.Reconciler
+	closing     *closing.Sales
 	lists       *eligibility.Lists // nil without the role api
 	origins     *origins.Report    // the same
 	durability  durabilityLog
@@ -161,7 +164,7 @@ func (p *process) build() {
 	p.catalog = catalog.New(p.db, p.redis, p.clk, p.log, p.reg)
 	p.standby = standby.New(standby.Config{DB: p.db, Redis: p.redis, Catalog: p.catalog, Clock: p.clk, Log: p.log, Register: p.reg,
 		MaxLine: c.Standby.MaxLine})
-	p.intents = intent.New(intent.Config{DB: p.db, Redis: p.redis, Clock: p.clk, Log: p.log, Register: p.reg, Returned: p.standby.Wake})
+	p.intents = intent.New(intent.Config{DB: p.db, Sales: sale.Reader{DB: p.db}, Redis: p.redis, Clock: p.clk, Log: p.log, Register: p.reg, Returned: p.standby.Wake})
 	p.orders = order.NewStore(order.Config{DB: p.db, Redis: p.redis, Intents: p.intents, Clock: p.clk, Log: p.log, Register: p.reg,
 		QueuedBound: c.Orders.QueuedBound, AcceptWithin: c.Standby.AcceptWithin, Returned: p.standby.Wake})
 	p.claims = coupon.New(coupon.Config{DB: p.db, Clock: p.clk, Register: p.reg})

@@ -40,9 +40,9 @@ func (p *process) beginTimer(work *stage, operator *admin.Admin) {
 		periodic{"intents", timerEvery, passTime, p.intents.Run},
 		periodic{"intents of SKUs", timerEvery, passTime, p.intents.RunSKUs},
 		periodic{"carts", timerEvery, passTime, p.carts.Sweep},
-		periodic{"unsold units", timerEvery, passTime, operator.ReturnUnsold},
+		periodic{"unsold units", timerEvery, passTime, p.closing.ReturnUnsold},
 		periodic{"the archive of sales that are over", pruneEvery, archiveTime, func(ctx context.Context) (int, error) {
-			return operator.ArchiveOver(ctx, p.config.Sales.archiveAfter())
+			return p.closing.ArchiveOver(ctx, p.config.Sales.archiveAfter())
 		}},
 		periodic{"old timelines", pruneEvery, passTime, p.timelines.Prune},
 		periodic{"old requests of carts", pruneEvery, passTime, p.carts.Prune},

@@ -1,8 +1,8 @@
 // Package admin is the operators' listener: the admin API, the console that uses it, health, readiness, metrics and profiles.
 //
-// A change is one MySQL transaction: the change itself, the sale's next version, the intents that carry it to Redis, a row
-// of the audit log, and the answer under its Idempotency-Key. After the COMMIT it is applied to Redis at once; what fails
-// there is left to the timer, and the answer is the same: it will happen.
+// A route decodes a request, calls the package that knows, and encodes what it answers; errors become problems in refusal.go.
+// A change is made by package change, with the answer under its Idempotency-Key in the same transaction. What could not be
+// done in Redis at once is left to the timer, and the answer is the same: it will happen.
 //
 // Who may what: everything under /admin/ and /debug/pprof/ takes the bearer admin token. /-/healthy, /-/ready and
 // /metrics take none, for probes and Prometheus: they name no shopper and change nothing; nor do the console's files, which
@@ -30,11 +30,12 @@ import (
 	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/broker"
+	"floodgate.internal/backend/change"
+	"floodgate.internal/backend/closing"
 	"floodgate.internal/backend/console"
 	"floodgate.internal/backend/deadletter"
 	"floodgate.internal/backend/durability"
 	"floodgate.internal/backend/eligibility"
-	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/origins"
 	"floodgate.internal/backend/reserve"
@@ -51,19 +52,16 @@ type Config struct {
 	Redis *reserve.Store
 	Clock *clock.Clock
 	Audit *audit.Auditor
+	// Changes makes the changes, Closing archives sales.
+	Changes *change.Maker
+	Closing *closing.Sales
 	// Reconcile writes one sale into Redis from MySQL and the outbox: reconcile.Reconciler.Sale.
 	Reconcile func(ctx context.Context, sale int64) error
-	// Fence returns once the sale's queue is drained, broker.Broker.Fence: nil without a broker.
-	Fence func(ctx context.Context, sale int64) error
 	// Rebuild writes one SKU into Redis from MySQL: stock.Shelf.Rebuild.
 	Rebuild func(ctx context.Context, sku int64) error
-	// Changed is called after each change, so that the feed has it at once: catalog.Catalog.Refresh.
-	Changed func(ctx context.Context) error
 	// Queues describes the broker's queues, broker.Broker.Queues: nil without a broker.
 	Queues func(ctx context.Context) ([]broker.QueueState, error)
 	Book   *order.Store
-	// Intents carries changes out in Redis.
-	Intents *intent.Runner
 	// Lists are those of who may buy, and Concentration is where orders come from, of a process that takes orders; else nil.
 	Lists         *eligibility.Lists
 	Concentration *origins.Report
@@ -86,21 +84,15 @@ type Admin struct {
 	token    [sha256.Size]byte
 	requests *prometheus.CounterVec
 	mux      *http.ServeMux
-
-	unarchived map[int64]time.Time // see ArchiveOver: when it looks at a sale again
-	stuck      prometheus.Gauge
 }
 
 // New makes an Admin. It registers its metrics.
 func New(c Config) *Admin {
-	a := &Admin{Config: c, token: sha256.Sum256([]byte(c.Token)), mux: http.NewServeMux(), unarchived: map[int64]time.Time{}}
+	a := &Admin{Config: c, token: sha256.Sum256([]byte(c.Token)), mux: http.NewServeMux()}
 	a.requests = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "backend_admin_requests_total", Help: "Requests to the admin listener, by route and status.",
 	}, []string{"route", "status"})
-	a.stuck = prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "backend_sales_unarchived", Help: "Sales that are over for longer than sales.archive_after, and that this process could not archive: the log says why, and so does `backend sale archive`.",
-	})
-	c.Register.MustRegister(a.requests, a.stuck)
+	c.Register.MustRegister(a.requests)
 	a.routes()
 	return a
 }

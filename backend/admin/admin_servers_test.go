@@ -103,7 +103,7 @@ func TestASharedSKUIsAllottedExactly(t *testing.T) {
 	if statuses[200] != 4 || statuses[409] != 4 {
 		t.Errorf("got %v, want four of each", statuses)
 	}
-	if _, err := o.Intents.Run(t.Context()); err != nil {
+	if _, err := o.Changes.Intents.Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if got := o.sku(k.ID); got.Available != 0 || got.Allotted != 100 || got.Total != 100 {
@@ -190,7 +190,7 @@ func TestRedisOutOfReachLeavesTheIntents(t *testing.T) {
 		t.Fatal(err)
 	}
 	o.balanced(s.ID) // what is under way is no finding
-	if n, err := o.Intents.Run(t.Context()); n != 2 || err != nil {
+	if n, err := o.Changes.Intents.Run(t.Context()); n != 2 || err != nil {
 		t.Fatalf("the timer did %d, %v", n, err)
 	}
 	if st := o.state(s.ID); st.Stock != 107 || st.Total != 107 {
@@ -215,7 +215,7 @@ func TestUnsoldUnitsGoBackWhenNothingIsQueued(t *testing.T) {
 	s := do[adminapi.Sale](o, 201, "POST", "/admin/v1/sales", openSale(fmt.Sprintf(`,"sku_id":%d,"per_user_limit":3`, k.ID)))
 	returned := func(want int) {
 		t.Helper()
-		if n, err := o.ReturnUnsold(t.Context()); n != want || err != nil {
+		if n, err := o.Closing.ReturnUnsold(t.Context()); n != want || err != nil {
 			t.Errorf("gave back the units of %d sales, %v; want %d", n, err, want)
 		}
 	}
@@ -258,7 +258,7 @@ func TestReturnUnsoldByManyAtOnce(t *testing.T) {
 	total := 0
 	for range 6 {
 		wg.Go(func() {
-			n, err := o.ReturnUnsold(t.Context())
+			n, err := o.Closing.ReturnUnsold(t.Context())
 			if err != nil {
 				t.Error(err)
 			}

@@ -13,13 +13,13 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/go-json-experiment/json"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 
 	"floodgate.internal/backend/adminapi"
+	"floodgate.internal/backend/change"
 	"floodgate.internal/backend/eligibility"
 	"floodgate.internal/backend/sale"
 	"floodgate.internal/backend/store"
@@ -43,9 +43,9 @@ func offline(t *testing.T) *Admin {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = db.Close() })
-	reg := prometheus.NewRegistry()
+	clk, log, reg := new(clock.Clock), slog.New(slog.NewTextHandler(t.Output(), nil)), prometheus.NewRegistry()
 	return New(Config{
-		Token: token, DB: db, Clock: new(clock.Clock), Log: slog.New(slog.NewTextHandler(t.Output(), nil)), Gatherer: reg, Register: reg,
+		Token: token, DB: db, Clock: clk, Log: log, Gatherer: reg, Register: reg, Changes: &change.Maker{DB: db, Clock: clk, Log: log},
 		Ready: func(context.Context) []string { return []string{"mysql: it does not answer"} },
 	})
 }
@@ -388,43 +388,11 @@ func TestMySQLDownDoesNothingAndSaysSo(t *testing.T) {
 	}
 }
 
-func TestWhatMayChangeWhileItSells(t *testing.T) {
-	start := time.Date(2026, 7, 1, 10, 0, 0, 0, time.UTC)
-	mug := sale.Record{Sale: sale.Sale{Title: "Mug", Price: 100, Currency: "EUR", StartsAt: start, EndsAt: start.Add(time.Hour), PerUserLimit: 2, PayWithin: time.Minute,
-		Tranches: []sale.Tranche{{At: start.Add(10 * time.Minute), Quantity: 5}, {At: start.Add(30 * time.Minute), Quantity: 5}}}}
-	str := func(s string) *string { return &s }
-	num := func(n int64) *int64 { return &n }
-	at := func(d time.Duration) *string { return str(start.Add(d).Format(wire.TimeFormat)) }
-	for name, c := range map[string]struct {
-		in            adminapi.SalePatch
-		before, while string // the field that is refused; "" for none
-	}{
-		"title":            {adminapi.SalePatch{Title: str("Cup")}, "", ""},
-		"price":            {adminapi.SalePatch{Price: num(200)}, "", "price"},
-		"same price":       {adminapi.SalePatch{Price: num(100)}, "", ""},
-		"start later":      {adminapi.SalePatch{StartsAt: at(5 * time.Minute)}, "", "starts_at"},
-		"start too late":   {adminapi.SalePatch{StartsAt: at(20 * time.Minute)}, "starts_at", "starts_at"},
-		"end later":        {adminapi.SalePatch{EndsAt: at(2 * time.Hour)}, "", ""},
-		"end in a tranche": {adminapi.SalePatch{EndsAt: at(20 * time.Minute)}, "ends_at", "ends_at"},
-		"end first":        {adminapi.SalePatch{EndsAt: at(-time.Minute)}, "ends_at", "ends_at"},
-		"limit up":         {adminapi.SalePatch{PerUserLimit: num(3)}, "", ""},
-		"limit down":       {adminapi.SalePatch{PerUserLimit: num(1)}, "", "per_user_limit"},
-		"limit 0":          {adminapi.SalePatch{PerUserLimit: num(0)}, "per_user_limit", "per_user_limit"},
-		"time to pay":      {adminapi.SalePatch{PayWithin: num(5)}, "", ""},
-		"pay at once":      {adminapi.SalePatch{PayWithin: num(0)}, "pay_within_s", "pay_within_s"},
-	} {
-		for when, now := range map[string]time.Time{"before": start.Add(-time.Minute), "about to start": start.Add(-time.Second), "while it sells": start.Add(time.Minute)} {
-			want := c.before
-			if when != "before" {
-				want = c.while
-			}
-			s, got := mug, ""
-			if err := applyPatch(c.in, &s, now); err != nil {
-				got = err.(*problem.Problem).Field //nolint:errorlint // apply makes nothing else
-			}
-			if got != want {
-				t.Errorf("%s, %s: got %q refused, want %q", name, when, got, want)
-			}
+func TestAPatchHasBounds(t *testing.T) {
+	zero := int64(0)
+	for field, in := range map[string]adminapi.SalePatch{"per_user_limit": {PerUserLimit: &zero}, "pay_within_s": {PayWithin: &zero}} {
+		if p := ruled(patch(in, &sale.Record{})); p == nil || p.Field != field {
+			t.Errorf("%s of 0: got %v", field, p)
 		}
 	}
 }

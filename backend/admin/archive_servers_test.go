@@ -16,9 +16,11 @@ import (
 	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/backendtest"
+	"floodgate.internal/backend/closing"
 	"floodgate.internal/backend/eligibility"
 	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/sale"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
 )
@@ -73,7 +75,7 @@ func TestArchiveNamesAllThatIsInTheWay(t *testing.T) {
 		t.Fatal(err)
 	}
 	o.refusedArchive(s.ID, "1 open intents")
-	if _, err := o.Intents.Run(t.Context()); err != nil {
+	if _, err := o.Changes.Intents.Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	c := o.Redis.Client()
@@ -155,7 +157,7 @@ func TestAnArchivedSaleAnswersFromMySQL(t *testing.T) {
 		refused(t, send(o.Admin, c.method, c.path, c.body, "If-Match: *"), problem.SaleEnded, "")
 	}
 	do[adminapi.Sale](o, 200, "POST", path+"/close", "") // it is
-	if n, err := o.ReturnUnsold(t.Context()); n != 0 || err != nil {
+	if n, err := o.Closing.ReturnUnsold(t.Context()); n != 0 || err != nil {
 		t.Errorf("gave back %d, %v", n, err)
 	}
 
@@ -187,9 +189,11 @@ func TestTheTimerFinishesAnArchive(t *testing.T) {
 		t.Fatal(err)
 	}
 	gone.Close()
-	c := o.Config
-	c.Redis, c.Register = gone, prometheus.NewRegistry()
-	c.Intents = intent.New(intent.Config{DB: o.DB, Redis: gone, Clock: o.Clock, Log: backendtest.Log(t), Register: c.Register})
+	c, changes := o.Config, *o.Changes
+	changes.Intents = intent.New(intent.Config{DB: o.DB, Sales: sale.Reader{DB: o.DB}, Redis: gone, Clock: o.Clock, Log: o.Log, Register: prometheus.NewRegistry()})
+	closes := o.Closing.Config
+	closes.Maker, closes.Register = &changes, prometheus.NewRegistry()
+	c.Changes, c.Closing, c.Register = &changes, closing.New(closes), prometheus.NewRegistry()
 	if r := send(New(c), "POST", path+"/archive", ""); r.StatusCode != 200 {
 		t.Fatalf("got %d %+v", r.StatusCode, read[problem.Problem](t, r))
 	}
@@ -198,7 +202,7 @@ func TestTheTimerFinishesAnArchive(t *testing.T) {
 	}
 	o.balanced(s.ID) // what is under way is no finding
 	for range 2 {
-		if _, err := o.Intents.Run(t.Context()); err != nil {
+		if _, err := o.Changes.Intents.Run(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -229,25 +233,25 @@ func TestWhatChangesMeanwhileStopsAnArchive(t *testing.T) {
 			t.Errorf("got %q, want %q; %d keys in Redis", p.Detail, want, o.keys(s.ID))
 		}
 	}
-	o.Fence = func(context.Context, int64) error { window(time.Hour); return nil } // it sells again
+	o.Closing.Fence = func(context.Context, int64) error { window(time.Hour); return nil } // it sells again
 	archive("it was changed while it was audited")
-	o.Fence = func(context.Context, int64) error { return context.DeadlineExceeded }
+	o.Closing.Fence = func(context.Context, int64) error { return context.DeadlineExceeded }
 	archive("close it first")
 	window(-time.Second)
 	archive("what is queued was not settled in time")
-	o.Fence = func(context.Context, int64) error {
+	o.Closing.Fence = func(context.Context, int64) error {
 		_, err := o.DB.Exec(`UPDATE sale_stock SET token = token + 1 WHERE sale_id = ?`, s.ID)
 		return err
 	}
 	archive("it was changed while it was audited")
-	o.Fence = func(context.Context, int64) error {
+	o.Closing.Fence = func(context.Context, int64) error {
 		_, err := o.DB.Exec(`INSERT INTO intents (sale_id, kind, created_at) VALUES (?, 'define', ?)`, s.ID, time.Now().UTC())
 		return err
 	}
 	archive("it was changed while it was audited")
-	o.Fence = nil
+	o.Closing.Fence = nil
 	archive("1 open intents")
-	if _, err := o.Intents.Run(t.Context()); err != nil {
+	if _, err := o.Changes.Intents.Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	do[adminapi.Sale](o, 200, "POST", path+"/archive", "")

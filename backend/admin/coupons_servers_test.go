@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"floodgate.internal/backend/adminapi"
+	"floodgate.internal/backend/change"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/problem"
@@ -61,7 +62,7 @@ func TestACampaignIsMadeAndChanged(t *testing.T) {
 	}
 	o.balanced(s.ID)
 	for action, n := range map[string]int64{"coupon.create": 1, "coupon.update": 1, "sale.restock": 1} {
-		if got := o.count(`SELECT COUNT(*) FROM audit_log WHERE action = ? AND target = ?`, action, saleName(s.ID)); got != n {
+		if got := o.count(`SELECT COUNT(*) FROM audit_log WHERE action = ? AND target = ?`, action, change.Sale(s.ID)); got != n {
 			t.Errorf("the audit log has %d of %s, want %d", got, action, n)
 		}
 	}

@@ -11,7 +11,9 @@ import (
 	"time"
 
 	"floodgate.internal/backend/adminapi"
+	"floodgate.internal/backend/change"
 	"floodgate.internal/backend/eligibility"
+	"floodgate.internal/backend/sale"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
 )
@@ -62,9 +64,9 @@ func (r *request) difference() (add, remove []string, err error) {
 
 // changeList runs a change of a list. What is wrong with it is a problem; what changes nothing is not logged.
 func (a *Admin) changeList(r *request, action, target string, f func(ctx context.Context, tx *sql.Tx) (before eligibility.State, done eligibility.Changed, err error)) (*answer, error) {
-	done, err := a.change(r, func(ctx context.Context, tx *sql.Tx) (change, error) {
+	done, err := a.change(r, func(ctx context.Context, tx *sql.Tx) (change.Change, error) {
 		before, done, err := f(ctx, tx)
-		return change{status: http.StatusOK, action: action, target: target, before: before, after: done, nothing: done.State == before}, err
+		return change.Change{Action: action, Target: target, Before: before, After: done, Nothing: done.State == before}, err
 	})
 	switch {
 	case errors.Is(err, eligibility.ErrInactive):
@@ -136,7 +138,7 @@ func (a *Admin) changeBans(r *request) (*answer, error) {
 		return nil, err
 	}
 	return a.changeList(r, "bans.change", "bans", func(ctx context.Context, tx *sql.Tx) (eligibility.State, eligibility.Changed, error) {
-		return eligibility.Change(ctx, tx, eligibility.Bans, a.now(), add, remove)
+		return eligibility.Change(ctx, tx, eligibility.Bans, a.Changes.Now(), add, remove)
 	})
 }
 
@@ -146,9 +148,12 @@ func (a *Admin) changeSaleList(r *request, action string, f func(ctx context.Con
 	if err != nil {
 		return nil, err
 	}
-	return a.changeList(r, action, saleName(id), func(ctx context.Context, tx *sql.Tx) (before eligibility.State, done eligibility.Changed, err error) {
-		s, _, err := a.lockSale(ctx, tx, id)
-		if err := first(err, notClosed(s)); err != nil {
+	return a.changeList(r, action, change.Sale(id), func(ctx context.Context, tx *sql.Tx) (before eligibility.State, done eligibility.Changed, err error) {
+		s, err := sale.Lock(ctx, tx, id)
+		if err == nil {
+			err = s.Open()
+		}
+		if err != nil {
 			return before, done, err
 		}
 		return f(ctx, tx, id)
@@ -159,7 +164,7 @@ func (a *Admin) changeSaleList(r *request, action string, f func(ctx context.Con
 func (a *Admin) listedSale(r *request) (int64, error) {
 	id, err := r.pathID(problem.SaleNotFound, "sale")
 	if err == nil {
-		_, _, err = a.readSale(r.Context(), a.DB, id)
+		_, err = sale.Get(r.Context(), a.DB, id)
 	}
 	return id, err
 }
@@ -179,7 +184,7 @@ func (a *Admin) changeEligible(r *request) (*answer, error) {
 		return nil, err
 	}
 	return a.changeSaleList(r, "eligibility.change", func(ctx context.Context, tx *sql.Tx, id int64) (eligibility.State, eligibility.Changed, error) {
-		return eligibility.Change(ctx, tx, id, a.now(), add, remove)
+		return eligibility.Change(ctx, tx, id, a.Changes.Now(), add, remove)
 	})
 }
 
@@ -195,7 +200,7 @@ func (a *Admin) setEligible(r *request) (*answer, error) {
 		return nil, err
 	}
 	return a.changeSaleList(r, "eligibility.set", func(ctx context.Context, tx *sql.Tx, id int64) (eligibility.State, eligibility.Changed, error) {
-		return eligibility.Replace(ctx, tx, id, a.now(), list)
+		return eligibility.Replace(ctx, tx, id, a.Changes.Now(), list)
 	})
 }
 
@@ -205,7 +210,7 @@ func (a *Admin) liftEligible(r *request) (*answer, error) {
 		return nil, err
 	}
 	return a.changeSaleList(r, "eligibility.lift", func(ctx context.Context, tx *sql.Tx, id int64) (eligibility.State, eligibility.Changed, error) {
-		return eligibility.Lift(ctx, tx, id, a.now())
+		return eligibility.Lift(ctx, tx, id, a.Changes.Now())
 	})
 }
 

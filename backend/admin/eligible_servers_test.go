@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"floodgate.internal/backend/adminapi"
+	"floodgate.internal/backend/change"
 	"floodgate.internal/backend/eligibility"
 	"floodgate.internal/backend/origins"
 	"floodgate.internal/shared/problem"
@@ -79,10 +80,10 @@ func TestBansAndEligibleUIDs(t *testing.T) {
 
 	// Every change stands in the audit log, once, with what it did.
 	for target, want := range map[string]string{
-		"bans":          `bans.change {"active":true,"size":2,"version":1} {"active":true,"size":2,"version":2,"added":["cyd"],"removed":["ann"]}`,
-		saleName(s.ID):  `eligibility.change {"active":true,"size":2,"version":1} {"active":true,"size":2,"version":2,"added":["eve"],"removed":["dan"]}`,
-		"sale 1\tx":     "400",
-		"nothing at al": "",
+		"bans":            `bans.change {"active":true,"size":2,"version":1} {"active":true,"size":2,"version":2,"added":["cyd"],"removed":["ann"]}`,
+		change.Sale(s.ID): `eligibility.change {"active":true,"size":2,"version":1} {"active":true,"size":2,"version":2,"added":["eve"],"removed":["dan"]}`,
+		"sale 1\tx":       "400",
+		"nothing at al":   "",
 	} {
 		r := send(o.Admin, "GET", "/admin/v1/audit-log?target="+strings.NewReplacer(" ", "%20", "\t", "%09").Replace(target), "")
 		if want == "400" {

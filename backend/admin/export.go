@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"floodgate.internal/backend/adminapi"
+	"floodgate.internal/backend/sale"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
 )
@@ -36,7 +37,7 @@ func (a *Admin) exportOrders(r *request) (*answer, error) {
 	if len(r.URL.RawQuery) > 0 {
 		return nil, problem.Invalid(short(r.URL.RawQuery), "this takes no parameters")
 	}
-	if _, _, err := a.readSale(r.Context(), a.DB, id); err != nil {
+	if _, err := sale.Get(r.Context(), a.DB, id); err != nil {
 		return nil, err
 	}
 	page, err := a.exported(r.Context(), id, "")

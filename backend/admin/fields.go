@@ -11,13 +11,13 @@ import (
 	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/backend/eligibility"
 	"floodgate.internal/backend/order"
+	"floodgate.internal/backend/sale"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
 )
 
 // Bounds of what an operator may ask for.
 const (
-	maxUnits     = 1_000_000_000          // of a sale or a SKU
 	maxPrice     = 1_000_000_000_000      // minor units
 	maxLimit     = 100                    // of per_user_limit: every unit takes a slot
 	maxPayWithin = 30 * 24 * 60 * 60      // seconds
@@ -27,7 +27,6 @@ const (
 	maxTranches  = 100                    // of a sale
 	maxTarget    = 64                     // characters
 	noCurrency   = "XXX"                  // ISO 4217: no currency is involved
-	freeze       = 2 * time.Second        // before the start: what buyers were shown stays
 	timeExample  = "2026-07-01T10:00:00Z" // of RFC 3339
 )
 
@@ -38,9 +37,9 @@ var wanted = map[string]string{
 	"title":          fmt.Sprintf("1 to %d characters", maxTitle),
 	"price":          fmt.Sprintf("a whole number of minor units from 0 to %d, like 1999 for 19.99", maxPrice),
 	"currency":       `three capital letters, like "EUR"`,
-	"stock":          fmt.Sprintf("a whole number from 1 to %d", maxUnits),
-	"total":          fmt.Sprintf("a whole number from 1 to %d", maxUnits),
-	"quantity":       fmt.Sprintf("a whole number from 1 to %d", maxUnits),
+	"stock":          fmt.Sprintf("a whole number from 1 to %d", sale.MaxUnits),
+	"total":          fmt.Sprintf("a whole number from 1 to %d", sale.MaxUnits),
+	"quantity":       fmt.Sprintf("a whole number from 1 to %d", sale.MaxUnits),
 	"starts_at":      `an RFC 3339 time, like "` + timeExample + `"`,
 	"ends_at":        `an RFC 3339 time after starts_at, like "` + timeExample + `"`,
 	"valid_from":     `an RFC 3339 time, like "` + timeExample + `"`,
@@ -152,51 +151,18 @@ func moment(field string, value *string, into *time.Time) error {
 	return nil
 }
 
-func after(field string, value *string, at time.Time, startField string, start time.Time) error {
-	if at.After(start) {
-		return nil
-	}
-	shown := at.Format(wire.TimeFormat)
-	if value != nil {
-		shown = short(*value)
-	}
-	return problem.Invalid(field, fmt.Sprintf("%q is not after %s %q: give a later time", shown, startField, start.Format(wire.TimeFormat)))
-}
-
-type tranche struct {
-	at    time.Time
-	units int64
-}
-
-// schedule checks tranches: in the window, no two at once, together exactly the stock. They come back by time.
-func schedule(list []adminapi.NewTranche, stock int64, starts, ends time.Time) ([]tranche, error) {
+// tranches reads the members of tranches.
+func tranches(list []adminapi.NewTranche) ([]sale.Tranche, error) {
 	if len(list) == 0 || len(list) > maxTranches {
 		return nil, problem.Invalid("tranches", fmt.Sprintf("%d of them do not fit: give %s", len(list), wanted["tranches"]))
 	}
-	var out []tranche
-	var sum int64
+	out := make([]sale.Tranche, len(list))
 	for i, t := range list {
 		at, quantity := fmt.Sprintf("tranches/%d/at", i), fmt.Sprintf("tranches/%d/quantity", i)
-		var one tranche
-		if err := first(needed(at, t.At), needed(quantity, t.Quantity), moment(at, t.At, &one.at),
-			between(quantity, t.Quantity, 1, maxUnits, &one.units)); err != nil {
+		if err := first(needed(at, t.At), needed(quantity, t.Quantity), moment(at, t.At, &out[i].At),
+			between(quantity, t.Quantity, 1, sale.MaxUnits, &out[i].Quantity)); err != nil {
 			return nil, err
 		}
-		if one.at.Before(starts) || !one.at.Before(ends) {
-			return nil, problem.Invalid(at, fmt.Sprintf("%q is outside the sale: give a time from starts_at %s on and before ends_at %s",
-				short(*t.At), starts.Format(wire.TimeFormat), ends.Format(wire.TimeFormat)))
-		}
-		for j, other := range out {
-			if other.at.Equal(one.at) {
-				return nil, problem.Invalid(at, fmt.Sprintf("%q is the time of tranches/%d too: make one tranche of the two", short(*t.At), j))
-			}
-		}
-		sum += one.units // at most maxTranches * maxUnits
-		out = append(out, one)
 	}
-	if sum != stock {
-		return nil, problem.Invalid("tranches", fmt.Sprintf("their quantities add up to %d, stock is %d: make them equal", sum, stock))
-	}
-	slices.SortFunc(out, func(a, b tranche) int { return a.at.Compare(b.at) })
 	return out, nil
 }

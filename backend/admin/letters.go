@@ -9,6 +9,7 @@ import (
 	"strconv"
 
 	"floodgate.internal/backend/adminapi"
+	"floodgate.internal/backend/change"
 	"floodgate.internal/backend/deadletter"
 	"floodgate.internal/shared/problem"
 )
@@ -86,15 +87,15 @@ func (a *Admin) replayDeadLetter(r *request) (*answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return a.change(r, func(ctx context.Context, tx *sql.Tx) (change, error) {
+	return a.change(r, func(ctx context.Context, tx *sql.Tx) (change.Change, error) {
 		first, at, err := a.Letters.Mark(ctx, tx, id)
 		if err != nil {
-			return change{}, err
+			return change.Change{}, err
 		}
 		replayed.ReplayedAt = &at
 		replayed.Letter = summary(replayed.Letter) // it has a bound in the audit log
-		return change{status: http.StatusOK, action: "dead-letter.replay", target: "dead letter " + strconv.FormatInt(id, 10),
-			before: summary(before), after: replayed, nothing: !first && replayed.Status == before.Status}, nil
+		return change.Change{Action: "dead-letter.replay", Target: "dead letter " + strconv.FormatInt(id, 10),
+			Before: summary(before), After: replayed, Nothing: !first && replayed.Status == before.Status}, nil
 	})
 }
 

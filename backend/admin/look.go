@@ -14,8 +14,10 @@ import (
 	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/broker"
+	"floodgate.internal/backend/change"
 	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/sale"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
 )
@@ -27,7 +29,7 @@ func (a *Admin) auditSale(r *request) (*answer, error) {
 	}
 	result, err := a.Audit.Sale(r.Context(), id)
 	if errors.Is(err, audit.ErrUnknownSale) {
-		return nil, noSale(id)
+		return nil, &sale.NotFoundError{Sale: id}
 	}
 	if err != nil {
 		return nil, err
@@ -50,7 +52,7 @@ func (a *Admin) rebuildSale(r *request) (*answer, error) {
 			return done, err
 		}
 	}
-	before, _, err := a.readSale(r.Context(), a.DB, id)
+	before, err := a.readSale(r.Context(), id)
 	if err != nil {
 		return nil, err
 	}
@@ -67,8 +69,8 @@ func (a *Admin) rebuildSale(r *request) (*answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return a.change(r, func(context.Context, *sql.Tx) (change, error) {
-		return change{status: http.StatusOK, action: "sale.rebuild", target: saleName(id), before: before, after: result}, nil
+	return a.change(r, func(context.Context, *sql.Tx) (change.Change, error) {
+		return change.Change{Action: "sale.rebuild", Target: change.Sale(id), Before: before, After: result}, nil
 	})
 }
 

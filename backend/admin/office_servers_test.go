@@ -16,11 +16,14 @@ import (
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/broker"
+	"floodgate.internal/backend/change"
+	"floodgate.internal/backend/closing"
 	"floodgate.internal/backend/deadletter"
 	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/reconcile"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/sale"
 	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
@@ -47,23 +50,25 @@ func newOffice(t *testing.T, connections int) *office {
 		t.Fatal(err)
 	}
 	clk, log, reg := new(clock.Clock), backendtest.Log(t), prometheus.NewRegistry()
-	intents := intent.New(intent.Config{DB: db, Redis: redis, Clock: clk, Log: log, Register: reg})
+	intents := intent.New(intent.Config{DB: db, Sales: sale.Reader{DB: db}, Redis: redis, Clock: clk, Log: log, Register: reg})
 	o := &office{t: t, book: order.NewStore(order.Config{Intents: intents, DB: db, Redis: redis, Clock: clk, Log: log, Register: reg}), shelf: sku.NewCache(db, redis, log, reg)}
 	reconciler := reconcile.New(reconcile.Config{DB: db, Redis: redis, Log: log, Register: reg})
-	o.Admin = New(Config{Token: token, DB: db, Redis: redis, Clock: clk, Audit: audit.New(audit.Config{DB: db, Redis: redis, QueuedBound: time.Minute}),
-		Reconcile: func(ctx context.Context, sale int64) error {
-			if o.down != nil {
-				return o.down
-			}
-			return reconciler.Sale(ctx, sale)
-		},
-		Rebuild: o.shelf.Rebuild,
-		Changed: func(context.Context) error { return o.down },
+	rebuild := func(ctx context.Context, sale int64) error {
+		if o.down != nil {
+			return o.down
+		}
+		return reconciler.Sale(ctx, sale)
+	}
+	auditor := audit.New(audit.Config{DB: db, Redis: redis, QueuedBound: time.Minute})
+	changes := &change.Maker{DB: db, Clock: clk, Intents: intents, Reconcile: rebuild, Changed: func(context.Context) error { return o.down }, Log: log}
+	o.Admin = New(Config{Token: token, DB: db, Redis: redis, Clock: clk, Audit: auditor, Changes: changes,
+		Closing:   closing.New(closing.Config{DB: db, Redis: redis, Clock: clk, Audit: auditor, Maker: changes, Log: log, Register: reg}),
+		Reconcile: rebuild,
+		Rebuild:   o.shelf.Rebuild,
 		Queues: func(context.Context) ([]broker.QueueState, error) {
 			return []broker.QueueState{{Name: broker.QueueName(0), Ready: 3, Unacked: 2, Consumers: 1}, {Name: broker.Dead, Ready: 1}}, nil
 		},
 		Book:    o.book,
-		Intents: intents,
 		Letters: deadletter.NewStore(deadletter.Config{DB: db, Orders: o.book, Clock: clk, Log: log, Register: reg}),
 		Ready:   func(context.Context) []string { return nil }, Log: log, Gatherer: reg, Register: reg})
 	return o

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"floodgate.internal/backend/adminapi"
+	"floodgate.internal/backend/change"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
@@ -178,9 +179,9 @@ func (a *Admin) cancelOrder(r *request) (*answer, error) {
 	if err := r.noBody(); err != nil {
 		return nil, err
 	}
-	done, err := a.change(r, func(ctx context.Context, tx *sql.Tx) (change, error) {
+	done, err := a.change(r, func(ctx context.Context, tx *sql.Tx) (change.Change, error) {
 		before, after, release, err := a.Book.CancelIn(ctx, tx, id)
-		return change{status: http.StatusOK, action: "order.cancel", target: "order " + id, before: before, after: after, nothing: release == nil, then: release}, err
+		return change.Change{Action: "order.cancel", Target: "order " + id, Before: before, After: after, Nothing: release == nil, Then: release}, err
 	})
 	if errors.Is(err, order.ErrNotFound) { // not in MySQL: it may be queued
 		o, e := a.Book.Stands(r.Context(), id)

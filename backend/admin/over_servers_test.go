@@ -9,24 +9,36 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/backend/audit"
+	"floodgate.internal/backend/change"
+	"floodgate.internal/backend/closing"
 	"floodgate.internal/shared/clock"
 )
 
-// later is another process's Admin, by whose clock it is later.
-func (o *office) later(by time.Duration) *Admin {
+// later is another process's timer, by whose clock it is later.
+func (o *office) later(by time.Duration) *closing.Sales {
 	o.t.Helper()
-	c := o.Config
+	c, changes := o.Closing.Config, *o.Changes
 	c.Clock, c.Register = new(clock.Clock), prometheus.NewRegistry()
 	c.Clock.Set(o.Clock.Now().Add(by), time.Now())
-	return New(c)
+	changes.Clock, c.Maker = c.Clock, &changes
+	return closing.New(c)
+}
+
+// stuck is how many sales a timer says that it could not archive.
+func stuck(t *testing.T, s *closing.Sales) (n float64) {
+	t.Helper()
+	families, err := s.Register.(*prometheus.Registry).Gather()
+	if err != nil || len(families) != 1 || families[0].GetName() != "backend_sales_unarchived" {
+		t.Fatalf("got %v, %v", families, err)
+	}
+	return families[0].GetMetric()[0].GetGauge().GetValue()
 }
 
 // over calls ArchiveOver until there is nothing to do.
-func over(t *testing.T, a *Admin, after time.Duration) {
+func over(t *testing.T, a *closing.Sales, after time.Duration) {
 	t.Helper()
 	for range 100 {
 		n, err := a.ArchiveOver(t.Context(), after)
@@ -69,7 +81,7 @@ func TestTimersArchiveWhatIsOver(t *testing.T) {
 	if n := o.count(`SELECT COUNT(*) FROM sales WHERE archived_at IS NOT NULL`); n != 0 {
 		t.Fatalf("%d sales are archived before their time", n)
 	}
-	timers := []*Admin{o.later(3 * time.Minute), o.later(3 * time.Minute)}
+	timers := []*closing.Sales{o.later(3 * time.Minute), o.later(3 * time.Minute)}
 	var wg sync.WaitGroup
 	for _, a := range timers {
 		wg.Go(func() { over(t, a, 2*time.Minute) })
@@ -82,7 +94,7 @@ func TestTimersArchiveWhatIsOver(t *testing.T) {
 		if n := o.keys(s.ID); n != 0 {
 			t.Errorf("sale %d: %d keys are in Redis", s.ID, n)
 		}
-		if n := o.count(`SELECT COUNT(*) FROM audit_log WHERE action = 'sale.archive' AND who = 'timer' AND target = ?`, saleName(s.ID)); n != 1 {
+		if n := o.count(`SELECT COUNT(*) FROM audit_log WHERE action = 'sale.archive' AND who = 'timer' AND target = ?`, change.Sale(s.ID)); n != 1 {
 			t.Errorf("sale %d: the audit log has it archived %d times by the timer", s.ID, n)
 		}
 		if k := o.sku(s.SKU); k.Available != 99 || k.Allotted != 1 {
@@ -94,7 +106,7 @@ func TestTimersArchiveWhatIsOver(t *testing.T) {
 		t.Errorf("a sale that is open is archived: %+v", got)
 	}
 	for i, a := range timers {
-		if n := testutil.ToFloat64(a.stuck); n != 0 {
+		if n := stuck(t, a); n != 0 {
 			t.Errorf("timer %d says that it could not archive %v sales", i, n)
 		}
 	}
@@ -110,8 +122,8 @@ func TestATimerGoesPastASaleThatCannotBeArchived(t *testing.T) {
 	other := o.closed()
 	a := o.later(time.Hour)
 	over(t, a, time.Minute)
-	if got := o.sale(s.ID); got.ArchivedAt != nil || testutil.ToFloat64(a.stuck) != 1 {
-		t.Fatalf("with an unpaid order: got %+v, and %v sales that cannot be archived", got, testutil.ToFloat64(a.stuck))
+	if got := o.sale(s.ID); got.ArchivedAt != nil || stuck(t, a) != 1 {
+		t.Fatalf("with an unpaid order: got %+v, and %v sales that cannot be archived", got, stuck(t, a))
 	}
 	if got := o.sale(other.ID); got.ArchivedAt == nil {
 		t.Errorf("the other is kept from it: %+v", got)
@@ -123,10 +135,10 @@ func TestATimerGoesPastASaleThatCannotBeArchived(t *testing.T) {
 	if o.sale(s.ID).ArchivedAt != nil {
 		t.Error("it was looked at again at once")
 	}
-	a.Clock.Set(a.Clock.Now().Add(archiveRetry), time.Now())
+	a.Clock.Set(a.Clock.Now().Add(closing.ArchiveRetry), time.Now())
 	over(t, a, time.Minute)
-	if got := o.sale(s.ID); got.ArchivedAt == nil || testutil.ToFloat64(a.stuck) != 0 {
-		t.Errorf("got %+v, and %v sales that cannot be archived", got, testutil.ToFloat64(a.stuck))
+	if got := o.sale(s.ID); got.ArchivedAt == nil || stuck(t, a) != 0 {
+		t.Errorf("got %+v, and %v sales that cannot be archived", got, stuck(t, a))
 	}
 	if n := o.keys(s.ID); n != 0 {
 		t.Errorf("%d keys are in Redis", n)
@@ -143,8 +155,8 @@ func TestATimerArchivesNothingThatDoesNotBalance(t *testing.T) {
 	}
 	a := o.later(time.Hour)
 	over(t, a, time.Minute)
-	if got := o.sale(s.ID); got.ArchivedAt != nil || o.keys(s.ID) == 0 || testutil.ToFloat64(a.stuck) != 1 {
-		t.Errorf("got %+v, %d keys in Redis, %v sales that cannot be archived", got, o.keys(s.ID), testutil.ToFloat64(a.stuck))
+	if got := o.sale(s.ID); got.ArchivedAt != nil || o.keys(s.ID) == 0 || stuck(t, a) != 1 {
+		t.Errorf("got %+v, %d keys in Redis, %v sales that cannot be archived", got, o.keys(s.ID), stuck(t, a))
 	}
 	if r := do[audit.Result](o, 200, "GET", fmt.Sprintf("/admin/v1/sales/%d/audit", s.ID), ""); r.Balanced {
 		t.Error("it balances")

@@ -61,7 +61,7 @@ func TestOldIdempotencyKeysAreForgotten(t *testing.T) {
 	o := newOffice(t, 1) // whose counters are those of all that is done
 	old, recent := 1500, 3000
 	for what, n := range map[string]int{"old": old, "recent": recent} {
-		at := o.now().Add(-keysKept).Add(map[string]time.Duration{"old": -time.Minute, "recent": time.Hour}[what])
+		at := o.Changes.Now().Add(-keysKept).Add(map[string]time.Duration{"old": -time.Minute, "recent": time.Hour}[what])
 		for i := 0; i < n; i += 500 {
 			var rows []string
 			var args []any

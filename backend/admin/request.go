@@ -18,10 +18,8 @@ import (
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
-	"github.com/go-sql-driver/mysql"
 	"github.com/google/uuid"
 
-	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
 )
@@ -210,29 +208,6 @@ func write(w http.ResponseWriter, r *request, p *problem.Problem) int {
 	return p.Status
 }
 
-// refusal turns an error into what the operator is told.
-func (a *Admin) refusal(r *request, err error) *problem.Problem {
-	var p *problem.Problem
-	if errors.As(err, &p) {
-		return p
-	}
-	var refused *mysql.MySQLError
-	later := time.Second + time.Duration(rand.Int64N(int64(2*time.Second)))
-	switch {
-	case errors.Is(err, store.ErrUnknown):
-		p = problem.New(problem.OutcomeUnknown, "MySQL did not say whether it was done: look, or send it again with the same Idempotency-Key if it had one")
-		p.RetryAfter = later
-	case errors.As(err, &refused) && !store.Retryable(err):
-		a.Log.Error("admin request failed", "request_id", r.id, "method", r.Method, "path", r.URL.Path, "error", err)
-		return problem.New(problem.Internal, "see the backend's log under this request_id")
-	default:
-		p = problem.New(problem.Overloaded, "nothing was done: MySQL or Redis does not answer, /-/ready says which; send it again later")
-		p.RetryAfter = later
-	}
-	a.Log.Warn("admin request failed", "request_id", r.id, "method", r.Method, "path", r.URL.Path, "error", err)
-	return p
-}
-
 // pathID is the {id} of the path; a word that is no id is nothing that exists.
 func (r *request) pathID(code problem.Code, what string) (int64, error) {
 	id, ok := wire.ParseID(r.PathValue("id"))
@@ -352,6 +327,37 @@ func (r *request) page(most int64, others ...string) (below, limit int64, err er
 		limit = n
 	}
 	return below, limit, nil
+}
+
+// match compares If-Match with a version.
+func (r *request) match(version int64, required bool) error {
+	values := r.Header.Values("If-Match")
+	if len(values) == 0 {
+		if !required {
+			return nil
+		}
+		return problem.Invalid("If-Match", fmt.Sprintf("missing: give the ETag of the version that you have read; now it is %s", etag(version)))
+	}
+	for _, v := range strings.Split(strings.Join(values, ","), ",") {
+		if v = strings.TrimSpace(v); v == "*" || v == etag(version) || v == strconv.FormatInt(version, 10) {
+			return nil
+		}
+	}
+	p := problem.New(problem.PreconditionFailed, fmt.Sprintf("If-Match: %s is not the present version %s: read it again, then decide", short(strings.Join(values, ",")), etag(version)))
+	p.Field = "If-Match"
+	return p
+}
+
+// fixed refuses a member that exists and cannot be changed this way.
+func (r *request) fixed(field, way string) error {
+	var m map[string]jsontext.Value
+	if json.Unmarshal(r.body, &m) != nil {
+		return nil // decode says what is wrong
+	}
+	if v, ok := m[field]; ok {
+		return problem.Invalid(field, fmt.Sprintf("%s cannot be set here: %s", short(string(v)), way))
+	}
+	return nil
 }
 
 func affected(result sql.Result, err error) (int64, error) {

@@ -3,7 +3,6 @@ package admin
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -11,90 +10,37 @@ import (
 	"time"
 
 	"floodgate.internal/backend/adminapi"
+	"floodgate.internal/backend/change"
+	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/sale"
-	"floodgate.internal/backend/standby"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
 )
 
-func noSale(id int64) error {
-	return problem.New(problem.SaleNotFound, fmt.Sprintf("no sale %d: GET /admin/v1/sales lists them", id))
-}
-
-// readSale reads a sale with its stock.
-func (a *Admin) readSale(ctx context.Context, q sale.Queryer, id int64) (adminapi.Sale, sale.Record, error) {
-	r, err := sale.Get(ctx, q, id)
-	return a.view(ctx, q, id, r, err)
-}
-
-// lockSale reads a sale that no other change can touch until the transaction ends.
-func (a *Admin) lockSale(ctx context.Context, tx *sql.Tx, id int64) (adminapi.Sale, sale.Record, error) {
-	r, err := sale.Lock(ctx, tx, id)
-	return a.view(ctx, tx, id, r, err)
-}
-
-func (a *Admin) view(ctx context.Context, q sale.Queryer, id int64, r sale.Record, err error) (adminapi.Sale, sale.Record, error) {
-	if errors.Is(err, sale.ErrNotFound) {
-		err = noSale(id)
-	}
+// readSale reads a sale as operators see it.
+func (a *Admin) readSale(ctx context.Context, id int64) (adminapi.Sale, error) {
+	r, err := sale.Get(ctx, a.DB, id)
 	if err != nil {
-		return adminapi.Sale{}, r, err
+		return adminapi.Sale{}, err
 	}
-	list, err := a.views(ctx, q, r)
+	list, err := a.Changes.Sales(ctx, a.DB, r)
 	if err != nil {
-		return adminapi.Sale{}, r, err
+		return adminapi.Sale{}, err
 	}
-	return list[0], r, nil
+	return list[0], nil
 }
 
-// views are the sales as operators see them.
-func (a *Admin) views(ctx context.Context, q sale.Queryer, records ...sale.Record) ([]adminapi.Sale, error) {
-	list := make([]adminapi.Sale, len(records))
-	if len(records) == 0 {
-		return list, nil
-	}
-	ids := make([]int64, len(records))
-	for i, r := range records {
-		ids[i] = r.ID
-	}
-	lines, err := standby.Lengths(ctx, q, ids)
+func (a *Admin) getSale(r *request) (*answer, error) {
+	id, err := r.pathID(problem.SaleNotFound, "sale")
 	if err != nil {
 		return nil, err
 	}
-	now := a.Clock.Now()
-	for i, r := range records {
-		list[i] = saleView(r, now)
-		list[i].Standby = lines[r.ID]
+	s, err := a.readSale(r.Context(), id)
+	if err != nil {
+		return nil, err
 	}
-	return list, nil
+	return &answer{status: http.StatusOK, value: s}, nil
 }
-
-func saleView(r sale.Record, now time.Time) adminapi.Sale {
-	v := adminapi.Sale{
-		ID: r.ID, SKU: r.SKU, Kind: r.Kind, Title: r.Title, Price: r.Price, Currency: r.Currency, Stock: r.Total,
-		StartsAt: wire.At(r.StartsAt), EndsAt: wire.At(r.EndsAt), PerUserLimit: r.PerUserLimit, PayWithin: int64(r.PayWithin / time.Second),
-		Tranches: []adminapi.Tranche{}, State: r.State(now), Paused: r.Paused, ClosedAt: timeOf(r.ClosedAt), ArchivedAt: timeOf(r.ArchivedAt),
-		Total: r.Total, Available: r.Available, Locked: r.Locked, Sold: r.Sold, Version: r.Version, CreatedAt: wire.At(r.CreatedAt),
-	}
-	for _, t := range r.Tranches {
-		v.Tranches = append(v.Tranches, adminapi.Tranche{At: wire.At(t.At), Quantity: t.Quantity})
-	}
-	if r.Kind == wire.Coupon {
-		published := !r.Hidden
-		v.Category, v.Published, v.Guard, v.ValidFrom, v.ValidUntil = &r.Category, &published, &r.Guard, &v.StartsAt, &v.EndsAt
-	}
-	return v
-}
-
-func timeOf(t *time.Time) *wire.Time {
-	if t == nil {
-		return nil
-	}
-	at := wire.At(*t)
-	return &at
-}
-
-func saleName(id int64) string { return "sale " + strconv.FormatInt(id, 10) }
 
 func (a *Admin) listSales(r *request) (*answer, error) {
 	list, next, err := a.pageOfSales(r, false)
@@ -120,20 +66,183 @@ func (a *Admin) pageOfSales(r *request, coupons bool) (list []adminapi.Sale, nex
 	}
 	records, err := sale.Records(r.Context(), a.DB, ids...)
 	if err == nil {
-		list, err = a.views(r.Context(), a.DB, records...)
+		list, err = a.Changes.Sales(r.Context(), a.DB, records...)
 	}
 	slices.Reverse(list)
 	return list, next, err
 }
 
-func (a *Admin) getSale(r *request) (*answer, error) {
+func (a *Admin) createSale(r *request) (*answer, error) {
+	var in adminapi.NewSale
+	if err := r.decode(&in); err != nil {
+		return nil, err
+	}
+	kind, limit, pay := string(wire.Goods), int64(1), int64(payWithin)
+	n := sale.New{HasPrice: in.Price != nil}
+	if err := first(
+		between("sku_id", in.SKU, 1, 1<<63-1, &n.SKU),
+		oneOf("kind", in.Kind, &kind, string(wire.Goods), string(wire.Coupon)),
+		text("title", in.Title, 1, maxTitle, &n.Title),
+		between("price", in.Price, 0, maxPrice, &n.Price),
+		currency("currency", in.Currency, &n.Currency),
+		needed("stock", in.Stock), between("stock", in.Stock, 1, sale.MaxUnits, &n.Units),
+		needed("starts_at", in.StartsAt), moment("starts_at", in.StartsAt, &n.StartsAt),
+		needed("ends_at", in.EndsAt), moment("ends_at", in.EndsAt, &n.EndsAt),
+		between("per_user_limit", in.PerUserLimit, 1, maxLimit, &limit),
+		between("pay_within_s", in.PayWithin, 1, maxPayWithin, &pay),
+	); err != nil {
+		return nil, err
+	}
+	n.Kind, n.PerUserLimit, n.PayWithin = wire.SaleKind(kind), int(limit), time.Duration(pay)*time.Second
+	if err := sale.Window("starts_at", n.StartsAt, "ends_at", n.EndsAt); err != nil {
+		return nil, asSent(err, "ends_at", in.EndsAt)
+	}
+	if in.Tranches != nil {
+		list, err := tranches(*in.Tranches)
+		if err == nil {
+			n.Tranches, err = sale.Schedule(list, n.Units, n.StartsAt, n.EndsAt)
+		}
+		for i, t := range *in.Tranches {
+			err = asSent(err, fmt.Sprintf("tranches/%d/at", i), t.At)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	if n.Kind == wire.Coupon {
+		n.Guard = order.GuardConditional
+	}
+	return a.create(r, "sale.create", n)
+}
+
+// create makes a sale. What no SKU says must be asked for.
+func (a *Admin) create(r *request, action string, n sale.New) (*answer, error) {
+	if n.SKU == 0 {
+		coupon := n.Kind == wire.Coupon
+		if n.Currency == "" && coupon {
+			n.Currency = noCurrency
+		}
+		switch {
+		case n.Title == "":
+			return nil, missing("title")
+		case !n.HasPrice && !coupon:
+			return nil, missing("price")
+		case n.Currency == "":
+			return nil, missing("currency")
+		}
+	}
+	return a.change(r, func(ctx context.Context, tx *sql.Tx) (change.Change, error) {
+		c, err := sale.Create(ctx, tx, a.Changes.Now(), n)
+		if err != nil {
+			return change.Change{}, inField("stock", err)
+		}
+		return a.Changes.OfSale(ctx, tx, action, c)
+	})
+}
+
+// changeSale changes a sale by f, which gets it locked.
+func (a *Admin) changeSale(r *request, id int64, action string, f func(ctx context.Context, tx *sql.Tx, at time.Time, before sale.Record) (sale.Change, error)) (*answer, error) {
+	return a.change(r, func(ctx context.Context, tx *sql.Tx) (change.Change, error) {
+		before, err := sale.Lock(ctx, tx, id)
+		if err != nil {
+			return change.Change{}, err
+		}
+		c, err := f(ctx, tx, a.Changes.Now(), before)
+		if err != nil {
+			return change.Change{}, err
+		}
+		return a.Changes.OfSale(ctx, tx, action, c)
+	})
+}
+
+// patchSale changes title, window, limit and time to pay, and before the start also the price; see sale.Sale.Allows. Its SKU,
+// kind, currency and tranches stay for good; stock, pause and close have paths of their own. A closed sale never changes again.
+func (a *Admin) patchSale(r *request) (*answer, error) {
 	id, err := r.pathID(problem.SaleNotFound, "sale")
+	var in adminapi.SalePatch
+	path := "POST /admin/v1/sales/" + strconv.FormatInt(id, 10)
+	if err := first(err,
+		r.fixed("sku_id", "it stays as it was made; make another sale"),
+		r.fixed("kind", "it stays as it was made; make another sale"),
+		r.fixed("currency", "it stays as it was made; make another sale"),
+		r.fixed("tranches", "they stay as they were made; make another sale, or end this one with "+path+"/close"),
+		r.fixed("stock", path+"/restock adds units"),
+		r.fixed("paused", path+"/pause and /resume do that"),
+		r.decode(&in),
+	); err != nil {
+		return nil, err
+	}
+	return a.changeSale(r, id, "sale.update", func(ctx context.Context, tx *sql.Tx, at time.Time, before sale.Record) (sale.Change, error) {
+		next := before
+		err := first(r.match(before.Version, true), before.Open(), patch(in, &next))
+		if err == nil {
+			err = asSent(asSent(before.Allows(&next.Sale, a.Clock.Now()), "starts_at", in.StartsAt), "ends_at", in.EndsAt)
+		}
+		if err != nil {
+			return sale.Change{}, err
+		}
+		return sale.Update(ctx, tx, at, before, next)
+	})
+}
+
+// patch makes s what the members say; absent ones stay.
+func patch(in adminapi.SalePatch, s *sale.Record) error {
+	limit, pay := int64(s.PerUserLimit), int64(s.PayWithin/time.Second)
+	err := first(
+		text("title", in.Title, 1, maxTitle, &s.Title),
+		between("price", in.Price, 0, maxPrice, &s.Price),
+		moment("starts_at", in.StartsAt, &s.StartsAt),
+		moment("ends_at", in.EndsAt, &s.EndsAt),
+		between("per_user_limit", in.PerUserLimit, 1, maxLimit, &limit),
+		between("pay_within_s", in.PayWithin, 1, maxPayWithin, &pay),
+	)
+	s.PerUserLimit, s.PayWithin = int(limit), time.Duration(pay)*time.Second
+	return err
+}
+
+func (a *Admin) pauseSale(r *request) (*answer, error) { return a.pause(r, "sale.pause", true) }
+
+func (a *Admin) resumeSale(r *request) (*answer, error) { return a.pause(r, "sale.resume", false) }
+
+func (a *Admin) pause(r *request, action string, paused bool) (*answer, error) {
+	id, err := r.pathID(problem.SaleNotFound, "sale")
+	if err := first(err, r.noBody()); err != nil {
+		return nil, err
+	}
+	return a.changeSale(r, id, action, func(ctx context.Context, tx *sql.Tx, at time.Time, before sale.Record) (sale.Change, error) {
+		return sale.Pause(ctx, tx, at, before, paused)
+	})
+}
+
+func (a *Admin) closeSale(r *request) (*answer, error) {
+	id, err := r.pathID(problem.SaleNotFound, "sale")
+	if err := first(err, r.noBody()); err != nil {
+		return nil, err
+	}
+	return a.changeSale(r, id, "sale.close", sale.Close)
+}
+
+func (a *Admin) restockSale(r *request) (*answer, error) {
+	id, err := r.pathID(problem.SaleNotFound, "sale")
+	units, err2 := r.quantity()
+	if err := first(err, err2); err != nil {
+		return nil, err
+	}
+	return a.changeSale(r, id, "sale.restock", func(ctx context.Context, tx *sql.Tx, at time.Time, before sale.Record) (sale.Change, error) {
+		c, err := sale.Restock(ctx, tx, at, before, units)
+		return c, inField("quantity", err)
+	})
+}
+
+// archiveSale takes a sale that is over out of Redis, see closing.Sales.Archive.
+func (a *Admin) archiveSale(r *request) (*answer, error) {
+	id, err := r.pathID(problem.SaleNotFound, "sale")
+	if err := first(err, r.noBody()); err != nil {
+		return nil, err
+	}
+	archive, err := a.Closing.Archive(r.Context(), id)
 	if err != nil {
 		return nil, err
 	}
-	s, _, err := a.readSale(r.Context(), a.DB, id)
-	if err != nil {
-		return nil, err
-	}
-	return &answer{status: http.StatusOK, value: s}, nil
+	return a.change(r, archive)
 }

@@ -11,6 +11,9 @@ import (
 
 	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/backend/audit"
+	"floodgate.internal/backend/change"
+	"floodgate.internal/backend/intent"
+	"floodgate.internal/backend/sale"
 	"floodgate.internal/backend/sku"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
@@ -102,33 +105,31 @@ func (a *Admin) createSKU(r *request) (*answer, error) {
 		needed("title", in.Title), text("title", in.Title, 1, maxTitle, &s.Title),
 		needed("price", in.Price), between("price", in.Price, 0, maxPrice, &s.Price),
 		needed("currency", in.Currency), currency("currency", in.Currency, &s.Currency),
-		needed("stock", in.Stock), between("stock", in.Stock, 1, maxUnits, &s.Total),
+		needed("stock", in.Stock), between("stock", in.Stock, 1, sale.MaxUnits, &s.Total),
 	); err != nil {
 		return nil, err
 	}
-	return a.change(r, func(ctx context.Context, tx *sql.Tx) (change, error) {
-		id, err := a.insertSKU(ctx, tx, s.Title, s.Price, s.Currency, s.Total, 0, false)
+	return a.change(r, func(ctx context.Context, tx *sql.Tx) (change.Change, error) {
+		id, err := a.insertSKU(ctx, tx, s)
 		if err != nil {
-			return change{}, err
+			return change.Change{}, err
 		}
 		after, err := readSKU(ctx, tx, id, "")
-		return change{status: http.StatusCreated, action: "sku.create", target: skuName(id), after: after}, err
+		return change.Change{Action: "sku.create", Target: change.SKU(id), After: after}, err
 	})
 }
 
-func skuName(id int64) string { return "sku " + strconv.FormatInt(id, 10) }
-
-func (a *Admin) insertSKU(ctx context.Context, tx *sql.Tx, title string, price int64, currency string, available, allotted int64, own bool) (int64, error) {
-	result, err := tx.ExecContext(ctx, `INSERT INTO skus (title, price, currency, own, total, available, allotted, created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)`,
-		title, price, currency, own, available+allotted, available, allotted, a.now())
+func (a *Admin) insertSKU(ctx context.Context, tx *sql.Tx, s adminapi.SKU) (int64, error) {
+	result, err := tx.ExecContext(ctx, `INSERT INTO skus (title, price, currency, own, total, available, allotted, created_at) VALUES (?, ?, ?, FALSE, ?, ?, 0, ?)`,
+		s.Title, s.Price, s.Currency, s.Total, s.Total, a.Changes.Now())
 	if err != nil {
 		return 0, fmt.Errorf("insert sku: %w", err)
 	}
 	id, err := result.LastInsertId()
-	if err != nil || available == 0 {
-		return id, err
+	if err != nil {
+		return 0, fmt.Errorf("insert sku: %w", err)
 	}
-	return id, sku.Record(ctx, tx, a.now(), sku.Change{SKU: id, Kind: sku.Created, Ref: sku.Created, Available: available}, 0, 0)
+	return id, sku.Record(ctx, tx, a.Changes.Now(), sku.Change{SKU: id, Kind: sku.Created, Ref: sku.Created, Available: s.Total}, 0, 0)
 }
 
 // patchAttempts bounds how often a change is begun anew where another one was quicker.
@@ -148,36 +149,36 @@ func (a *Admin) patchSKU(r *request) (*answer, error) {
 	if err := first(r.fixed("stock", fmt.Sprintf("POST /admin/v1/skus/%d/restock adds units", id)), r.decode(&in)); err != nil {
 		return nil, err
 	}
-	return a.change(r, func(ctx context.Context, tx *sql.Tx) (change, error) {
+	return a.change(r, func(ctx context.Context, tx *sql.Tx) (change.Change, error) {
 		for range patchAttempts {
 			before, err := readSKU(ctx, tx, id, "")
 			if err != nil {
-				return change{}, err
+				return change.Change{}, err
 			}
 			if err := r.match(before.Version, false); err != nil {
-				return change{}, err
+				return change.Change{}, err
 			}
 			s := before
 			if err := first(text("title", in.Title, 1, maxTitle, &s.Title), between("price", in.Price, 0, maxPrice, &s.Price),
 				currency("currency", in.Currency, &s.Currency)); err != nil {
-				return change{}, err
+				return change.Change{}, err
 			}
 			if s == before {
-				return change{status: http.StatusOK, after: before, nothing: true}, nil
+				return change.Change{After: before, Nothing: true}, nil
 			}
 			s.Version++
 			n, err := affected(tx.ExecContext(ctx, `UPDATE skus SET title = ?, price = ?, currency = ?, version = ? WHERE id = ? AND version = ?`,
 				s.Title, s.Price, s.Currency, s.Version, id, before.Version))
 			if err != nil {
-				return change{}, fmt.Errorf("update sku %d: %w", id, err)
+				return change.Change{}, fmt.Errorf("update sku %d: %w", id, err)
 			}
 			if n == 1 {
-				return change{status: http.StatusOK, action: "sku.update", target: skuName(id), before: before, after: s}, nil
+				return change.Change{Action: "sku.update", Target: change.SKU(id), Before: before, After: s}, nil
 			}
 		}
 		p := problem.New(problem.Overloaded, fmt.Sprintf("SKU %d was changed %d times while this was tried; nothing was done, ask again", id, patchAttempts))
 		p.RetryAfter = time.Second
-		return change{}, p
+		return change.Change{}, p
 	})
 }
 
@@ -187,11 +188,7 @@ func (r *request) quantity() (int64, error) {
 	if err := r.decode(&in); err != nil {
 		return 0, err
 	}
-	return n, first(needed("quantity", in.Quantity), between("quantity", in.Quantity, 1, maxUnits, &n))
-}
-
-func tooMany(total, quantity int64) error {
-	return problem.Invalid("quantity", fmt.Sprintf("%d more than the %d there are make more than %d: give at most %d", quantity, total, maxUnits, maxUnits-total))
+	return n, first(needed("quantity", in.Quantity), between("quantity", in.Quantity, 1, sale.MaxUnits, &n))
 }
 
 func (a *Admin) restockSKU(r *request) (*answer, error) {
@@ -203,24 +200,34 @@ func (a *Admin) restockSKU(r *request) (*answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return a.change(r, func(ctx context.Context, tx *sql.Tx) (change, error) {
+	return a.change(r, func(ctx context.Context, tx *sql.Tx) (change.Change, error) {
 		before, err := readSKU(ctx, tx, id, forUpdate)
 		if err != nil {
-			return change{}, err
+			return change.Change{}, err
 		}
-		if before.Total+quantity > maxUnits {
-			return change{}, tooMany(before.Total, quantity)
+		if before.Total+quantity > sale.MaxUnits {
+			return change.Change{}, inField("quantity", &sale.LimitError{Total: before.Total, More: quantity})
 		}
 		if _, err := tx.ExecContext(ctx, `UPDATE skus SET total = total + ?, available = available + ?, version = version + 1 WHERE id = ?`,
 			quantity, quantity, id); err != nil {
-			return change{}, fmt.Errorf("restock sku %d: %w", id, err)
+			return change.Change{}, fmt.Errorf("restock sku %d: %w", id, err)
 		}
 		if err := a.moveSKU(ctx, tx, before, sku.Restock, quantity); err != nil {
-			return change{}, err
+			return change.Change{}, err
 		}
 		after, err := readSKU(ctx, tx, id, "")
-		return change{status: http.StatusOK, action: "sku.restock", target: skuName(id), before: before, after: after, sku: id}, err
+		return change.Change{Action: "sku.restock", Target: change.SKU(id), Before: before, After: after, SKU: id}, err
 	})
+}
+
+// moveSKU writes the ledger row, and the intent for Redis, of a change of a SKU's available units. k is as it was before,
+// and its row is locked.
+func (a *Admin) moveSKU(ctx context.Context, tx *sql.Tx, k adminapi.SKU, kind string, units int64) error {
+	i, err := intent.AdjustSKU(ctx, tx, a.Changes.Now(), k.ID, units)
+	if err != nil {
+		return err
+	}
+	return sku.Record(ctx, tx, a.Changes.Now(), sku.Change{SKU: k.ID, Kind: kind, Ref: i.Ref(), Available: units}, k.Available, k.Locked)
 }
 
 func (a *Admin) auditSKU(r *request) (*answer, error) {
@@ -270,7 +277,7 @@ func (a *Admin) rebuildSKU(r *request) (*answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return a.change(r, func(context.Context, *sql.Tx) (change, error) {
-		return change{status: http.StatusOK, action: "sku.rebuild", target: skuName(id), before: before, after: result}, nil
+	return a.change(r, func(context.Context, *sql.Tx) (change.Change, error) {
+		return change.Change{Action: "sku.rebuild", Target: change.SKU(id), Before: before, After: result}, nil
 	})
 }

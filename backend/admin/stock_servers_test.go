@@ -49,7 +49,7 @@ func TestASKUInRedisFollowsOperators(t *testing.T) {
 	refused(t, send(o.Admin, "POST", fmt.Sprintf("/admin/v1/sales/%d/restock", sale), `{"quantity":10}`), problem.InsufficientStock, "quantity")
 	want(9)
 	do[adminapi.Sale](o, 200, "POST", fmt.Sprintf("/admin/v1/sales/%d/close", sale), "")
-	if n, err := o.ReturnUnsold(t.Context()); n != 1 || err != nil {
+	if n, err := o.Closing.ReturnUnsold(t.Context()); n != 1 || err != nil {
 		t.Fatalf("returned %d, %v", n, err)
 	}
 	want(15)
@@ -63,7 +63,7 @@ func TestASKUInRedisFollowsOperators(t *testing.T) {
 	own := do[adminapi.Sale](o, 201, "POST", "/admin/v1/sales", openSale(``))
 	do[adminapi.Sale](o, 200, "POST", fmt.Sprintf("/admin/v1/sales/%d/restock", own.ID), `{"quantity":2}`)
 	do[adminapi.Sale](o, 200, "POST", fmt.Sprintf("/admin/v1/sales/%d/close", own.ID), "")
-	if n, err := o.ReturnUnsold(t.Context()); n != 1 || err != nil {
+	if n, err := o.Closing.ReturnUnsold(t.Context()); n != 1 || err != nil {
 		t.Fatalf("returned %d, %v", n, err)
 	}
 	if u := backendtest.SKUBalanced(t, o.DB, o.Redis, own.SKU); u.Available != 102 {
@@ -90,7 +90,7 @@ func TestASKUBeingLoadedGetsItsChangesLater(t *testing.T) {
 	if err := o.shelf.Load(t.Context(), skuID); err != nil {
 		t.Fatal(err)
 	}
-	if n, err := o.Intents.RunSKUs(t.Context()); n != 1 || err != nil {
+	if n, err := o.Changes.Intents.RunSKUs(t.Context()); n != 1 || err != nil {
 		t.Errorf("the timer did %d, %v", n, err)
 	}
 	if u := o.units(skuID); u.Available != 15 {

@@ -26,6 +26,7 @@ import (
 	"floodgate.internal/backend/payment"
 	"floodgate.internal/backend/reconcile"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/sale"
 	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/standby"
 	"floodgate.internal/backend/timeline"
@@ -74,7 +75,7 @@ func workOn(t testing.TB, limits Limits, addr string, direct *reserve.Store, db 
 	shelf := sku.NewCache(db, redis, log, reg)
 	carts := cart.New(cart.Config{PayWithin: time.Minute, MaxInFlight: 2, DB: db, SKUs: shelf, Clock: s.Clock, Log: log, Register: reg})
 	line := standby.New(standby.Config{MaxLine: 2, DB: db, Redis: redis, Catalog: known, Clock: s.Clock, Log: log, Register: reg})
-	book := order.NewStore(order.Config{Intents: intent.New(intent.Config{DB: db, Redis: redis, Clock: s.Clock, Log: log, Register: reg, Returned: line.Wake}),
+	book := order.NewStore(order.Config{Intents: intent.New(intent.Config{DB: db, Sales: sale.Reader{DB: db}, Redis: redis, Clock: s.Clock, Log: log, Register: reg, Returned: line.Wake}),
 		DB: db, Redis: redis, Clock: s.Clock, Log: log, Register: reg, AcceptWithin: time.Minute, Returned: line.Wake})
 	s.Begin(Parts{
 		Catalog: known, Redis: redis, Book: book, Carts: carts, Shelf: shelf, Standby: line, Payer: book,

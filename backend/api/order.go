@@ -17,6 +17,7 @@ import (
 	"floodgate.internal/backend/admission"
 	"floodgate.internal/backend/catalog"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/sale"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/failpoint"
 	"floodgate.internal/shared/problem"
@@ -123,7 +124,7 @@ func (s *Server) postOrder(r *request) string {
 }
 
 // otherCategory says which category a sale is of, to who named another.
-func otherCategory(s catalog.Sale) string {
+func otherCategory(s sale.Sale) string {
 	if s.Kind != wire.Coupon {
 		return "this sale is no coupon campaign and has none"
 	}
@@ -131,7 +132,7 @@ func otherCategory(s catalog.Sale) string {
 }
 
 // sale finds a sale in the catalog.
-func (s *Server) sale(ctx context.Context, id int64) (catalog.Sale, *problem.Problem) {
+func (s *Server) sale(ctx context.Context, id int64) (sale.Sale, *problem.Problem) {
 	sale, err := s.Catalog.Get(ctx, id)
 	switch {
 	case err == nil:

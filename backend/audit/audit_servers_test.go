@@ -20,6 +20,7 @@ import (
 	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/sale"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/wire"
@@ -41,7 +42,7 @@ func newShop(t *testing.T, o backendtest.SaleOptions, bound time.Duration) *shop
 	db, redis := backendtest.MySQL(t), backendtest.Redis(t)
 	s := &shop{t: t, db: db, redis: redis, sale: backendtest.Sale(t, db, o), auditor: audit.New(audit.Config{DB: db, Redis: redis, QueuedBound: bound})}
 	clk, log, reg := new(clock.Clock), backendtest.Log(t), prometheus.NewRegistry()
-	s.intents = intent.New(intent.Config{DB: db, Redis: redis, Clock: clk, Log: log, Register: reg})
+	s.intents = intent.New(intent.Config{DB: db, Sales: sale.Reader{DB: db}, Redis: redis, Clock: clk, Log: log, Register: reg})
 	s.book = order.NewStore(order.Config{DB: db, Redis: redis, Intents: s.intents, Clock: clk, Log: log, Register: reg})
 	backendtest.Load(t, db, redis, s.sale)
 	return s

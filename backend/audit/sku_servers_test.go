@@ -19,6 +19,7 @@ import (
 	"floodgate.internal/backend/intent"
 	orders "floodgate.internal/backend/order"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/sale"
 	"floodgate.internal/backend/sku"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/wire"
@@ -42,7 +43,7 @@ func newStore(t *testing.T) *store {
 	clk, log, reg := new(clock.Clock), backendtest.Log(t), prometheus.NewRegistry()
 	s.shelf = sku.NewCache(s.db, s.redis, log, reg)
 	s.carts = cart.New(cart.Config{PayWithin: time.Minute, MaxInFlight: 10, DB: s.db, SKUs: s.shelf, Clock: clk, Log: log, Register: reg})
-	s.intents = intent.New(intent.Config{DB: s.db, Redis: s.redis, Clock: clk, Log: log, Register: reg})
+	s.intents = intent.New(intent.Config{DB: s.db, Sales: sale.Reader{DB: s.db}, Redis: s.redis, Clock: clk, Log: log, Register: reg})
 	s.book = orders.NewStore(orders.Config{Intents: s.intents, DB: s.db, Redis: s.redis, Clock: clk, Log: log, Register: reg})
 	return s
 }

@@ -21,6 +21,7 @@ import (
 	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/sale"
 	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
@@ -54,7 +55,7 @@ func shopOn(t *testing.T, db *sql.DB, redis *reserve.Store, c Config) *shop {
 	clk, log, reg := new(clock.Clock), backendtest.Log(t), prometheus.NewRegistry()
 	cache := sku.NewCache(db, redis, log, reg)
 	c.DB, c.SKUs, c.Clock, c.Log, c.Register = db, cache, clk, log, reg
-	intents := intent.New(intent.Config{DB: db, Redis: redis, Clock: clk, Log: log, Register: reg})
+	intents := intent.New(intent.Config{DB: db, Sales: sale.Reader{DB: db}, Redis: redis, Clock: clk, Log: log, Register: reg})
 	return &shop{Carts: New(c), t: t, redis: redis, intents: intents,
 		book: order.NewStore(order.Config{Intents: intents, DB: db, Redis: redis, Clock: clk, Log: log, Register: reg}), reader: order.NewReader(order.ReaderConfig{DB: db, Redis: redis, Log: log, Register: reg})}
 }

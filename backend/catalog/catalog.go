@@ -37,6 +37,8 @@ const (
 var (
 	// ErrUnknown: there is no such sale, or it is hidden.
 	ErrUnknown = errors.New("no such sale")
+	// ErrArchived: the sale is archived: it is over, and nothing of it is in Redis.
+	ErrArchived = errors.New("the sale is archived")
 	// ErrEmpty: the catalog has not been read yet.
 	ErrEmpty = errors.New("the sales have not been read from mysql yet")
 )
@@ -341,7 +343,7 @@ func (c *Catalog) readStates(ctx context.Context) error {
 }
 
 // Get returns a live sale that the public may know of. One that is not in memory is looked up in MySQL once; what is not
-// there either is ErrUnknown, what is archived sale.ErrArchived, and remembered as that for some seconds. Any other error: MySQL
+// there either is ErrUnknown, what is archived ErrArchived, and remembered as that for some seconds. Any other error: MySQL
 // could not be asked.
 func (c *Catalog) Get(ctx context.Context, id int64) (sale.Sale, error) {
 	if s, known, err := c.known(id); known {
@@ -370,7 +372,7 @@ func (c *Catalog) Get(ctx context.Context, id int64) (sale.Sale, error) {
 	}
 	if found[0].ArchivedAt != nil {
 		c.over.add(id)
-		return sale.Sale{}, sale.ErrArchived
+		return sale.Sale{}, ErrArchived
 	}
 	if v != nil && len(v.ids) < sale.MaxLive {
 		c.install(v.with(found[0]))
@@ -395,7 +397,7 @@ func (c *Catalog) known(id int64) (s sale.Sale, known bool, err error) {
 	case i != nil && i.Hidden:
 		return sale.Sale{}, true, ErrUnknown
 	case i != nil || c.over.has(id):
-		return sale.Sale{}, true, sale.ErrArchived
+		return sale.Sale{}, true, ErrArchived
 	case c.unknown.has(id):
 		return sale.Sale{}, true, ErrUnknown
 	}

@@ -20,12 +20,15 @@ import (
 	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/backendtest"
+	"floodgate.internal/backend/change"
+	"floodgate.internal/backend/closing"
 	"floodgate.internal/backend/deadletter"
 	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reconcile"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/sale"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/cli"
 	"floodgate.internal/shared/clock"
@@ -39,12 +42,14 @@ func backend(t *testing.T) Config {
 	db := backendtest.OpenMySQL(t, dsn, 4)
 	reg := prometheus.NewRegistry()
 	clk := new(clock.Clock)
-	intents := intent.New(intent.Config{DB: db, Redis: redis, Clock: clk, Log: log, Register: reg})
+	intents := intent.New(intent.Config{DB: db, Sales: sale.Reader{DB: db}, Redis: redis, Clock: clk, Log: log, Register: reg})
 	book := order.NewStore(order.Config{DB: db, Redis: redis, Intents: intents, Clock: clk, Log: log, Register: reg})
 	box := deadletter.NewStore(deadletter.Config{DB: db, Orders: book, Clock: clk, Log: log, Register: reg})
-	a := admin.New(admin.Config{Book: book, Intents: intents, Letters: box, Token: "dev-admin", DB: db, Redis: redis, Clock: clk, Audit: audit.New(audit.Config{DB: db, Redis: redis, QueuedBound: time.Minute}),
-		Reconcile: reconcile.New(reconcile.Config{DB: db, Redis: redis, Log: log, Register: reg}).Sale, Changed: func(context.Context) error { return nil },
-		Ready: func(context.Context) []string { return nil }, Log: log, Gatherer: reg, Register: reg})
+	auditor, rebuild := audit.New(audit.Config{DB: db, Redis: redis, QueuedBound: time.Minute}), reconcile.New(reconcile.Config{DB: db, Redis: redis, Log: log, Register: reg}).Sale
+	changes := &change.Maker{DB: db, Clock: clk, Intents: intents, Reconcile: rebuild, Changed: func(context.Context) error { return nil }, Log: log}
+	a := admin.New(admin.Config{Book: book, Changes: changes, Letters: box, Token: "dev-admin", DB: db, Redis: redis, Clock: clk, Audit: auditor, Reconcile: rebuild,
+		Closing: closing.New(closing.Config{DB: db, Redis: redis, Clock: clk, Audit: auditor, Maker: changes, Log: log, Register: reg}),
+		Ready:   func(context.Context) []string { return nil }, Log: log, Gatherer: reg, Register: reg})
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

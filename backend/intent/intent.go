@@ -14,7 +14,6 @@ import (
 	"strconv"
 	"time"
 
-	"floodgate.internal/backend/sale"
 	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
@@ -130,6 +129,11 @@ func EndLocks(ctx context.Context, w Writer, at time.Time, sold bool, holds []sk
 	return nil
 }
 
+// Queryer is a *sql.DB or a *sql.Tx.
+type Queryer interface {
+	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+}
+
 // Done marks intents of sales as done, for a reconciler that loaded what they say.
 func Done(ctx context.Context, w Writer, at time.Time, ids []int64) error {
 	return ofSales.done(ctx, w, at, ids)
@@ -144,7 +148,7 @@ func (t *table) done(ctx context.Context, w Writer, at time.Time, ids []int64) e
 }
 
 // Releasing returns those of the orders that an open intent is to release.
-func Releasing(ctx context.Context, q sale.Queryer, orders []string) ([]string, error) {
+func Releasing(ctx context.Context, q Queryer, orders []string) ([]string, error) {
 	list, err := ofSales.open(ctx, q, ` AND order_id IN (`+store.Marks(len(orders))+`)`, store.Anys(orders)...)
 	ids := make([]string, len(list))
 	for n, i := range list {
@@ -154,7 +158,7 @@ func Releasing(ctx context.Context, q sale.Queryer, orders []string) ([]string, 
 }
 
 // open reads intents that are not done.
-func (t *table) open(ctx context.Context, q sale.Queryer, where string, args ...any) ([]Intent, error) {
+func (t *table) open(ctx context.Context, q Queryer, where string, args ...any) ([]Intent, error) {
 	rows, err := q.QueryContext(ctx, `SELECT id, kind, `+t.of+`, quantity, order_id, `+t.lock+` FROM `+t.name+` WHERE done_at IS NULL`+where, args...)
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", t.name, err)

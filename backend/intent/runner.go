@@ -16,7 +16,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"floodgate.internal/backend/reserve"
-	"floodgate.internal/backend/sale"
 	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
@@ -34,6 +33,7 @@ const (
 // Runner carries intents out in Redis and marks them done. It is safe for concurrent use, by any number of processes.
 type Runner struct {
 	db       *sql.DB
+	sales    Sales
 	redis    *reserve.Store
 	clk      *clock.Clock
 	log      *slog.Logger
@@ -41,9 +41,20 @@ type Runner struct {
 	tried    *prometheus.CounterVec
 }
 
+// Sales is what a Runner asks MySQL of sales: sale.Reader.
+type Sales interface {
+	// Definition is the sale as Redis is told of it.
+	Definition(ctx context.Context, id int64) (reserve.Definition, error)
+	// ArchiveToken is the fencing token under which an archived sale leaves Redis; false for a sale that is not archived.
+	ArchiveToken(ctx context.Context, id int64) (token int64, archived bool, err error)
+	// Archived returns those of the sales that are archived.
+	Archived(ctx context.Context, ids []int64) ([]int64, error)
+}
+
 // Config is what a Runner needs.
 type Config struct {
 	DB       *sql.DB
+	Sales    Sales
 	Redis    *reserve.Store
 	Clock    *clock.Clock // follows Redis's clock
 	Log      *slog.Logger
@@ -58,7 +69,7 @@ func New(c Config) *Runner {
 	if c.Returned == nil {
 		c.Returned = func(int64) {}
 	}
-	r := &Runner{db: c.DB, redis: c.Redis, clk: c.Clock, log: c.Log, returned: c.Returned,
+	r := &Runner{db: c.DB, sales: c.Sales, redis: c.Redis, clk: c.Clock, log: c.Log, returned: c.Returned,
 		tried: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "backend_intents_total",
 			Help: "Intents tried in Redis, by kind and result: done, or kept for later."}, []string{"kind", "result"})}
 	c.Register.MustRegister(r.tried)
@@ -193,7 +204,7 @@ func (r *Runner) try(ctx context.Context, t *table, list []Intent) (done int, bl
 	}
 	err = g.Wait()
 	if len(absent) > 0 {
-		archived, e := sale.Archived(ctx, r.db, slices.Collect(maps.Keys(absent)))
+		archived, e := r.sales.Archived(ctx, slices.Collect(maps.Keys(absent)))
 		err = errors.Join(err, e)
 		for _, id := range archived {
 			finished = append(finished, absent[id]...)
@@ -237,14 +248,11 @@ func (r *Runner) ofSale(ctx context.Context, i Intent) error {
 		}
 		failpoint.Hit("admin.before-done")
 	case define:
-		sales, err := sale.Read(ctx, r.db, i.Of)
+		d, err := r.sales.Definition(ctx, i.Of)
 		if err != nil {
 			return err
 		}
-		if len(sales) == 0 {
-			return errors.New("it is not in MySQL")
-		}
-		if err := r.redis.Define(ctx, i.Of, sales[0].Definition()); err != nil {
+		if err := r.redis.Define(ctx, i.Of, d); err != nil {
 			return err
 		}
 	case archive:
@@ -281,8 +289,8 @@ func unknown(known ...string) error {
 // forget takes an archived sale out of Redis. A Redis that came back from an older copy may have outbox entries that were retired
 // since: those whose orders MySQL has are retired again.
 func (r *Runner) forget(ctx context.Context, id int64) error {
-	token, err := sale.ArchiveToken(ctx, r.db, id)
-	if errors.Is(err, sale.ErrNotArchived) {
+	token, archived, err := r.sales.ArchiveToken(ctx, id)
+	if err == nil && !archived {
 		r.log.Error("order: a sale that was archived is not any more: it stays in redis", "sale", id)
 		return nil
 	}

@@ -18,6 +18,7 @@ import (
 	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/sale"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/clock"
@@ -72,7 +73,7 @@ func (s *shop) bookAt(clk *clock.Clock) *Store {
 func newBook(db *sql.DB, redis *reserve.Store, clk *clock.Clock, log *slog.Logger) *Store {
 	reg := prometheus.NewRegistry()
 	return NewStore(Config{DB: db, Redis: redis, Clock: clk, Log: log, Register: reg,
-		Intents: intent.New(intent.Config{DB: db, Redis: redis, Clock: clk, Log: log, Register: reg})})
+		Intents: intent.New(intent.Config{DB: db, Sales: sale.Reader{DB: db}, Redis: redis, Clock: clk, Log: log, Register: reg})})
 }
 
 func (s *shop) sale(o backendtest.SaleOptions) int64 {

@@ -25,6 +25,7 @@ import (
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/sale"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/clock"
@@ -60,7 +61,7 @@ func newShop(t *testing.T, stock int64) *shop {
 	}
 	s.clk = s.clockAhead(0)
 	s.book, s.desk = s.open(s.db, s.clk)
-	s.intents = intent.New(intent.Config{DB: s.db, Redis: s.redis, Clock: s.clk, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
+	s.intents = intent.New(intent.Config{DB: s.db, Sales: sale.Reader{DB: s.db}, Redis: s.redis, Clock: s.clk, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
 	s.sale = backendtest.Sale(t, s.db, backendtest.SaleOptions{Stock: stock, Price: 4900, PayWithin: time.Minute, Limit: 2})
 	backendtest.Load(t, s.db, s.redis, s.sale)
 	t.Cleanup(func() {
@@ -85,7 +86,7 @@ func (s *shop) clockAhead(d time.Duration) *clock.Clock {
 
 func (s *shop) open(db *sql.DB, clk *clock.Clock) (*order.Store, *Webhooks) {
 	reg := prometheus.NewRegistry()
-	book := order.NewStore(order.Config{Intents: intent.New(intent.Config{DB: db, Redis: s.redis, Clock: clk, Log: backendtest.Log(s.t), Register: reg}),
+	book := order.NewStore(order.Config{Intents: intent.New(intent.Config{DB: db, Sales: sale.Reader{DB: db}, Redis: s.redis, Clock: clk, Log: backendtest.Log(s.t), Register: reg}),
 		DB: db, Redis: s.redis, Clock: clk, Log: backendtest.Log(s.t), Register: reg})
 	return book, New(Config{Providers: []Provider{{"acme", []string{secret}}, {"beta", []string{other}}}, DB: db, Orders: book, Clock: clk, Log: backendtest.Log(s.t), Register: reg})
 }

@@ -9,11 +9,11 @@ import (
 	"strconv"
 	"time"
 
-	"floodgate.internal/backend/catalog"
 	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/sale"
 	"floodgate.internal/backend/standby"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
@@ -246,7 +246,7 @@ func (a *attempt) readMoment(ctx context.Context, outbox []queued.Entry, unheld 
 	if epoch != a.load.Epoch { // another server answers, and lags: older messages may still be inserted there
 		return fmt.Errorf("read the stock row: it is in epoch %d, and was raised to %d", epoch, a.load.Epoch)
 	}
-	sales, err := catalog.Read(ctx, tx, a.sale)
+	sales, err := sale.Read(ctx, tx, a.sale)
 	if err != nil {
 		return err
 	}

@@ -23,6 +23,7 @@ import (
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/sale"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/wire"
@@ -60,7 +61,7 @@ func newSystemOn(t testing.TB, redis *reserve.Store, withBroker bool) *system {
 		t.Fatal(err)
 	}
 	clk.Set(now, asked)
-	s.intents = intent.New(intent.Config{DB: s.db, Redis: s.redis, Clock: &clk, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
+	s.intents = intent.New(intent.Config{DB: s.db, Sales: sale.Reader{DB: s.db}, Redis: s.redis, Clock: &clk, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
 	s.book = order.NewStore(order.Config{Intents: s.intents, DB: s.db, Redis: s.redis, Clock: &clk, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
 	var fence Fence
 	if withBroker {

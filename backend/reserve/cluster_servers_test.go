@@ -20,6 +20,7 @@ import (
 	"floodgate.internal/backend/lock"
 	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
+	sales "floodgate.internal/backend/sale"
 	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
@@ -81,7 +82,7 @@ func TestEveryScriptOnARedisCluster(t *testing.T) {
 	must(forgetAndTeach(t, s))
 	var clk clock.Clock
 	clk.Set(time.Now(), time.Now())
-	intents := intent.New(intent.Config{DB: db, Redis: s, Clock: &clk, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
+	intents := intent.New(intent.Config{DB: db, Sales: sales.Reader{DB: db}, Redis: s, Clock: &clk, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
 	for range 8 {
 		skuID := backendtest.SKU(t, db, 5, 100, "EUR")
 		must(shelf.Load(ctx, skuID))

@@ -180,7 +180,7 @@ func (s *Store) Unlock(ctx context.Context, sale, token int64) error {
 var ErrQueued = errors.New("the outbox still holds orders of the sale")
 
 // Forget takes every key of a sale out of Redis, in one moment. Only for a sale that MySQL has as archived, under the token that
-// MySQL has then: see catalog.ArchiveToken. ErrQueued: nothing was done, its orders must be settled and retired first. ErrLost: nothing was
+// MySQL has then: see sale.Reader.ArchiveToken. ErrQueued: nothing was done, its orders must be settled and retired first. ErrLost: nothing was
 // done, a reconciler with a newer token was here. Idempotent.
 func (s *Store) Forget(ctx context.Context, sale, token int64) error {
 	list, err := s.call(ctx, lua.SaleForget, []string{s.state(sale), s.orders(sale), s.buyers(sale), s.idem(sale), s.OutboxKey(sale), s.applied(sale)}, strconv.FormatInt(token, 10))

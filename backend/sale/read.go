@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"floodgate.internal/backend/reserve"
 	"floodgate.internal/shared/wire"
 )
 
@@ -137,7 +138,7 @@ func Get(ctx context.Context, q Queryer, id int64) (Record, error) {
 		return Record{}, err
 	}
 	if len(records) == 0 {
-		return Record{}, fmt.Errorf("sale %d: %w", id, ErrNotFound)
+		return Record{}, &NotFoundError{id}
 	}
 	return records[0], nil
 }
@@ -147,7 +148,7 @@ func Lock(ctx context.Context, tx *sql.Tx, id int64) (Record, error) {
 	var locked int64
 	err := tx.QueryRowContext(ctx, `SELECT id FROM sales WHERE id = ? FOR UPDATE`, id).Scan(&locked)
 	if errors.Is(err, sql.ErrNoRows) {
-		return Record{}, fmt.Errorf("sale %d: %w", id, ErrNotFound)
+		return Record{}, &NotFoundError{id}
 	}
 	if err != nil {
 		return Record{}, fmt.Errorf("lock sale %d: %w", id, err)
@@ -228,16 +229,6 @@ func IsLive(ctx context.Context, q Queryer, id int64) (bool, error) {
 	return len(ids) > 0, nil
 }
 
-// Archived returns those of the sales that are archived.
-func Archived(ctx context.Context, q Queryer, sales []int64) ([]int64, error) {
-	where, args := in("id", sales)
-	ids, err := idsOf(ctx, q, `SELECT id FROM sales WHERE archived_at IS NOT NULL AND `+where, args...)
-	if err != nil {
-		return nil, fmt.Errorf("look for archived sales: %w", err)
-	}
-	return ids, nil
-}
-
 // NewestArchived returns the ids of the sales that were archived last, at most limit, ascending.
 func NewestArchived(ctx context.Context, q Queryer, limit int) ([]int64, error) {
 	ids, err := idsOf(ctx, q, `SELECT id FROM sales WHERE archived_at IS NOT NULL ORDER BY archived_at DESC, id DESC LIMIT `+fmt.Sprint(limit))
@@ -265,17 +256,38 @@ func ArchivedAfter(ctx context.Context, q Queryer, last int64, limit int) (ids, 
 	return ids, tokens, nil
 }
 
-// ArchiveToken is the fencing token under which an archived sale leaves Redis: the newest that its stock row has.
-// ErrNotArchived: MySQL has no such sale, or it is not archived.
-func ArchiveToken(ctx context.Context, q Queryer, sale int64) (int64, error) {
-	tokens, err := idsOf(ctx, q, `SELECT k.token FROM sales s JOIN sale_stock k ON k.sale_id = s.id WHERE s.id = ? AND s.archived_at IS NOT NULL`, sale)
-	if err == nil && len(tokens) == 0 {
-		err = ErrNotArchived
+// Reader reads sales for an intent.Runner.
+type Reader struct{ DB *sql.DB }
+
+// Definition implements intent.Sales. *NotFoundError.
+func (r Reader) Definition(ctx context.Context, id int64) (reserve.Definition, error) {
+	sales, err := Read(ctx, r.DB, id)
+	if err == nil && len(sales) == 0 {
+		err = &NotFoundError{id}
 	}
 	if err != nil {
-		return 0, fmt.Errorf("token of sale %d: %w", sale, err)
+		return reserve.Definition{}, err
 	}
-	return tokens[0], nil
+	return sales[0].Definition(), nil
+}
+
+// ArchiveToken implements intent.Sales: the newest token that the stock row has.
+func (r Reader) ArchiveToken(ctx context.Context, id int64) (token int64, archived bool, err error) {
+	tokens, err := idsOf(ctx, r.DB, `SELECT k.token FROM sales s JOIN sale_stock k ON k.sale_id = s.id WHERE s.id = ? AND s.archived_at IS NOT NULL`, id)
+	if err != nil || len(tokens) == 0 {
+		return 0, false, err
+	}
+	return tokens[0], true, nil
+}
+
+// Archived implements intent.Sales.
+func (r Reader) Archived(ctx context.Context, ids []int64) ([]int64, error) {
+	where, args := in("id", ids)
+	archived, err := idsOf(ctx, r.DB, `SELECT id FROM sales WHERE archived_at IS NOT NULL AND `+where, args...)
+	if err != nil {
+		return nil, fmt.Errorf("look for archived sales: %w", err)
+	}
+	return archived, nil
 }
 
 // each runs a query and gives every row to scan.

@@ -3,7 +3,6 @@
 package sale
 
 import (
-	"errors"
 	"slices"
 	"time"
 
@@ -14,15 +13,6 @@ import (
 // MaxLive is how many sales may be live (not archived) at once. Beyond it the oldest are read and the newest are left out;
 // no more than that are made.
 const MaxLive = 2000
-
-var (
-	// ErrNotFound: MySQL has no such sale.
-	ErrNotFound = errors.New("no such sale")
-	// ErrArchived: the sale is archived: it is over, and nothing of it is in Redis.
-	ErrArchived = errors.New("the sale is archived")
-	// ErrNotArchived: a sale is to leave Redis, and is not archived.
-	ErrNotArchived = errors.New("the sale is not archived")
-)
 
 // Sale is what operators decided of a sale.
 type Sale struct {

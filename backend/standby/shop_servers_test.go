@@ -21,6 +21,7 @@ import (
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/reconcile"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/sale"
 	"floodgate.internal/backend/standby"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/clock"
@@ -72,7 +73,7 @@ func (s *shop) process(clk *clock.Clock) (*standby.Line, *order.Store) {
 		s.t.Fatal(err)
 	}
 	line := standby.New(standby.Config{MaxLine: most, DB: s.db, Redis: s.redis, Catalog: known, Clock: clk, Log: backendtest.Log(s.t), Register: reg})
-	book := order.NewStore(order.Config{Intents: intent.New(intent.Config{DB: s.db, Redis: s.redis, Clock: clk, Log: backendtest.Log(s.t), Register: reg, Returned: line.Wake}),
+	book := order.NewStore(order.Config{Intents: intent.New(intent.Config{DB: s.db, Sales: sale.Reader{DB: s.db}, Redis: s.redis, Clock: clk, Log: backendtest.Log(s.t), Register: reg, Returned: line.Wake}),
 		DB: s.db, Redis: s.redis, Clock: clk, Log: backendtest.Log(s.t), Register: reg, AcceptWithin: accept, Returned: line.Wake})
 	return line, book
 }

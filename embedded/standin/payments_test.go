@@ -16,6 +16,7 @@ import (
 	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/payment"
+	sales "floodgate.internal/backend/sale"
 	"floodgate.internal/shared/clock"
 )
 
@@ -26,7 +27,7 @@ func TestPaymentsAndExpiry(t *testing.T) {
 	clk, log, reg := new(clock.Clock), slog.New(slog.DiscardHandler), prometheus.NewRegistry()
 	now := clk.Now()
 	clk.Set(now, time.Now())
-	intents := intent.New(intent.Config{DB: db, Redis: redis, Clock: clk, Log: log, Register: reg})
+	intents := intent.New(intent.Config{DB: db, Sales: sales.Reader{DB: db}, Redis: redis, Clock: clk, Log: log, Register: reg})
 	book := order.NewStore(order.Config{Intents: intents, DB: db, Redis: redis, Clock: clk, Log: log, Register: reg})
 	const secret = "a-secret-of-at-least-thirty-two-bytes"
 	desk := payment.New(payment.Config{Providers: []payment.Provider{{Name: "acme", Secrets: []string{secret}}}, DB: db, Orders: book, Clock: clk, Log: log, Register: reg})

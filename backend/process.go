@@ -29,6 +29,7 @@ import (
 	"floodgate.internal/backend/outbox"
 	"floodgate.internal/backend/payment"
 	"floodgate.internal/backend/reconcile"
+	"floodgate.internal/backend/redis"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/standby"
@@ -140,9 +141,7 @@ func addr(ln net.Listener) string {
 func (p *process) connect(ctx context.Context) (err error) {
 	c := p.config
 	err = p.insist(ctx, "redis", func(ctx context.Context) (err error) {
-		options := c.Redis.config()
-		options.MaxEnded = c.Orders.MaxEnded
-		p.redis, err = reserve.Open(options)
+		p.redis, err = reserve.Open(c.Redis.config(), c.Orders.MaxEnded)
 		return err
 	})
 	if err != nil {
@@ -150,7 +149,7 @@ func (p *process) connect(ctx context.Context) (err error) {
 	}
 	err = p.insist(ctx, "redis", func(ctx context.Context) error { // before anything is decided by a clock
 		asked := time.Now()
-		now, err := p.redis.Now(ctx)
+		now, err := p.redis.Client().Now(ctx)
 		if err == nil {
 			p.clk.Set(now, asked)
 		}
@@ -220,7 +219,7 @@ func (p *process) begin(base, work *tier) error {
 	timelines := timeline.New(timeline.Config{DB: p.db, Orders: p.book, Clock: p.clk, Log: p.log, Register: p.reg, Keep: c.Timeline.Keep, MaxRows: c.Timeline.MaxRowsPerSale})
 	p.reconciler = reconcile.New(reconcile.Config{DB: p.db, Redis: p.redis, Fence: fence, Log: p.log, Register: p.reg, Lease: c.Locks.Lease})
 
-	p.shelf = sku.NewCache(p.db, p.redis, p.log, p.reg)
+	p.shelf = sku.NewCache(p.db, p.redis.Client(), p.log, p.reg)
 	carts := cart.New(cart.Config{DB: p.db, SKUs: p.shelf, Clock: p.clk, Log: p.log, Register: p.reg,
 		PayWithin: c.Carts.PayWithin, AbandonedAfter: c.Carts.AbandonedAfter, MaxInFlight: c.Carts.MaxInFlight})
 
@@ -271,7 +270,7 @@ func (p *process) begin(base, work *tier) error {
 		work.start("standby lines", p.repeat("standby lines", timerEvery, p.line.Sweep))
 		work.start("coupons", p.repeat("the expiry of coupons", timerEvery, p.claims.Expire))
 		work.start("intents", p.repeat("intents", timerEvery, p.book.RunIntents))
-		work.start("intents of SKUs", p.repeat("intents of SKUs", timerEvery, sku.Intents{DB: p.db, Redis: p.redis, Clock: p.clk}.Run))
+		work.start("intents of SKUs", p.repeat("intents of SKUs", timerEvery, sku.Intents{DB: p.db, Redis: p.redis.Client(), Clock: p.clk}.Run))
 		work.start("carts", p.repeat("carts", timerEvery, carts.Sweep))
 		work.start("unsold units", p.repeat("unsold units", timerEvery, operator.ReturnUnsold))
 		work.start("sales that are over", p.repeatWithin("the archive of sales that are over", pruneEvery, archiveTime, func(ctx context.Context) (int, error) {
@@ -285,7 +284,7 @@ func (p *process) begin(base, work *tier) error {
 		work.start("done intents", p.repeat("done intents", pruneEvery, p.book.PruneIntents))
 		work.start("old Idempotency-Keys", p.repeat("old Idempotency-Keys", pruneEvery, operator.PruneKeys))
 		work.start("old lists", p.repeat("old lists", pruneEvery, func(ctx context.Context) (int, error) { return eligibility.Prune(ctx, p.db) }))
-		work.start("done intents of SKUs", p.repeat("done intents of SKUs", pruneEvery, sku.Intents{DB: p.db, Redis: p.redis, Clock: p.clk}.Prune))
+		work.start("done intents of SKUs", p.repeat("done intents of SKUs", pruneEvery, sku.Intents{DB: p.db, Redis: p.redis.Client(), Clock: p.clk}.Prune))
 	}
 	p.front.become(operator)
 	p.status.set("")
@@ -386,7 +385,7 @@ func (p *process) reasons(ctx context.Context) []string {
 	if s := p.status.get(); s != "" {
 		return []string{s}
 	}
-	ctx, cancel := context.WithTimeout(ctx, reserve.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, redis.Timeout)
 	defer cancel()
 	reasons := []string{}
 	add := func(what string, err error) {
@@ -394,7 +393,7 @@ func (p *process) reasons(ctx context.Context) []string {
 			reasons = append(reasons, what+": "+err.Error())
 		}
 	}
-	reserves, err := p.redis.Reserves(ctx) // one node is enough: the sales of others are not this process's fault
+	reserves, err := p.redis.Client().AnyReserves(ctx) // one node is enough: the sales of others are not this process's fault
 	if err == nil && !reserves && p.roles.API {
 		err = errors.New("it was started anew, and its sales are being closed")
 	}

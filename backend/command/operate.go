@@ -32,6 +32,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 
 	"floodgate.internal/backend/broker"
+	"floodgate.internal/backend/redis"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/store"
 )
@@ -53,7 +54,7 @@ type Config struct {
 	Admin       string // host:port of the admin listener
 	Token       string // admin token
 	MySQL       string // DSN
-	Redis       reserve.Config
+	Redis       redis.Config
 	Broker      *broker.Config // nil: the outbox is the queue
 	QueuedBound time.Duration
 	Abandoned   time.Duration // of carts
@@ -68,7 +69,7 @@ func (c Config) stores(ctx context.Context) (db *sql.DB, redis *reserve.Store, d
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	if redis, err = reserve.Open(c.Redis); err != nil {
+	if redis, err = reserve.Open(c.Redis, 0); err != nil {
 		_ = db.Close() // nothing was done with it
 		return nil, nil, nil, err
 	}

@@ -53,7 +53,7 @@ func (c *Rebuild) Run(ctx context.Context, env *Env) (err error) {
 		if _, err := auditor.SKU(ctx, c.SKU); errors.Is(err, audit.ErrUnknownSKU) {
 			return err
 		}
-		if err := sku.NewCache(db, redis, conf.Log, registry).Rebuild(ctx, c.SKU); errors.Is(err, sku.ErrUnknown) {
+		if err := sku.NewCache(db, redis.Client(), conf.Log, registry).Rebuild(ctx, c.SKU); errors.Is(err, sku.ErrUnknown) {
 			return fmt.Errorf("rebuild: SKU %d was made for one sale: carts cannot hold it, so Redis has nothing of it; rebuild its sale", c.SKU)
 		} else if err != nil {
 			return fmt.Errorf("rebuild: %w", err)

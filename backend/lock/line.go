@@ -7,12 +7,14 @@ import (
 
 	"github.com/redis/rueidis"
 	"golang.org/x/sync/semaphore"
+
+	"floodgate.internal/backend/redis"
 )
 
 // line is who waits in this process, and the one connection on which it is told that a lock is free: there is one while
 // somebody waits. It is bounded by the goroutines that wait.
 type line struct {
-	client  rueidis.Client
+	client  *redis.Client
 	pattern string // of every lock's channel
 
 	mu     sync.Mutex // guards the rest
@@ -37,9 +39,9 @@ type ear struct {
 	stop  context.CancelFunc
 }
 
-func newLine(client rueidis.Client, prefix string) line {
+func newLine(client *redis.Client) line {
 	literal := strings.NewReplacer(`*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`, `\`, `\\`)
-	return line{client: client, pattern: holderKey(literal.Replace(prefix), "*"), places: map[string]*place{}}
+	return line{client: client, pattern: holderKey(literal.Replace(client.Prefix()), "*"), places: map[string]*place{}}
 }
 
 // enter joins those who wait for a lock; leave must be called.
@@ -99,7 +101,7 @@ func (l *line) hear(ctx context.Context, e *ear) {
 	defer e.stop()
 	_ = l.client.Dedicated(func(c rueidis.DedicatedClient) error { // it fails as its function does
 		gone := c.SetPubSubHooks(rueidis.PubSubHooks{OnMessage: func(m rueidis.PubSubMessage) { l.told(m.Channel) }})
-		short, cancel := context.WithTimeout(ctx, timeout)
+		short, cancel := context.WithTimeout(ctx, redis.Timeout)
 		e.err = c.Do(short, c.B().Psubscribe().Pattern(l.pattern).Build()).Error()
 		cancel()
 		close(e.ready)

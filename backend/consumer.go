@@ -10,13 +10,24 @@ import (
 	"floodgate.internal/backend/queued"
 )
 
+// beginConsumer starts what settles orders.
+func (p *process) beginConsumer(work *stage, name string) {
+	work.start("consumer", p.consumer(name))
+	if p.broker != nil {
+		work.start("dead letters", func(ctx context.Context) error { return p.broker.ConsumeDead(ctx, p.deadLetters.Take) })
+	}
+	p.startPeriodic(work, periodic{"deferred orders", deferredEvery, passTime, func(ctx context.Context) (int, error) {
+		return p.orders.SettleDeferred(ctx, p.deadLetters.Deferred)
+	}})
+}
+
 // consumer settles orders until ctx ends, and then finishes what it has begun.
 func (p *process) consumer(name string) func(context.Context) error {
 	c := p.config
 	if p.broker != nil {
 		return func(ctx context.Context) error {
-			return p.broker.Consume(ctx, c.Orders.Batch, c.Orders.BatchWait, p.book.SettleOrDefer, func(ctx context.Context, batch []queued.Entry) {
-				if err := p.book.Retire(ctx, batch); err != nil { // they are published again, MySQL knows them, and they are retired then
+			return p.broker.Consume(ctx, c.Orders.Batch, c.Orders.BatchWait, p.orders.SettleOrDefer, func(ctx context.Context, batch []queued.Entry) {
+				if err := p.orders.Retire(ctx, batch); err != nil { // they are published again, MySQL knows them, and they are retired then
 					p.log.Warn("settled orders stay in the outbox for now", "orders", len(batch), "error", err)
 				}
 			})
@@ -49,7 +60,7 @@ func (p *process) consumer(name string) func(context.Context) error {
 // some are of a closed sale the others are settled and retired, and the error is the queued.ClosedError: the reader tries each
 // sale by itself then.
 func (p *process) settle(ctx context.Context, batch []queued.Entry) error {
-	err := p.book.Settle(ctx, batch)
+	err := p.orders.Settle(ctx, batch)
 	var poison *queued.PoisonError
 	var closed *queued.ClosedError
 	isPoison, isClosed := errors.As(err, &poison), errors.As(err, &closed)
@@ -57,7 +68,7 @@ func (p *process) settle(ctx context.Context, batch []queued.Entry) error {
 		return err
 	}
 	if isPoison && !isClosed {
-		if err := p.letters.Poison(ctx, outbox.Queue, poison); err != nil {
+		if err := p.deadLetters.Poison(ctx, outbox.Queue, poison); err != nil {
 			return err
 		}
 	}
@@ -68,7 +79,7 @@ func (p *process) settle(ctx context.Context, batch []queued.Entry) error {
 	if isClosed {
 		good = without(good, closed.Entries)
 	}
-	if err := p.book.Retire(ctx, good); err != nil {
+	if err := p.orders.Retire(ctx, good); err != nil {
 		return err
 	}
 	switch {

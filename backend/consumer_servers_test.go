@@ -51,7 +51,7 @@ func TestAnEntryStaysUntilMySQLHasTheOrder(t *testing.T) {
 		db   *sql.DB
 		left int
 	}{{away, 1}, {db, 0}} {
-		p := &process{book: order.NewStore(order.Config{DB: c.db, Redis: redis, Clock: clk, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})}
+		p := &process{orders: order.NewStore(order.Config{DB: c.db, Redis: redis, Clock: clk, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})}
 		err := p.settle(t.Context(), batch)
 		if left := len(entries()); (err != nil) != (c.left > 0) || left != c.left {
 			t.Errorf("settle: got %v and %d entries left, want %d", err, left, c.left)
@@ -85,7 +85,7 @@ func TestAClosedSalesEntryStaysAndOthersAreSettled(t *testing.T) {
 	if _, err := db.Exec(`UPDATE sale_stock SET epoch = 2, token = 2 WHERE sale_id = ?`, sales[0]); err != nil {
 		t.Fatal(err)
 	}
-	p := &process{book: order.NewStore(order.Config{DB: db, Redis: redis, Clock: new(clock.Clock), Log: backendtest.Log(t), Register: prometheus.NewRegistry()})}
+	p := &process{orders: order.NewStore(order.Config{DB: db, Redis: redis, Clock: new(clock.Clock), Log: backendtest.Log(t), Register: prometheus.NewRegistry()})}
 	var closed *queued.ClosedError
 	if err := p.settle(t.Context(), batch); !errors.As(err, &closed) || len(closed.Entries) != 1 || closed.Entries[0].Sale != sales[0] {
 		t.Errorf("got %v, want the closed sale's order to wait", err)

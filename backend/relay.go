@@ -2,15 +2,18 @@ package backend
 
 import (
 	"context"
+	"fmt"
+	"os"
 
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/outbox"
+	"github.com/google/uuid"
 )
 
 // reader is what reads the outboxes in the name of one consumer of theirs.
 func (p *process) reader(name string) outbox.ReaderConfig {
 	return outbox.ReaderConfig{Redis: p.redis, Log: p.log, Register: p.reg,
-		Live: p.catalog.Live, Name: name, ClaimIdle: p.config.Outbox.ClaimIdle, DeadLetter: p.letters.Take}
+		Live: p.catalog.Live, Name: name, ClaimIdle: p.config.Outbox.ClaimIdle, DeadLetter: p.deadLetters.Take}
 }
 
 // relay carries orders from the outboxes to the broker.
@@ -21,4 +24,13 @@ func (p *process) relay(name string) *outbox.Relay {
 		c.Spare = p.config.Accept.ConfirmWithin
 	}
 	return outbox.NewRelay(c)
+}
+
+// consumerName is unique among all processes, ever.
+func consumerName() string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown"
+	}
+	return fmt.Sprintf("%s-%d-%s", host, os.Getpid(), uuid.NewString()[:8])
 }

@@ -12,16 +12,12 @@ import (
 	"floodgate.internal/lua"
 )
 
-// aloneLease is how long the others wait for a process that died, unless Lease says otherwise. They wait takeoverTime for one that
-// is at work.
-// Lease sets how long the others wait for a process that died while it had one of the locks. The lock is renewed while its
-// holder lives. A lease beyond takeoverTime changes nothing: by then the others go on without the lock. It must be called before
-// anything else.
+// aloneLease is the lease unless Config.Lease says otherwise.
+const aloneLease = 3 * time.Second
+
 // alone waits until no other process does the work of this name, at most for takeoverTime, and keeps the others waiting until done
 // is called. It only saves work, for any number of reconcilers may run at once. So the caller goes on without the lock if it
 // cannot be had or is lost. The only error is that ctx has ended.
-const aloneLease = 3 * time.Second
-
 func (r *Reconciler) alone(ctx context.Context, name string) (done func(), err error) {
 	hold, err := r.locks.Acquire(ctx, name, lock.NewOwner(), r.lease, r.takeover)
 	if ctx.Err() != nil {

@@ -71,17 +71,20 @@ type Reconciler struct {
 // maxSteps is how many sales are read from MySQL and written to Redis at once.
 const maxSteps = 4
 
-// New makes a Reconciler. A nil fence says that the outbox itself is the queue: then it waits for nothing.
+// Config is what a Reconciler needs.
 type Config struct {
 	DB       *sql.DB
 	Redis    *reserve.Store
-	Fence    Fence // nil: the outbox itself is the queue, and nothing is waited for
+	Fence    Fence // nil: the outbox itself is the queue, and there is nothing to wait for
 	Log      *slog.Logger
 	Register prometheus.Registerer
 
+	// Lease is how long the others wait for a process that died while it had one of the locks: at most takeoverTime, after
+	// which they go on without it. A live holder renews its lock. 0: three seconds.
 	Lease time.Duration
 }
 
+// New makes a Reconciler and registers its metrics.
 func New(c Config) *Reconciler {
 	r := &Reconciler{db: c.DB, redis: c.Redis, fence: c.Fence, locks: lock.New(c.Redis.Client(), c.Register), log: c.Log,
 		wake: make(chan struct{}, 1), drain: drainTime, patience: patience, beat: beatEvery, lease: cmp.Or(c.Lease, aloneLease), takeover: takeoverTime, steps: make(chan struct{}, maxSteps),

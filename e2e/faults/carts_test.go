@@ -155,9 +155,13 @@ func (s *shop) rest(t *testing.T) (tally oracle.Tally) {
 	for _, sku := range s.skus {
 		var n int64
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		err := world.Await(ctx, func(ctx context.Context) (err error) {
-			if n, err = s.w.skuBooks(ctx, sku, s.units); err != nil {
+		err := world.Await(ctx, func(ctx context.Context) error {
+			u, err := s.w.Books.SKU(ctx, sku)
+			if err != nil {
 				return err
+			}
+			if n = u.Locked + u.Sold; n+u.Available+u.Allotted != s.units {
+				return fmt.Errorf("%+v, it was made with %d", u, s.units)
 			}
 			return s.w.admin(ctx, "GET", fmt.Sprintf("/skus/%d/audit", sku), "", "").Is(200, `"balanced":true`)
 		})
@@ -192,52 +196,6 @@ func (s *shop) rest(t *testing.T) (tally oracle.Tally) {
 		t.Errorf("shoppers hold %d units, the SKUs say %d", held, live)
 	}
 	return tally
-}
-
-// skuBooks are the equations of a SKU that was made with some units, from outside; live are its locked and sold units.
-func (w *system) skuBooks(ctx context.Context, sku, units int64) (live int64, err error) {
-	var total, available, allotted, locked, sold, left, held, unpaid, paid int64
-	if err := w.Books.DB.QueryRowContext(ctx, `SELECT total, available, allotted, locked, sold FROM skus WHERE id = ?`, sku).Scan(&total, &available, &allotted, &locked, &sold); err != nil {
-		return 0, err
-	}
-	if total != units || min(available, locked, sold) < 0 || available+allotted+locked+sold != units {
-		return 0, fmt.Errorf("available %d + allotted %d + locked %d + sold %d, total %d; it was made with %d", available, allotted, locked, sold, total, units)
-	}
-	if err := w.Books.DB.QueryRowContext(ctx, `SELECT SUM(available_change), SUM(locked_change) FROM sku_ledger WHERE sku_id = ?`, sku).Scan(&left, &held); err != nil {
-		return 0, err
-	}
-	if err := w.Books.DB.QueryRowContext(ctx, `SELECT COALESCE(SUM(CASE WHEN o.status = 'pending_payment' THEN l.quantity ELSE 0 END), 0),
-		COALESCE(SUM(CASE WHEN o.status = 'paid' THEN l.quantity ELSE 0 END), 0) FROM cart_lines l JOIN orders o ON o.id = l.order_id WHERE l.sku_id = ?`, sku).Scan(&unpaid, &paid); err != nil {
-		return 0, err
-	}
-	if left != available || held != locked || unpaid != locked || paid != sold {
-		return 0, fmt.Errorf("available %d, locked %d, sold %d; the ledger adds up to %d and %d, orders have %d unpaid and %d paid", available, locked, sold, left, held, unpaid, paid)
-	}
-	c, base := w.Books.Redis, fmt.Sprintf("%s{sku:%d}:", w.Books.Prefix, sku)
-	state, err := c.Do(ctx, c.B().Hgetall().Key(base+"state").Build()).AsStrMap()
-	if err != nil || len(state) == 0 { // nobody has asked for it since it was forgotten
-		return locked + sold, err
-	}
-	orders, err := c.Do(ctx, c.B().Hgetall().Key(base+"orders").Build()).AsStrMap()
-	if err != nil {
-		return 0, err
-	}
-	var sum int64
-	for _, value := range orders {
-		n, _, _ := strings.Cut(value, " ")
-		one, err := strconv.ParseInt(n, 10, 64)
-		if err != nil {
-			return 0, err
-		}
-		sum += one
-	}
-	want := map[string]int64{"available": available, "locked": locked, "sold": sold, "total": available + locked + sold}
-	for name, n := range want {
-		if state[name] != strconv.FormatInt(n, 10) || sum != locked {
-			return 0, fmt.Errorf("redis has %v, and %d units locked for orders; mysql available %d, locked %d, sold %d", state, sum, available, locked, sold)
-		}
-	}
-	return locked + sold, nil
 }
 
 // carting has a crowd order carts while the process dies, and holds what they were told against the stores.

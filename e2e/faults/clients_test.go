@@ -3,8 +3,6 @@
 package faults
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -144,10 +142,10 @@ func (s *trial) bounded() {
 	s.Helper()
 	const others = 200 // the shoppers' connections, at most
 	const memory = 512 << 20
-	if n := s.metric("gateway_connections"); n > perAddress+others {
+	if n := s.w.Metric(s.T, s.w.Ports.OpsURL(), "gateway_connections"); n > perAddress+others {
 		s.Errorf("the gateway has %.0f connections, want at most %d of the rude and some of others", n, perAddress)
 	}
-	if n := s.metric("process_resident_memory_bytes"); n > memory {
+	if n := s.w.Metric(s.T, s.w.Ports.OpsURL(), "process_resident_memory_bytes"); n > memory {
 		s.Errorf("the gateway has %.0f bytes of memory, want at most %d", n, memory)
 	}
 }
@@ -156,26 +154,11 @@ func (s *trial) bounded() {
 func (s *trial) alone() {
 	s.Helper()
 	s.until("only the shoppers are connected", func(context.Context) error {
-		if n := s.metric("gateway_connections"); n > 100 {
+		if n := s.w.Metric(s.T, s.w.Ports.OpsURL(), "gateway_connections"); n > 100 {
 			return fmt.Errorf("%.0f connections", n)
 		}
 		return nil
 	})
-}
-
-// metric is one of the gateway's.
-func (s *trial) metric(name string) float64 {
-	s.Helper()
-	a := s.w.do(s.ctx, "GET", s.w.Ports.OpsURL()+"/metrics", "", "", "")
-	for lines := bufio.NewScanner(bytes.NewReader(a.Body)); lines.Scan(); {
-		if value, ok := strings.CutPrefix(lines.Text(), name+" "); ok {
-			v, err := strconv.ParseFloat(value, 64)
-			world.Must(s.T, err)
-			return v
-		}
-	}
-	s.Fatalf("the gateway has no metric %s: %s", name, a)
-	return 0
 }
 
 // gone sends orders whose buyers do not wait for the answer: what becomes of them nobody was told, and they are the buyers'

@@ -30,10 +30,19 @@ const patience = 3 * time.Minute
 // ground is what several systems may stand on.
 type ground struct{ *world.Ground }
 
+// openGround builds the binaries with these flags. Its servers do not run yet.
+func openGround(t *testing.T, flags ...string) *ground {
+	t.Helper()
+	g, err := world.OpenGround(t.TempDir(), flags...)
+	world.Must(t, err)
+	world.KillAfter(t, g.Servers)
+	return &ground{g}
+}
+
 // newGround builds the binaries with these flags and starts servers.
 func newGround(t *testing.T, flags ...string) *ground {
 	t.Helper()
-	g := &ground{world.NewGround(t, t.TempDir(), flags...)}
+	g := openGround(t, flags...)
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	world.Must(t, g.Servers.Start(ctx))

@@ -105,7 +105,7 @@ func whileItRecovers(what string, first func(*system) *stack.Process) disorder {
 func TestTogether(t *testing.T) {
 	t.Attr("row", "B3")
 	sideBySide(t)
-	g := &ground{world.NewGround(t, t.TempDir())}
+	g := openGround(t)
 	v := g.Servers
 	redisDisk := g.cuttable(t, v.Redis, powercut.Disk{})
 	rabbitDisk := g.cuttable(t, v.RabbitMQ, powercut.Disk{Journal: true})

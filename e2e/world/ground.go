@@ -73,12 +73,14 @@ type Ground struct {
 	worlds atomic.Int64
 }
 
-// NewGround is a ground in a directory: binaries, built with these flags, and servers that are killed when the test ends. None is started.
-func NewGround(t testing.TB, dir string, flags ...string) *Ground {
-	t.Helper()
-	g := &Ground{Dir: dir, Bin: filepath.Join(dir, "bin"), Servers: OpenServers(t, filepath.Join(dir, "servers"))}
-	Must(t, Build(g.Bin, flags...))
-	return g
+// OpenGround is a ground in a directory: binaries, built with these flags, and servers, of which none is started.
+func OpenGround(dir string, flags ...string) (*Ground, error) {
+	servers, err := stack.Open(filepath.Join(dir, "servers"), nil)
+	if err != nil {
+		return nil, err
+	}
+	g := &Ground{Dir: dir, Bin: filepath.Join(dir, "bin"), Servers: servers}
+	return g, Build(g.Bin, flags...)
 }
 
 // New is a world on this ground, but for what the options say. Its name begins with the one of the options.

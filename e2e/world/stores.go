@@ -46,12 +46,17 @@ func OpenServers(t testing.TB, dir string) *stack.Servers {
 	t.Helper()
 	v, err := stack.Open(dir, nil)
 	Must(t, err)
+	KillAfter(t, v)
+	return v
+}
+
+// KillAfter kills servers when the test ends.
+func KillAfter(t testing.TB, v *stack.Servers) {
 	t.Cleanup(func() {
 		if err := v.Kill(context.Background()); err != nil {
 			t.Error(err)
 		}
 	})
-	return v
 }
 
 // OpenRedis connects to one Redis, for tests: without a cache on the client's side.

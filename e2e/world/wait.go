@@ -2,7 +2,6 @@ package world
 
 import (
 	"context"
-	"errors"
 	"testing"
 	"time"
 )
@@ -19,13 +18,13 @@ func Must(t testing.TB, err error) {
 func Await(ctx context.Context, ok func(context.Context) error) error {
 	tick := time.NewTicker(25 * time.Millisecond)
 	defer tick.Stop()
-	last := errors.New("never asked")
+	var last error
 	for {
 		err := ok(ctx)
 		if err == nil {
 			return nil
 		}
-		if ctx.Err() == nil {
+		if ctx.Err() == nil || last == nil {
 			last = err
 		}
 		select {

@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -54,7 +55,7 @@ type World struct {
 	Consumer *stack.Process // nil unless the options say so
 	Gateway  *stack.Process
 
-	ports map[string]stack.Ports // of each backend, by its name
+	ports map[string]stack.Ports // of each process, by its name
 }
 
 // New makes the world's own corner of the servers, and its configurations. It starts nothing. Its connections end with the test.
@@ -66,7 +67,7 @@ func New(t testing.TB, ctx context.Context, o Options) *World {
 	var err error
 	w.Ports, err = stack.FreeSystemPorts()
 	Must(t, err)
-	w.ports = map[string]stack.Ports{"backend": w.Ports}
+	w.ports = map[string]stack.Ports{"backend": w.Ports, "gateway": w.Ports}
 	Must(t, o.Stores.makeSchema(ctx, o.Name))
 	if o.Stores.AMQP != "" {
 		Must(t, o.Stores.MakeVhost(ctx, o.Name))
@@ -88,10 +89,10 @@ func New(t testing.TB, ctx context.Context, o Options) *World {
 	w.Backend = w.Process("backend", nil, "-roles", roles)
 	w.Gateway = w.Process("gateway", nil)
 	if o.Consumer {
-		w.Consumer = w.AddBackend(t, "consumer", "consumer")
+		w.Consumer = w.addBackend(t, "consumer", "consumer")
 	}
 	if o.Second {
-		w.Second = w.AddBackend(t, "second", "api,timer")
+		w.Second = w.addBackend(t, "second", "api,timer")
 		Must(t, w.WriteGateway())
 	}
 	return w
@@ -156,23 +157,19 @@ func host(port int) string { return fmt.Sprintf("127.0.0.1:%d", port) }
 
 // WriteGateway writes gateway.yaml. A gateway that runs sees that.
 func (w *World) WriteGateway() error {
-	return w.WriteGatewayOf("gateway", w.Ports, w.backends()...)
-}
-
-// backends are the URLs of those that the gateway asks.
-func (w *World) backends() []string {
-	all := []string{w.Ports.InternalURL()}
+	backends := []string{w.Ports.InternalURL()}
 	if w.Linked {
-		all[0] = "http://" + w.Links.Internal.Addr()
+		backends[0] = "http://" + w.Links.Internal.Addr()
 	}
 	if p, ok := w.ports["second"]; ok {
-		all = append(all, p.InternalURL())
+		backends = append(backends, p.InternalURL())
 	}
-	return all
+	return w.writeGateway("gateway", backends...)
 }
 
-// WriteGatewayOf writes the configuration NAME.yaml of a gateway of these backends.
-func (w *World) WriteGatewayOf(name string, p stack.Ports, backends ...string) error {
+// writeGateway writes the configuration NAME.yaml of a gateway of these backends.
+func (w *World) writeGateway(name string, backends ...string) error {
+	p := w.ports[name]
 	limits := cmp.Or(w.Limits, `{order: {rate: 0.2, burst: 1, max_keys: 1000000}, ip_exempt: ["127.0.0.0/8", "::1/128"]}`)
 	return os.WriteFile(w.File(name+".yaml"), fmt.Appendf(nil, `development: true
 listen: {public: %q, ops: %q}
@@ -185,8 +182,8 @@ log: {level: info}
 		development.LoginKeyID, development.LoginSecret, limits, w.Options.Gateway), 0o600)
 }
 
-// AddBackend is one more backend of these roles, with a configuration and ports of its own. It is not started.
-func (w *World) AddBackend(t testing.TB, name, roles string) *stack.Process {
+// addBackend is one more backend of these roles, with a configuration and ports of its own. It is not started.
+func (w *World) addBackend(t testing.TB, name, roles string) *stack.Process {
 	t.Helper()
 	p, err := stack.FreeSystemPorts()
 	Must(t, err)
@@ -195,14 +192,25 @@ func (w *World) AddBackend(t testing.TB, name, roles string) *stack.Process {
 	return w.Process(name, nil, "-roles", roles)
 }
 
-// PortsOf are where a backend of this name listens.
-func (w *World) PortsOf(name string) stack.Ports { return w.ports[name] }
+// Beside is another backend, of the role api, and another gateway, which knows that backend alone, on the same stores. Its client is its own.
+func (w *World) Beside(t testing.TB) *World {
+	t.Helper()
+	two := *w
+	two.Client = NewClient(4096, time.Minute)
+	t.Cleanup(two.Client.Close)
+	two.Backend, two.Second, two.Consumer = w.addBackend(t, "backend-2", "api"), nil, nil
+	two.Ports = w.ports["backend-2"]
+	w.ports["gateway-2"] = two.Ports
+	Must(t, w.writeGateway("gateway-2", two.Ports.InternalURL()))
+	two.Gateway = w.Process("gateway-2", nil)
+	return &two
+}
 
-// Process is one of the world's programs as it is named there: the gateway, or a backend. It has this environment and these arguments, too.
+// Process is one of the world's programs: a gateway or a backend by its name, with this environment and these arguments, too.
 func (w *World) Process(name string, env []string, args ...string) *stack.Process {
 	binary, ready := "backend", w.ports[name].AdminURL()
-	if name == "gateway" {
-		binary, ready = name, w.Ports.OpsURL()
+	if strings.HasPrefix(name, "gateway") {
+		binary, ready = "gateway", w.ports[name].OpsURL()
 	}
 	return stack.NewProcess(w.Dir, stack.Program{Name: name, Path: filepath.Join(w.Bin, binary), Env: env,
 		Args: append([]string{"-config", w.File(name + ".yaml")}, args...), Ready: ready + "/-/ready"})
@@ -288,6 +296,25 @@ func blame(t testing.TB, p *stack.Process) {
 func ShowLog(t testing.TB, p *stack.Process) {
 	b, err := os.ReadFile(p.LogFile())
 	t.Logf("the end of %s's log (%v):\n%s", p.Name(), err, b[max(0, len(b)-8000):])
+}
+
+// Metric is the value of a metric at the admin or the ops listener: of one with these labels, or the sum of all of that name.
+func (w *World) Metric(t testing.TB, listener, name string) (sum float64) {
+	t.Helper()
+	a := w.Client.Do(t.Context(), Call{Method: "GET", URL: listener + "/metrics"})
+	found := false
+	for line := range strings.Lines(string(a.Body)) {
+		if !strings.HasPrefix(line, name+"{") && !strings.HasPrefix(line, name+" ") {
+			continue
+		}
+		v, err := strconv.ParseFloat(strings.TrimSpace(line[strings.LastIndexByte(strings.TrimSpace(line), ' ')+1:]), 64)
+		Must(t, err)
+		sum, found = sum+v, true
+	}
+	if !found {
+		t.Fatalf("%s has no metric %s: %s", listener, name, a)
+	}
+	return sum
 }
 
 // Mint makes a token for each uid of first to last.

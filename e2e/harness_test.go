@@ -4,7 +4,6 @@ package e2e
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -116,12 +115,7 @@ func (w *system) must(err error) {
 // until waits for a condition: it asks again and again, and fails the test with the last answer when the deadline is over.
 func (w *system) until(what string, within time.Duration, ok func() (bool, string)) {
 	w.t.Helper()
-	world.Until(w.t, w.ctx, what, within, func(context.Context) error {
-		if done, last := ok(); !done {
-			return errors.New(last)
-		}
-		return nil
-	})
+	world.Until(w.t, w.ctx, what, within, world.Whether(ok))
 }
 
 // metric is one of the backend's.

@@ -79,7 +79,7 @@ func mysqlFaults(t *testing.T, g *ground) {
 // adminOf are connections to the world's MySQL past its link.
 func adminOf(t *testing.T, w *system) *sql.DB {
 	t.Helper()
-	dsn, err := world.DSN(w.Stores.MySQL, w.Name, "")
+	dsn, err := world.DSN(w.Stores.MySQL, w.Name)
 	world.Must(t, err)
 	db, err := world.OpenMySQL(dsn)
 	world.Must(t, err)

@@ -78,30 +78,19 @@ func OpenMySQL(dsn string) (*sql.DB, error) {
 	return sql.OpenDB(connector), nil
 }
 
-// DSN is that of another schema, and of another address unless addr is "".
-func DSN(dsn, schema, addr string) (string, error) {
+// DSN is that of another schema, "" for none.
+func DSN(dsn, schema string) (string, error) {
 	c, err := mysql.ParseDSN(dsn)
 	if err != nil {
 		return "", err
 	}
 	c.DBName = schema
-	if addr != "" {
-		c.Addr = addr
-	}
 	return c.FormatDSN(), nil
-}
-
-func mysqlAddr(dsn string) (string, error) {
-	c, err := mysql.ParseDSN(dsn)
-	if err != nil {
-		return "", err
-	}
-	return c.Addr, nil
 }
 
 // OpenBooks connects to Redis and to a schema of MySQL, as the oracle asks them.
 func (s Stores) OpenBooks(schema, prefix string) (b oracle.Books, err error) {
-	dsn, err := DSN(s.MySQL, schema, "")
+	dsn, err := DSN(s.MySQL, schema)
 	if err != nil {
 		return b, err
 	}
@@ -115,13 +104,9 @@ func (s Stores) OpenBooks(schema, prefix string) (b oracle.Books, err error) {
 	return b, err
 }
 
-// makeSchema makes an empty one.
-func (s Stores) makeSchema(ctx context.Context, name string) error {
-	return s.withoutSchema(ctx, "CREATE DATABASE "+name+" CHARACTER SET utf8mb4")
-}
-
+// withoutSchema sends MySQL a statement.
 func (s Stores) withoutSchema(ctx context.Context, statement string) error {
-	dsn, err := DSN(s.MySQL, "", "")
+	dsn, err := DSN(s.MySQL, "")
 	if err != nil {
 		return err
 	}

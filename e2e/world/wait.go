@@ -2,6 +2,7 @@ package world
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"time"
 )
@@ -32,6 +33,16 @@ func Await(ctx context.Context, ok func(context.Context) error) error {
 			return last
 		case <-tick.C:
 		}
+	}
+}
+
+// Whether makes a condition for Await of one that says whether it holds, and what it saw.
+func Whether(ok func() (bool, string)) func(context.Context) error {
+	return func(context.Context) error {
+		if done, last := ok(); !done {
+			return errors.New(last)
+		}
+		return nil
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-sql-driver/mysql"
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"floodgate.internal/e2e/oracle"
@@ -30,6 +31,7 @@ type Options struct {
 	Dir      string // of its configurations, pid files and logs
 	Bin      string // where the binaries are
 	Stores   Stores // without AMQP the queue is in Redis
+	Through  Stores // where the backends find them, if elsewhere
 	Linked   bool   // there is a proxy on each way between its parts
 	Consumer bool   // the consumer role is a process of its own
 	Second   bool   // there is another backend, of the roles api and timer
@@ -68,7 +70,7 @@ func New(t testing.TB, ctx context.Context, o Options) *World {
 	w.Ports, err = stack.FreeSystemPorts()
 	Must(t, err)
 	w.ports = map[string]stack.Ports{"backend": w.Ports, "gateway": w.Ports}
-	Must(t, o.Stores.makeSchema(ctx, o.Name))
+	Must(t, o.Stores.withoutSchema(ctx, "CREATE DATABASE "+o.Name+" CHARACTER SET utf8mb4"))
 	if o.Stores.AMQP != "" {
 		Must(t, o.Stores.MakeVhost(ctx, o.Name))
 	}
@@ -76,10 +78,11 @@ func New(t testing.TB, ctx context.Context, o Options) *World {
 	Must(t, err)
 	redis := w.Books.Redis
 	t.Cleanup(func() { redis.Close(); w.Books.DB.Close() })
+	w.Through = cmp.Or(w.Through, w.Stores)
 	if o.Linked {
 		w.link(t)
 	}
-	Must(t, w.WriteBackend("backend", w.Linked))
+	Must(t, w.WriteBackend("backend", w.Through))
 	Must(t, w.WriteGateway())
 	Must(t, stack.Migrate(ctx, filepath.Join(w.Bin, "backend"), w.File("backend.yaml")))
 	roles := "api,relay,consumer,timer"
@@ -100,18 +103,13 @@ func New(t testing.TB, ctx context.Context, o Options) *World {
 
 func (w *World) link(t testing.TB) {
 	t.Helper()
-	host := func(address string) string {
-		u, err := url.Parse(address)
-		Must(t, err)
-		return u.Host
-	}
-	dsn, err := mysqlAddr(w.Stores.MySQL)
+	dsn, err := mysql.ParseDSN(w.Stores.MySQL)
 	Must(t, err)
-	w.Links = Links{Public: netfault.New(t, host(w.Ports.PublicURL())), Internal: netfault.New(t, host(w.Ports.InternalURL())),
-		Redis: netfault.New(t, w.Stores.Redis), MySQL: netfault.New(t, dsn)}
-	if w.Stores.AMQP != "" {
-		w.Links.RabbitMQ = netfault.New(t, host(w.Stores.AMQP))
-	}
+	amqp, err := url.Parse(w.Stores.AMQP)
+	Must(t, err)
+	w.Links = Links{netfault.New(t, host(w.Ports.Public)), netfault.New(t, host(w.Ports.Internal)), netfault.New(t, w.Stores.Redis), netfault.New(t, dsn.Addr), netfault.New(t, amqp.Host)}
+	dsn.Addr, amqp.Host = w.Links.MySQL.Addr(), w.Links.RabbitMQ.Addr()
+	w.Through.Redis, w.Through.MySQL, w.Through.AMQP = w.Links.Redis.Addr(), dsn.FormatDSN(), amqp.String()
 }
 
 // File is the path of a file of the world's.
@@ -125,31 +123,27 @@ func (w *World) PublicURL() string {
 	return w.Ports.PublicURL()
 }
 
-// WriteBackend writes the configuration NAME.yaml of a backend, which finds the stores through the links or past them.
-func (w *World) WriteBackend(name string, linked bool) error {
-	redis, addr := w.Stores.Redis, ""
-	if linked {
-		redis, addr = w.Links.Redis.Addr(), w.Links.MySQL.Addr()
-	}
-	dsn, err := DSN(w.Stores.MySQL, w.Name, addr)
+// WriteBackend writes the configuration NAME.yaml of a backend that finds the stores there.
+func (w *World) WriteBackend(name string, stores Stores) error {
+	dsn, err := DSN(stores.MySQL, w.Name)
 	if err != nil {
 		return err
 	}
 	queue := "queue: {driver: redis-stream}"
-	if w.Stores.AMQP != "" {
-		u, err := url.Parse(w.Stores.AMQP)
+	if stores.AMQP != "" {
+		u, err := url.Parse(stores.AMQP)
 		if err != nil {
 			return err
 		}
 		u.Path = "/" + w.Name
-		if linked {
-			u.Host = w.Links.RabbitMQ.Addr()
-		}
 		queue = fmt.Sprintf("queue: {driver: rabbitmq, url: %q}", u)
 	}
-	p := w.ports[name]
+	p, ok := w.ports[name]
+	if !ok {
+		p = w.Ports
+	}
 	text := development.Backend(development.Addrs{Internal: host(p.Internal), Admin: host(p.Admin)}, fmt.Sprintf("redis: {addrs: [%q], prefix: %q}\nmysql: {dsn: %q}\n%s\n%s",
-		redis, w.Books.Prefix, dsn, queue, w.Options.Backend), "info")
+		stores.Redis, w.Books.Prefix, dsn, queue, w.Options.Backend), "info")
 	return os.WriteFile(w.File(name+".yaml"), text, 0o600)
 }
 
@@ -188,7 +182,7 @@ func (w *World) addBackend(t testing.TB, name, roles string) *stack.Process {
 	p, err := stack.FreeSystemPorts()
 	Must(t, err)
 	w.ports[name] = p
-	Must(t, w.WriteBackend(name, w.Linked))
+	Must(t, w.WriteBackend(name, w.Through))
 	return w.Process(name, nil, "-roles", roles)
 }
 

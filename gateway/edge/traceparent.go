@@ -9,10 +9,9 @@ import (
 	"floodgate.internal/shared/wire"
 )
 
-// traceparent is the W3C trace context (https://www.w3.org/TR/trace-context/) of what is sent to a backend: the trace and the
-// flags that the client named, once and well formed, else a new trace, which is sampled if the request is logged; and a parent-id of
-// our own. It is made when it is first asked for, so that a refusal by the gateway's own rules makes none, and has its room in the
-// exchange.
+// traceparent is the W3C trace context (https://www.w3.org/TR/trace-context/) that a backend is sent: the client's trace
+// id and flags, with a parent id of the gateway's own. Where the client sent none, the trace is new, and sampled if the
+// request is logged. It is made on first use, so that a refusal makes none.
 func (x *exchange) traceparent() []byte {
 	if len(x.trace) > 0 {
 		return x.trace
@@ -22,7 +21,7 @@ func (x *exchange) traceparent() []byte {
 	if given := x.givenTrace(); given != "" {
 		x.trace, flags = append(x.trace, wire.TraceID([]byte(given))...), given[53:]
 	} else {
-		if x.logged() {
+		if x.isSampled() {
 			flags = "01"
 		}
 		x.trace = appendHex(appendHex(x.trace))
@@ -31,7 +30,7 @@ func (x *exchange) traceparent() []byte {
 	return x.trace
 }
 
-// givenTrace is the client's traceparent, "" for none: one that is not well formed, or comes twice, is none.
+// givenTrace is the client's traceparent; "" if there is none, more than one, or one that is malformed.
 func (x *exchange) givenTrace() string {
 	if given := x.ctx.Request.Header.PeekAll("traceparent"); len(given) == 1 {
 		return wire.Traceparent(given[0])
@@ -39,7 +38,7 @@ func (x *exchange) givenTrace() string {
 	return ""
 }
 
-// appendHex appends 16 random digits, which are not all zeros.
+// appendHex appends 16 random hexadecimal digits, which are not all zeros.
 func appendHex(b []byte) []byte {
 	var n [8]byte
 	binary.BigEndian.PutUint64(n[:], 1+rand.Uint64N(math.MaxUint64))

@@ -47,8 +47,7 @@ func TestSignaturesOfAnAddressAreBoundedWhileTheGateIsInDoubt(t *testing.T) {
 			return limit.NewRule(name, 1000, now, limit.Law{Rate: 0.0001, Burst: burst})
 		}
 		const bucket = 5
-		s := New(Parts{Clock: clk, Gate: gate, Cache: pagecache.New(1<<20, reg), Pool: pool, Records: presslog.NewRecorder(100, reg), Log: slog.New(slog.DiscardHandler), Now: later}, reg)
-		s.Configure(Settings{Verifier: counting, Order: rule("order", 1), Payment: rule("payment", 1), Read: rule("read", 1), IP: rule("ip", bucket), Webhook: rule("webhook", 1), Global: rule("global", 1)})
+		s := New(Config{Clock: clk, Gate: gate, Cache: pagecache.New(1<<20, reg), Backends: pool, Presses: presslog.NewRecorder(100, reg), Log: slog.New(slog.DiscardHandler), Now: later}, Settings{Verifier: counting, Order: rule("order", 1), Payment: rule("payment", 1), Read: rule("read", 1), IP: rule("ip", bucket), Webhook: rule("webhook", 1), Global: rule("global", 1)}, reg)
 		for uid := range tokens { // nobody may order yet: so nobody's order ends the doubt
 			s.orders.Take(uid, s.settings.Load().Order, later())
 		}
@@ -57,7 +56,7 @@ func TestSignaturesOfAnAddressAreBoundedWhileTheGateIsInDoubt(t *testing.T) {
 			uid := fmt.Sprintf("u%d", i+1)
 			fmt.Fprintf(&all, "POST /v1/sales/1/orders HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nContent-Length: 0\r\n\r\n", tokens[uid])
 		}
-		if !s.Gate.Order(1, later()).Doubtful() {
+		if !s.Gate.Order(1, later()).MayProbe() {
 			t.Fatalf("%s: the gate is not in doubt: %+v", name, s.Gate.Order(1, later()))
 		}
 		written, _ := answers(t, s, []byte(all.String()))

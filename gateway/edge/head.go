@@ -10,44 +10,45 @@ import (
 // maxHeaders is how many header fields a request may have.
 const maxHeaders = 100
 
-// screen follows the bytes of one connection, from head to body to head, and lets a head through only where guard has seen the
-// whole of it. So the HTTP parser behind it, which takes line ends and lengths that others do not, never meets them: what passes
-// has one meaning, and both cut the stream at the same places. It holds no more of a head than the parser's own buffer does.
-type screen struct {
-	most    int64            // the largest body that is taken; 0 for any
-	head    []byte           // of a head that came in pieces: what passed of it already
-	body    int64            // how many bytes of a body are still to come
-	heads   uint64           // how many passed
-	within  bool             // the last byte that passed was not the end of a request
-	last    heading          // of the last head, valid as long as the bytes that it came in
-	refused *problem.Problem // why nothing passes any more
+// headFilter follows the bytes of one connection and passes a request on only when checkHead has taken its whole head. So
+// the HTTP parser behind it sees only requests that have one meaning, and both cut the stream at the same places. It
+// holds no more of a head than the parser's buffer does.
+type headFilter struct {
+	maxBody   int64            // the largest body that is taken; 0: any
+	partial   []byte           // the part of an unfinished head that has passed already
+	bodyLeft  int64            // bytes of a body still to come
+	passed    uint64           // heads that passed
+	inRequest bool             // the last byte that passed was not the end of a request
+	last      head             // the last head; valid as long as the bytes that it came in
+	refused   *problem.Problem // why nothing more passes
 }
 
-// heading is what guard reads of a head.
-type heading struct {
+// head is what checkHead reads of a request's head.
+type head struct {
 	line      []byte   // the request line, without its end
-	body      int64    // the length of the body
+	bodyLen   int64    // Content-Length
 	id        []byte   // X-Request-Id
 	forwarded [][]byte // X-Forwarded-For, in order
-	host, odd bool     // there is a Host that nobody could object to; the parser may do more with the request than usual
+	plainHost bool     // Host is a name or an IPv4 address
+	unusual   bool     // fasthttp may treat the request in a way that the fast path does not
 	close     bool     // the client wants the connection closed after the answer
 }
 
-// pass says how many bytes of b, which follow on those before, go on: at most to the end of one request, so that its answer waits
-// for nothing of the next. A refused head is held back but for its first byte, if none went before: a connection that ends
-// between two requests is closed without an answer.
-func (s *screen) pass(b []byte) int {
+// pass says how many bytes of b go on, at most to the end of one request, so that its answer does not wait for the next
+// request. b follows on the bytes before. Of a refused head only the first byte goes on, if none did before: fasthttp
+// closes a connection that ends between two requests without an answer.
+func (f *headFilter) pass(b []byte) int {
 	if len(b) == 0 {
 		return 0
 	}
-	s.within = true
-	if s.body > 0 {
-		return s.passBody(b)
+	f.inRequest = true
+	if f.bodyLeft > 0 {
+		return f.passBody(b)
 	}
 	h := b
-	if len(s.head) > 0 {
-		s.head = append(s.head, b...)
-		h = s.head
+	if len(f.partial) > 0 {
+		f.partial = append(f.partial, b...)
+		h = f.partial
 	}
 	before := len(h) - len(b)
 	blank := 0 // empty lines before a request line mean nothing (RFC 9112, 2.2)
@@ -56,42 +57,38 @@ func (s *screen) pass(b []byte) int {
 	}
 	end := bytes.Index(h[blank:], headEnd)
 	if end < 0 {
-		if h = h[blank:]; loose(h) {
-			s.refused = problem.New(problem.BadRequest, "lines end with CRLF")
+		if h = h[blank:]; looseLineEnd(h) {
+			f.refused = problem.New(problem.BadRequest, "lines end with CRLF")
 			return max(0, blank+1-before)
 		}
 		if before > 0 {
-			s.head = h
+			f.partial = h
 		} else {
-			s.head = bytes.Clone(h)
+			f.partial = bytes.Clone(h)
 		}
 		return len(b)
 	}
 	end += blank + len(headEnd)
-	s.refused = guard(h[blank:end], &s.last)
-	if s.refused == nil && s.most > 0 && s.last.body > s.most { // before anybody is told to send it
-		s.refused = tooLarge()
+	f.refused = checkHead(h[blank:end], &f.last)
+	if f.refused == nil && f.maxBody > 0 && f.last.bodyLen > f.maxBody { // before fasthttp answers Expect: 100-continue
+		f.refused = tooLarge()
 	}
-	if s.refused != nil {
+	if f.refused != nil {
 		return max(0, blank+1-before)
 	}
-	s.body = s.last.body
-	s.heads++
-	s.head = nil
+	f.bodyLeft = f.last.bodyLen
+	f.passed++
+	f.partial = nil
 	end -= before
-	return end + s.passBody(b[end:])
+	return end + f.passBody(b[end:])
 }
 
 // passBody passes what b has of the body.
-func (s *screen) passBody(b []byte) int {
-	n := min(s.body, int64(len(b)))
-	s.body -= n
-	s.within = s.body > 0
+func (f *headFilter) passBody(b []byte) int {
+	n := min(f.bodyLeft, int64(len(b)))
+	f.bodyLeft -= n
+	f.inRequest = f.bodyLeft > 0
 	return int(n)
-}
-
-func tooLarge() *problem.Problem {
-	return problem.New(problem.PayloadTooLarge, "the body is too large")
 }
 
 var (
@@ -99,8 +96,8 @@ var (
 	headEnd = []byte("\r\n\r\n")
 )
 
-// loose reports whether a line of an unfinished head ends with anything but CRLF.
-func loose(b []byte) bool {
+// looseLineEnd reports whether a line of an unfinished head ends with anything but CRLF.
+func looseLineEnd(b []byte) bool {
 	for i := range b {
 		if b[i] == '\n' && (i == 0 || b[i-1] != '\r') || b[i] == '\r' && i+1 < len(b) && b[i+1] != '\n' {
 			return true
@@ -109,30 +106,31 @@ func loose(b []byte) bool {
 	return false
 }
 
-// guard refuses what the HTTP parser takes and should not: every request that two readers could understand differently. head
-// is all of it, from the request line to the empty line; into h goes what it says. What the parser refuses itself is left to
-// it: a method or a value with a control character, no Host, an odd target.
-func guard(head []byte, h *heading) (refused *problem.Problem) {
-	bad := func(detail string) *problem.Problem { return problem.New(problem.BadRequest, detail) }
-	*h = heading{forwarded: h.forwarded[:0]}
-	line, head, ok := cutLine(head)
+func bad(detail string) *problem.Problem { return problem.New(problem.BadRequest, detail) }
+
+// checkHead refuses every request that the HTTP parser takes and that two readers could understand differently. b is the
+// whole head, from the request line to the empty line; into h goes what it says. What the parser refuses itself is left
+// to it: a control character, no Host, a bad target.
+func checkHead(b []byte, h *head) (refused *problem.Problem) {
+	*h = head{forwarded: h.forwarded[:0]}
+	line, b, ok := cutLine(b)
 	if !ok {
 		return bad("lines end with CRLF")
 	}
 	if bytes.Count(line, space) != 2 || !bytes.HasSuffix(line, http11) && !bytes.HasSuffix(line, http10) {
 		return bad("the request line must be a method, a path and HTTP/1.1 or HTTP/1.0")
 	}
-	h.line, h.odd = line, bytes.HasSuffix(line, http10)
+	h.line, h.unusual = line, bytes.HasSuffix(line, http10)
 	var seen [len(known)]bool
 	for n := 0; ; n++ {
-		if line, head, ok = cutLine(head); !ok {
+		if line, b, ok = cutLine(b); !ok {
 			return bad("lines end with CRLF")
 		}
 		if len(line) == 0 {
 			return nil
 		}
 		if n == maxHeaders {
-			return status(431, "too many header fields")
+			return badRequest(431, "too many header fields")
 		}
 		colon := bytes.IndexByte(line, ':')
 		if colon < 1 {
@@ -144,60 +142,66 @@ func guard(head []byte, h *heading) (refused *problem.Problem) {
 				return bad("a header name with a character that is not allowed")
 			}
 		}
-		if len(name) >= len(knownOf) {
+		if len(name) >= len(knownByLength) {
 			continue
 		}
-		for _, i := range knownOf[len(name)] {
+		for _, i := range knownByLength[len(name)] {
 			if !bytes.EqualFold(name, known[i]) {
 				continue
 			}
 			if i < singletons && seen[i] {
 				return bad("the header " + string(known[i]) + " is there twice")
 			}
-			again := seen[i]
-			seen[i] = true
-			switch i {
-			case transferEncoding:
-				return bad("Transfer-Encoding is not taken here: send a Content-Length")
-			case contentLength:
-				value := trim(value)
-				if len(value) > 18 {
-					return tooLarge()
-				}
-				for _, c := range value {
-					if c < '0' || c > '9' {
-						return bad("Content-Length must be digits")
-					}
-					h.body = 10*h.body + int64(c-'0')
-				}
-				if len(value) == 0 {
-					return bad("Content-Length must be digits")
-				}
-			case expect:
-				if !bytes.EqualFold(trim(value), continue100) {
-					return status(417, "only 100-continue can be expected")
-				}
-				h.odd = true
-			case host:
-				if !validHost(trim(value)) {
-					return bad("Host must be a name or address and an optional port")
-				}
-				h.host = plainHost(trim(value))
-			case connection:
-				if !bytes.EqualFold(trim(value), keepAlive) {
-					h.odd, h.close = true, h.close || lists(value, closing)
-				}
-			case trailer: // the parser refuses one that names certain fields
-				h.odd = true
-			case requestID:
-				if !again {
-					h.id = trim(value)
-				}
-			case forwardedFor:
-				h.forwarded = append(h.forwarded, trim(value))
+			if refused := h.field(i, trim(value), seen[i]); refused != nil {
+				return refused
 			}
+			seen[i] = true
 		}
 	}
+}
+
+// field reads the field known[i], or refuses it. again says that it has been there before.
+func (h *head) field(i int, value []byte, again bool) (refused *problem.Problem) {
+	switch i {
+	case transferEncoding:
+		return bad("Transfer-Encoding is not taken here: send a Content-Length")
+	case contentLength:
+		if len(value) > 18 {
+			return tooLarge()
+		}
+		if len(value) == 0 {
+			return bad("Content-Length must be digits")
+		}
+		for _, c := range value {
+			if c < '0' || c > '9' {
+				return bad("Content-Length must be digits")
+			}
+			h.bodyLen = 10*h.bodyLen + int64(c-'0')
+		}
+	case expect:
+		if !bytes.EqualFold(value, continue100) {
+			return badRequest(417, "only 100-continue can be expected")
+		}
+		h.unusual = true
+	case host:
+		if !validHost(value) {
+			return bad("Host must be a name or address and an optional port")
+		}
+		h.plainHost = plainHost(value)
+	case connection:
+		if !bytes.EqualFold(value, keepAlive) {
+			h.unusual, h.close = true, h.close || hasToken(value, closing)
+		}
+	case trailer: // the parser refuses one that names certain fields
+		h.unusual = true
+	case requestID:
+		if !again {
+			h.id = value
+		}
+	case forwardedFor:
+		h.forwarded = append(h.forwarded, value)
+	}
+	return nil
 }
 
 // cutLine cuts the first line off, if it ends with CRLF.
@@ -218,8 +222,8 @@ var (
 	closing     = []byte("close")
 )
 
-// lists reports whether a list of tokens, in any case, holds one.
-func lists(value, token []byte) bool {
+// hasToken reports whether a comma-separated list has the token, in any case.
+func hasToken(value, token []byte) bool {
 	for part := range bytes.SplitSeq(value, comma) {
 		if bytes.EqualFold(trim(part), token) {
 			return true
@@ -230,7 +234,7 @@ func lists(value, token []byte) bool {
 
 var comma = []byte(",")
 
-// The headers that guard looks at. The first ones may come once at most.
+// The headers that checkHead looks at. Those before singletons may come once at most.
 const (
 	transferEncoding = iota
 	contentLength
@@ -258,8 +262,8 @@ var known = [...][]byte{
 	trailer: []byte("Trailer"),
 }
 
-// knownOf is the indices of known by their length: most names are of another.
-var knownOf = func() (of [18][]int) {
+// knownByLength is the indices of known by the length of the name: most names have another.
+var knownByLength = func() (of [18][]int) {
 	for i, name := range known {
 		of[len(name)] = append(of[len(name)], i)
 	}
@@ -317,11 +321,4 @@ func plainHost(h []byte) bool {
 		}
 	}
 	return len(name) > 0 && len(port) <= 5 && withPort == (len(port) > 0)
-}
-
-// status is a refusal of the protocol itself: BAD_REQUEST under another status.
-func status(code int, detail string) *problem.Problem {
-	p := problem.New(problem.BadRequest, detail)
-	p.Status = code
-	return p
 }

@@ -1,9 +1,8 @@
-// Package presslog keeps what became of each user's presses, until a backend has taken it: so that the question why
-// somebody did not get one has a true answer.
+// Package presslog counts what became of each user's orders, until a backend has taken the counts. They answer the
+// question why somebody did not get one: see docs/timeline.md.
 //
-// What is kept is an aggregate: how often, and between which times, a user's presses in a sale met a rule. A Recorder holds
-// a bounded number of them. What is new when it is full is not kept, but counted, by sale; what is kept already goes on
-// being counted. A Handover gives them to the backends, off the path of any request.
+// A press is one order that a shopper sends. A record says how often, and between which times, a user's presses in a sale
+// met a rule. A Recorder holds a bounded number of records. A new one that finds no room is dropped, and counted by sale.
 package presslog
 
 import (
@@ -19,17 +18,17 @@ import (
 
 const (
 	shards = 64
-	// maxSales bounds the sales of a shard for which dropped presses are counted apart; those of others count for sale 0.
+	// maxSales bounds the sales of a shard whose dropped presses are counted apart. Those of further sales count as sale 0.
 	maxSales = 64
 )
 
 // Recorder is safe for concurrent use. Make it with NewRecorder.
 type Recorder struct {
 	seed   maphash.Seed
-	most   atomic.Int64 // aggregates kept
+	max    atomic.Int64 // records kept
 	size   atomic.Int64
 	shards [shards]shard
-	next   int // the shard that Take begins with; Take's own
+	next   int // the shard that take begins with; take's own
 
 	recorded, dropped prometheus.Counter
 }
@@ -48,16 +47,16 @@ type key struct {
 	sale int64
 }
 
-// aggregate has its times in milliseconds since 1970.
+// aggregate is a record; its times are milliseconds since 1970.
 type aggregate struct{ first, last, count int64 }
 
-// NewRecorder makes an empty one that keeps at most so many aggregates.
-func NewRecorder(most int, reg prometheus.Registerer) *Recorder {
+// NewRecorder makes an empty Recorder of at most maxRecords records.
+func NewRecorder(maxRecords int, reg prometheus.Registerer) *Recorder {
 	r := &Recorder{seed: maphash.MakeSeed(),
 		recorded: prometheus.NewCounter(prometheus.CounterOpts{Name: "gateway_timeline_recorded_total", Help: "Presses of known users that were kept for their timelines."}),
 		dropped:  prometheus.NewCounter(prometheus.CounterOpts{Name: "gateway_timeline_dropped_total", Help: "Presses of known users that were not kept for their timelines, for want of room here, or because the backend would not take them."}),
 	}
-	r.SetMost(most)
+	r.SetMax(maxRecords)
 	for i := range r.shards {
 		r.shards[i].kept, r.shards[i].dropped = map[key]*aggregate{}, map[int64]int64{}
 	}
@@ -66,18 +65,18 @@ func NewRecorder(most int, reg prometheus.Registerer) *Recorder {
 	return r
 }
 
-// SetMost changes the bound. What is kept stays.
-func (r *Recorder) SetMost(most int) { r.most.Store(int64(most)) }
+// SetMax changes the bound on records. Those that are held stay.
+func (r *Recorder) SetMax(n int) { r.max.Store(int64(n)) }
 
-// Record counts one press. at is milliseconds since 1970, by the system's clock; uid must not belong to a request's buffer.
-// It allocates only where this is the first one of its kind.
+// Record counts one press. at is in milliseconds since 1970, by the server's clock. uid must not belong to a request's
+// buffer. Only the first press of a record allocates.
 func (r *Recorder) Record(sale int64, uid string, rule verdict.Rule, at int64) {
 	k := key{uid, rule, sale}
 	s := &r.shards[maphash.Comparable(r.seed, k)%shards]
 	s.mu.Lock()
 	a := s.kept[k]
 	if a == nil {
-		if r.size.Add(1) > r.most.Load() {
+		if r.size.Add(1) > r.max.Load() {
 			r.size.Add(-1)
 			s.drop(sale, 1)
 			s.mu.Unlock()
@@ -88,7 +87,7 @@ func (r *Recorder) Record(sale int64, uid string, rule verdict.Rule, at int64) {
 		s.kept[k] = a
 	}
 	a.count++
-	a.first, a.last = min(a.first, at), max(a.last, at) // two requests may come here in another order than they read the clock
+	a.first, a.last = min(a.first, at), max(a.last, at) // requests do not come here in the order in which they read the clock
 	s.mu.Unlock()
 	r.recorded.Inc()
 }
@@ -101,7 +100,7 @@ func (s *shard) drop(sale, n int64) {
 	s.dropped[sale] += n
 }
 
-// giveUp counts what is in records as dropped.
+// giveUp counts a batch that no backend will take as dropped.
 func (r *Recorder) giveUp(records []verdict.Record, dropped []verdict.Dropped) {
 	s := &r.shards[0]
 	s.mu.Lock()
@@ -110,13 +109,13 @@ func (r *Recorder) giveUp(records []verdict.Record, dropped []verdict.Dropped) {
 		s.drop(a.Sale, a.Count)
 		r.dropped.Add(float64(a.Count))
 	}
-	for _, d := range dropped { // counted before
+	for _, d := range dropped { // the metric counts them already
 		s.drop(d.Sale, d.Count)
 	}
 }
 
-// take takes out up to verdict.MaxBatch aggregates, going round the shards, and what was dropped of up to
-// verdict.MaxDropped sales; left says that there is more. One caller at a time.
+// take removes and returns up to verdict.MaxBatch records, and the drops of up to verdict.MaxDropped sales. left says that
+// there is more. One caller at a time; each call begins at the shard where the last one stopped.
 func (r *Recorder) take() (records []verdict.Record, dropped []verdict.Dropped, left bool) {
 	records, dropped = []verdict.Record{}, []verdict.Dropped{}
 	for range shards {

@@ -45,22 +45,22 @@ func TestScreenInPieces(t *testing.T) {
 	for _, c := range streams {
 		check := func(how string, pieces ...string) {
 			t.Helper()
-			var s screen
+			var s headFilter
 			var passed strings.Builder
 			for _, piece := range pieces {
 				if s.refused != nil {
 					break
 				}
 				for len(piece) > 0 && s.refused == nil {
-					n, heads := s.pass([]byte(piece)), s.heads
-					if passed.WriteString(piece[:n]); s.heads > heads+1 {
-						t.Errorf("%s, %s: %d heads passed at once", c.name, how, s.heads-heads)
+					n, heads := s.pass([]byte(piece)), s.passed
+					if passed.WriteString(piece[:n]); s.passed > heads+1 {
+						t.Errorf("%s, %s: %d heads passed at once", c.name, how, s.passed-heads)
 					}
 					piece = piece[n:]
 				}
 			}
-			if s.heads != c.heads || (s.refused != nil) != c.refused || !c.refused && passed.String() != c.bytes {
-				t.Errorf("%s, %s: got %d heads, %v, %q; want %d heads, refused: %v", c.name, how, s.heads, s.refused, &passed, c.heads, c.refused)
+			if s.passed != c.heads || (s.refused != nil) != c.refused || !c.refused && passed.String() != c.bytes {
+				t.Errorf("%s, %s: got %d heads, %v, %q; want %d heads, refused: %v", c.name, how, s.passed, s.refused, &passed, c.heads, c.refused)
 			}
 		}
 		check("in one", c.bytes)
@@ -69,7 +69,7 @@ func TestScreenInPieces(t *testing.T) {
 			check("in two", c.bytes[:i], c.bytes[i:])
 		}
 	}
-	var s screen
+	var s headFilter
 	both := []byte("GET / HTTP/1.1\r\nHost: x\r\n\r\nGET / HTTP/2.0\r\n\r\n")
 	if n := s.pass(both); n != 27 {
 		t.Errorf("%d bytes passed, want the first head's 27", n)
@@ -114,11 +114,11 @@ func FuzzRequests(f *testing.F) {
 		c := &conn{Conn: &stream{input: bytes.Clone(input), piece: 1 + (int(piece)+255)%256}, listener: NewListener(l, nil, Bounds{Max: 1, PerAddress: 1}, prometheus.NewRegistry())}
 		served := uint64(0)
 		server := fasthttp.Server{
-			Logger: quiet{}, NoDefaultServerHeader: true, MaxRequestBodySize: 1000, ReadBufferSize: 4096, DisablePreParseMultipartForm: true,
+			Logger: formatLog{}, NoDefaultServerHeader: true, MaxRequestBodySize: 1000, ReadBufferSize: 4096, DisablePreParseMultipartForm: true,
 			Handler: func(ctx *fasthttp.RequestCtx) {
 				served++
-				if served > c.screen.heads {
-					t.Fatalf("%q: %d requests of %d heads", input, served, c.screen.heads)
+				if served > c.heads.passed {
+					t.Fatalf("%q: %d requests of %d heads", input, served, c.heads.passed)
 				}
 				for {
 					b, _ := other.Peek(2)

@@ -128,7 +128,7 @@ func TestAFullRecorder(t *testing.T) {
 	if records, dropped = r.all(); len(records) != 1 || len(dropped) != 0 {
 		t.Errorf("after it was emptied: got %+v, dropped %v", records, dropped)
 	}
-	r.SetMost(0)
+	r.SetMax(0)
 	for sale := range int64(10 * shards * maxSales) {
 		r.Record(1+sale, "ann", verdict.Accepted, 7)
 	}
@@ -196,7 +196,7 @@ func TestEachPressIsHandedOverOnce(t *testing.T) {
 			}
 		}}
 		r := newRecorder(500)
-		h := NewHandover(r, 2*time.Second, f.send, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
+		h := NewFlusher(r, 2*time.Second, f.send, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
 		var running sync.WaitGroup
 		ctx, end := context.WithCancel(t.Context())
 		running.Go(func() { h.Run(ctx) })
@@ -205,7 +205,7 @@ func TestEachPressIsHandedOverOnce(t *testing.T) {
 			r.Record(1+int64(i%3), fmt.Sprint("u", rnd.IntN(3000)), verdict.OrderLimit, int64(i+1))
 			total++
 			if i%100 == 0 {
-				h.Soon()
+				h.FlushSoon()
 				time.Sleep(time.Second)
 			}
 		}
@@ -239,13 +239,13 @@ func TestReportsAndGivesUp(t *testing.T) {
 			return f.batches, f.total, f.dropped, f.ended
 		}
 		r := newRecorder(10)
-		h := NewHandover(r, time.Second, f.send, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
+		h := NewFlusher(r, time.Second, f.send, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
 		ctx, end := context.WithCancel(t.Context())
 		var running sync.WaitGroup
 		running.Go(func() { h.Run(ctx) })
-		time.Sleep(5*reportEvery + time.Second/2)
+		time.Sleep(5*emptyEvery + time.Second/2)
 		if batches, total, _, ended := got(); batches != 6 || total != 0 || ended {
-			t.Errorf("in five times %v: got %d batches of %d presses, ended %v; want 6 empty ones", reportEvery, batches, total, ended)
+			t.Errorf("in five times %v: got %d batches of %d presses, ended %v; want 6 empty ones", emptyEvery, batches, total, ended)
 		}
 		answers(404)
 		r.Record(7, "ann", verdict.SoldOut, 1)
@@ -262,7 +262,7 @@ func TestReportsAndGivesUp(t *testing.T) {
 		end()
 		began := time.Now()
 		running.Wait()
-		if took := time.Since(began); f.ended || took > lastTime {
+		if took := time.Since(began); f.ended || took > shutdownTime {
 			t.Errorf("it ended in %v, with a goodbye: %v", took, f.ended)
 		}
 	})

@@ -12,11 +12,11 @@ import (
 	"pgregory.net/rapid"
 )
 
-func shared() *Shared { return NewShared("test", prometheus.NewRegistry()) }
+func shared() *Global { return NewGlobal("test", prometheus.NewRegistry()) }
 
 // waits is a shared bucket and those who wait for its tokens, in a time that the test makes.
 type waits struct {
-	*Shared
+	*Global
 	until []time.Time // each one's token
 }
 
@@ -29,9 +29,9 @@ func (w *waits) leave(now time.Time) {
 }
 
 // take is Take without the sleep: it returns when the token is there.
-func (w *waits) take(law *Rule, p Patience, now time.Time) (Decision, time.Time) {
+func (w *waits) take(law *Rule, p WaitBounds, now time.Time) (Decision, time.Time) {
 	w.leave(now)
-	d, delay := w.promise(law, p, now)
+	d, delay := w.reserve(law, p, now)
 	if delay > 0 {
 		w.until = append(w.until, now.Add(delay))
 	}
@@ -41,8 +41,8 @@ func (w *waits) take(law *Rule, p Patience, now time.Time) (Decision, time.Time)
 // Row D10: a token may be waited for; one that comes too late is refused at once.
 func TestAWaitForATokenIsBounded(t *testing.T) {
 	t.Attr("row", "D10")
-	w, law := &waits{Shared: shared()}, one("global", 10, 2, 1, start) // a token each 100 ms
-	p := Patience{Wait: 250 * time.Millisecond, Places: 10}
+	w, law := &waits{Global: shared()}, one("global", 10, 2, 1, start) // a token each 100 ms
+	p := WaitBounds{MaxWait: 250 * time.Millisecond, MaxWaiting: 10}
 	for i, c := range []struct {
 		at, delay, wait time.Duration
 	}{
@@ -54,7 +54,7 @@ func TestAWaitForATokenIsBounded(t *testing.T) {
 		{400 * time.Millisecond, 100 * time.Millisecond, 0},
 	} {
 		d, ready := w.take(law, p, at(c.at))
-		if delay := ready.Sub(at(c.at)); d.OK != (c.wait == 0) || d.Crowded || (delay-c.delay).Abs() > time.Microsecond || !d.OK && (d.Wait-c.wait).Abs() > time.Microsecond {
+		if delay := ready.Sub(at(c.at)); d.OK != (c.wait == 0) || d.TooManyWaiting || (delay-c.delay).Abs() > time.Microsecond || !d.OK && (d.Wait-c.wait).Abs() > time.Microsecond {
 			t.Errorf("step %d at %v: got %+v after %v; want a token after %v, or a refusal for %v", i, c.at, d, delay, c.delay, c.wait)
 		}
 	}
@@ -65,9 +65,9 @@ func TestAWaitForATokenIsBounded(t *testing.T) {
 func TestLawOfTheSharedBucket(t *testing.T) {
 	t.Attr("row", "D10")
 	rapid.Check(t, func(t *rapid.T) {
-		w := &waits{Shared: shared()}
+		w := &waits{Global: shared()}
 		law := one("x", rapid.SampledFrom([]float64{0.5, 3, 50, 1000}).Draw(t, "rate"), rapid.IntRange(1, 5).Draw(t, "burst"), 1, start)
-		p := Patience{time.Duration(rapid.IntRange(0, 3000).Draw(t, "wait")) * time.Millisecond, rapid.IntRange(0, 5).Draw(t, "places")}
+		p := WaitBounds{time.Duration(rapid.IntRange(0, 3000).Draw(t, "wait")) * time.Millisecond, rapid.IntRange(0, 5).Draw(t, "places")}
 		now, latest := start, time.Time{} // clocks are read out of order, too: the latest counts
 		var admitted []time.Time
 		for range rapid.IntRange(1, 150).Draw(t, "steps") {
@@ -84,8 +84,8 @@ func TestLawOfTheSharedBucket(t *testing.T) {
 			if !d.OK {
 				continue
 			}
-			if len(w.until) > p.Places || ready.Sub(now) > p.Wait {
-				t.Fatalf("%d wait, at most %d may; one waits %v, at most %v", len(w.until), p.Places, ready.Sub(now), p.Wait)
+			if len(w.until) > p.MaxWaiting || ready.Sub(now) > p.MaxWait {
+				t.Fatalf("%d wait, at most %d may; one waits %v, at most %v", len(w.until), p.MaxWaiting, ready.Sub(now), p.MaxWait)
 			}
 			admitted = append(admitted, latest.Add(ready.Sub(now)))
 		}
@@ -104,9 +104,9 @@ func TestLawOfTheSharedBucket(t *testing.T) {
 func TestWaitingAsTheSharedBucketToldIsEnough(t *testing.T) {
 	t.Attr("row", "D10")
 	rapid.Check(t, func(t *rapid.T) {
-		w := &waits{Shared: shared()}
+		w := &waits{Global: shared()}
 		law := one("x", rapid.Float64Range(0.01, 1000).Draw(t, "rate"), rapid.IntRange(1, 20).Draw(t, "burst"), 1, start)
-		p := Patience{time.Duration(rapid.IntRange(0, 2000).Draw(t, "wait")) * time.Millisecond, rapid.IntRange(0, 3).Draw(t, "places")}
+		p := WaitBounds{time.Duration(rapid.IntRange(0, 2000).Draw(t, "wait")) * time.Millisecond, rapid.IntRange(0, 3).Draw(t, "places")}
 		now := start
 		for range 60 {
 			now = now.Add(time.Duration(rapid.Int64Range(0, int64(100*time.Millisecond)).Draw(t, "ns")))
@@ -123,14 +123,14 @@ func TestWaitingAsTheSharedBucketToldIsEnough(t *testing.T) {
 // Row D10: a reload gives no token back, and no promise; what is earned from then on is earned by the new law.
 func TestReloadKeepsTheLevel(t *testing.T) {
 	t.Attr("row", "D10")
-	w, p := &waits{Shared: shared()}, Patience{Wait: 10 * time.Second, Places: 10}
+	w, p := &waits{Global: shared()}, WaitBounds{MaxWait: 10 * time.Second, MaxWaiting: 10}
 	old := one("x", 1, 3, 1, start)
 	for range 5 { // two of them wait
 		w.take(old, p, at(0))
 	}
 	for i := range 10 {
 		law := one("x", 1, 3+i, 1, at(time.Duration(i)*time.Millisecond))
-		if d, _ := w.take(law, Patience{}, at(time.Duration(i)*time.Millisecond)); d.OK || (d.Wait-3*time.Second).Abs() > 20*time.Millisecond {
+		if d, _ := w.take(law, WaitBounds{}, at(time.Duration(i)*time.Millisecond)); d.OK || (d.Wait-3*time.Second).Abs() > 20*time.Millisecond {
 			t.Fatalf("reload %d: got %+v, want 3 s: two are promised", i, d)
 		}
 	}
@@ -139,8 +139,8 @@ func TestReloadKeepsTheLevel(t *testing.T) {
 		t.Errorf("got %+v after %v, want a token after 200 ms: one is promised, and one more at 10 a second", d, ready.Sub(at(time.Second)))
 	}
 	smaller := one("x", 10, 1, 1, at(time.Minute))
-	first, _ := w.take(smaller, Patience{}, at(time.Minute))
-	if second, _ := w.take(smaller, Patience{}, at(time.Minute)); !first.OK || second.OK {
+	first, _ := w.take(smaller, WaitBounds{}, at(time.Minute))
+	if second, _ := w.take(smaller, WaitBounds{}, at(time.Minute)); !first.OK || second.OK {
 		t.Errorf("got %v and %v of a bucket that holds one", first, second)
 	}
 }
@@ -150,22 +150,22 @@ func TestReloadKeepsTheLevel(t *testing.T) {
 func TestTheSharedBucketInShadow(t *testing.T) {
 	t.Attr("row", "D10")
 	synctest.Test(t, func(t *testing.T) {
-		s, p := shared(), Patience{Wait: 2500 * time.Millisecond, Places: 2}
+		s, p := shared(), WaitBounds{MaxWait: 2500 * time.Millisecond, MaxWaiting: 2}
 		law := Law{Rate: 1, Burst: 2, Shadow: true}
 		rule, begun := NewRule("x", 1, time.Now(), law), time.Now()
 		for i := range 7 { // two tokens, two promises, and three too many
-			if d := s.Take(rule, p, time.Now()); !d.OK || d.Shadow != (i >= 4) || d.Crowded {
+			if d := s.Take(rule, p, time.Now()); !d.OK || d.Shadow != (i >= 4) || d.TooManyWaiting {
 				t.Errorf("request %d: got %+v", i, d)
 			}
 		}
-		if d := s.Take(rule, Patience{Wait: 2500 * time.Millisecond, Places: 100}, time.Now()); !d.OK || !d.Shadow { // it would come too late
+		if d := s.Take(rule, WaitBounds{MaxWait: 2500 * time.Millisecond, MaxWaiting: 100}, time.Now()); !d.OK || !d.Shadow { // it would come too late
 			t.Errorf("got %+v", d)
 		}
 		if time.Since(begun) != 0 || testutil.ToFloat64(s.shadow) != 4 || testutil.ToFloat64(s.waited) != 0 || s.waiting != 0 {
 			t.Errorf("after %v: %v counted, %v waited, %d wait", time.Since(begun), testutil.ToFloat64(s.shadow), testutil.ToFloat64(s.waited), s.waiting)
 		}
 		law.Shadow = false
-		if d := s.Take(NewRule("x", 1, time.Now(), law), Patience{}, time.Now()); d.OK || (d.Wait-3*time.Second).Abs() > time.Microsecond {
+		if d := s.Take(NewRule("x", 1, time.Now(), law), WaitBounds{}, time.Now()); d.OK || (d.Wait-3*time.Second).Abs() > time.Microsecond {
 			t.Errorf("enforced: got %+v, want 3 s: two are promised", d)
 		}
 	})
@@ -176,14 +176,14 @@ func TestWaitersAreServedInTurn(t *testing.T) {
 	t.Attr("row", "D10")
 	synctest.Test(t, func(t *testing.T) {
 		s, law := shared(), one("x", 10, 1, 1, time.Now())
-		p := Patience{Wait: time.Minute, Places: 20}
+		p := WaitBounds{MaxWait: time.Minute, MaxWaiting: 20}
 		begun := time.Now()
 		if d := s.Take(law, p, begun); !d.OK || time.Since(begun) != 0 {
 			t.Fatalf("got %+v after %v", d, time.Since(begun))
 		}
 		var wg sync.WaitGroup
 		var served atomic.Int64
-		for i := range p.Places {
+		for i := range p.MaxWaiting {
 			wg.Go(func() {
 				d := s.Take(law, p, time.Now())
 				took, want := time.Since(begun), time.Duration(i+1)*100*time.Millisecond
@@ -193,17 +193,17 @@ func TestWaitersAreServedInTurn(t *testing.T) {
 			})
 			synctest.Wait()
 		}
-		if d := s.Take(law, p, time.Now()); d.OK || !d.Crowded || d.Wait < 2*time.Second || time.Since(begun) != 0 {
+		if d := s.Take(law, p, time.Now()); d.OK || !d.TooManyWaiting || d.Wait < 2*time.Second || time.Since(begun) != 0 {
 			t.Errorf("got %+v after %v, want it refused at once: too many wait", d, time.Since(begun))
 		}
-		if d := s.Take(law, Patience{Wait: time.Second, Places: 100}, time.Now()); d.OK || d.Crowded || time.Since(begun) != 0 {
+		if d := s.Take(law, WaitBounds{MaxWait: time.Second, MaxWaiting: 100}, time.Now()); d.OK || d.TooManyWaiting || time.Since(begun) != 0 {
 			t.Errorf("got %+v after %v, want it refused at once: it would come too late", d, time.Since(begun))
 		}
 		wg.Wait()
 		if d := s.Take(law, p, time.Now()); !d.OK { // there is room again
 			t.Errorf("got %+v", d)
 		}
-		if waited, late, crowded := testutil.ToFloat64(s.waited), testutil.ToFloat64(s.refused), testutil.ToFloat64(s.crowded); waited != 21 || late != 1 || crowded != 1 || s.waiting != 0 {
+		if waited, late, crowded := testutil.ToFloat64(s.waited), testutil.ToFloat64(s.late), testutil.ToFloat64(s.crowded); waited != 21 || late != 1 || crowded != 1 || s.waiting != 0 {
 			t.Errorf("counted %v that waited, %v late, %v crowded, %d still wait", waited, late, crowded, s.waiting)
 		}
 	})
@@ -218,7 +218,7 @@ func TestConcurrentTakesOfTheSharedBucket(t *testing.T) {
 	for range 8 {
 		wg.Go(func() {
 			for range 1000 {
-				if s.Take(law, Patience{Wait: time.Millisecond, Places: 5}, time.Now()).OK {
+				if s.Take(law, WaitBounds{MaxWait: time.Millisecond, MaxWaiting: 5}, time.Now()).OK {
 					admitted.Add(1)
 				}
 			}
@@ -232,7 +232,7 @@ func TestConcurrentTakesOfTheSharedBucket(t *testing.T) {
 
 func BenchmarkTakeShared(b *testing.B) {
 	s, law := shared(), one("x", 1e6, 1_000_000, 1, start)
-	p := Patience{Wait: time.Second, Places: 1000}
+	p := WaitBounds{MaxWait: time.Second, MaxWaiting: 1000}
 	b.ReportAllocs()
 	b.RunParallel(func(pb *testing.PB) {
 		for pb.Next() {

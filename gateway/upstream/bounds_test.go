@@ -140,7 +140,7 @@ func TestARefusedCrowdTakesNoPlace(t *testing.T) {
 					return
 				default:
 				}
-				if h.pool.enter(h.pool.set.Load(), &Request{Class: Page}) == nil {
+				if h.pool.acquire(h.pool.current.Load(), &Request{Class: Page}) == nil {
 					t.Error("a page got a reserved place")
 					return
 				}
@@ -150,11 +150,11 @@ func TestARefusedCrowdTakesNoPlace(t *testing.T) {
 	}
 	for refused.Load() < 200_000 && !t.Failed() {
 		r := &Request{Class: Settle}
-		if err := h.pool.enter(h.pool.set.Load(), r); err != nil {
+		if err := h.pool.acquire(h.pool.current.Load(), r); err != nil {
 			t.Errorf("got %v with 9 of 10 in flight", err)
 			break
 		}
-		h.pool.leave(r)
+		h.pool.release(r)
 	}
 	close(end)
 	crowd.Wait()

@@ -72,7 +72,7 @@ func TestFullTableSharesOneBucket(t *testing.T) {
 	admitted := 0
 	for i := 3; i < 100; i++ { // none of the three is full again: nothing may be evicted
 		d := b.Take(fmt.Sprint(i), law, at(0))
-		if !d.Shared {
+		if !d.Overflow {
 			t.Fatalf("key %d: got a bucket of its own in a full table", i)
 		}
 		if d.OK {
@@ -82,20 +82,20 @@ func TestFullTableSharesOneBucket(t *testing.T) {
 	if admitted != 2 || b.Len() != 3 {
 		t.Errorf("got %d admitted by the shared bucket and %d buckets, want 2 and 3", admitted, b.Len())
 	}
-	if d := b.Take("0", law, at(0)); !d.OK || d.Shared {
+	if d := b.Take("0", law, at(0)); !d.OK || d.Overflow {
 		t.Errorf("a key that has a bucket: got %+v", d)
 	}
-	for i := 100; i < 2000 && b.Take(fmt.Sprint(i), law, at(2*time.Second)).Shared; i++ {
+	for i := 100; i < 2000 && b.Take(fmt.Sprint(i), law, at(2*time.Second)).Overflow; i++ {
 	}
 	if b.Len() > 3 {
 		t.Errorf("got %d buckets, want at most 3", b.Len())
 	}
-	if d := b.Take("late", law, at(4*time.Second)); d.Shared && b.Len() == 3 {
+	if d := b.Take("late", law, at(4*time.Second)); d.Overflow && b.Len() == 3 {
 		// Other shards' full buckets are found by a few tries a request.
-		for i := 0; i < 1000 && d.Shared; i++ {
+		for i := 0; i < 1000 && d.Overflow; i++ {
 			d = b.Take(fmt.Sprint("late", i), law, at(4*time.Second+time.Duration(i)))
 		}
-		if d.Shared {
+		if d.Overflow {
 			t.Error("buckets that are full again were not evicted")
 		}
 	}
@@ -111,11 +111,11 @@ func TestRoomIsNoRefill(t *testing.T) {
 	key := fmt.Sprint(other)
 	b.Take(first, law, at(0))
 	for range 2 {
-		if d := b.Take(key, law, at(0)); !d.OK || !d.Shared {
+		if d := b.Take(key, law, at(0)); !d.OK || !d.Overflow {
 			t.Fatalf("in a full table: got %+v", d)
 		}
 	}
-	if d := b.Take(key, law, at(time.Second)); !d.OK || d.Shared { // the first one's buckets are full again
+	if d := b.Take(key, law, at(time.Second)); !d.OK || d.Overflow { // the first one's buckets are full again
 		t.Fatalf("with room: got %+v", d)
 	}
 	if d := b.Take(key, law, at(time.Second)); d.OK {
@@ -352,9 +352,9 @@ func TestLaw(t *testing.T) {
 				own[key] = newLedgers(now)
 			}
 			if law, short := own[key].take(rule, d, now); short {
-				t.Fatalf("key %s (shared: %v) admitted beyond law %d, %+v: %v tokens short", key, d.Shared, law, rule.laws[law], -own[key][law].budget)
+				t.Fatalf("key %s (shared: %v) admitted beyond law %d, %+v: %v tokens short", key, d.Overflow, law, rule.laws[law], -own[key][law].budget)
 			}
-			if d.Shared {
+			if d.Overflow {
 				overflow++
 				if shared == nil {
 					shared = newLedgers(now)

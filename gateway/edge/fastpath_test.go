@@ -54,7 +54,7 @@ func (l onePipe) Close() error              { return nil }
 // varying is what two answers to the same request may differ in: the second, and the jitter.
 var varying = regexp.MustCompile(`(Date|Retry-After): [^\r]*\r\n`)
 
-// answers is what s writes to pieces, and how many of its heads the shortcut took.
+// answers is what s writes to pieces, and how many of its heads the fast path took.
 func answers(t testing.TB, s *Server, pieces ...[]byte) (written string, short int) {
 	t.Helper()
 	s.idCount.Store(0)
@@ -63,7 +63,8 @@ func answers(t testing.TB, s *Server, pieces ...[]byte) (written string, short i
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := s.HTTP(Limits{MaxBody: 1000, MaxHeader: 4096})
+	s.HTTP = HTTPConfig{MaxBody: 1000, MaxHeader: 4096}
+	server := s.HTTPServer()
 	handle, refuse := server.Handler, server.ErrorHandler
 	long := 0
 	server.Handler = func(ctx *fasthttp.RequestCtx) { long++; handle(ctx) }
@@ -81,11 +82,11 @@ func bytesOf(s string) [][]byte {
 	return all
 }
 
-// The shortcut's answer is the long way's, byte for byte, and it takes what it should and nothing else.
-func TestTheShortcutAnswersAsTheLongWay(t *testing.T) {
+// The fast path's answer is the slow path's, byte for byte, and it takes what it should and nothing else.
+func TestTheFastPathAnswersAsTheSlowPath(t *testing.T) {
 	s, tokens := refusing(t)
 	for id := range int64(10) {
-		s.Gate.Ask(s.Gate.Order(id, time.Now()), time.Now())
+		s.Gate.Probe(s.Gate.Order(id, time.Now()), time.Now())
 	}
 	order := func(sale, fields, body string) string {
 		return "POST /v1/sales/" + sale + "/orders HTTP/1.1\r\nHost: shop.example\r\n" + fields + fmt.Sprintf("Content-Length: %d\r\n\r\n%s", len(body), body)
@@ -139,30 +140,30 @@ func TestTheShortcutAnswersAsTheLongWay(t *testing.T) {
 		if c.before != nil {
 			set := before
 			c.before(&set)
-			s.Configure(set)
+			s.SetSettings(set)
 		}
 		long, none := answers(t, s, bytesOf(c.bytes)...)
-		refused, asked := testutil.ToFloat64(s.metrics.refusals[ruleGate]), testutil.ToFloat64(s.metrics.requests[routeOrder][resultOf("SOLD_OUT")])
+		refused, asked := testutil.ToFloat64(s.metrics.refusals[ruleGate]), testutil.ToFloat64(s.metrics.requests[orderRoute.label][resultOf("SOLD_OUT")])
 		short, taken := answers(t, s, []byte(c.bytes))
 		if none != 0 || taken != c.short {
-			t.Errorf("%s: the shortcut took %d, and %d of those that came in pieces, want %d and 0", c.name, taken, none, c.short)
+			t.Errorf("%s: the fast path took %d, and %d of those that came in pieces, want %d and 0", c.name, taken, none, c.short)
 		}
 		if short == "" || taken > 0 && short != long {
-			t.Errorf("%s: got %q, the long way %q", c.name, short, long)
+			t.Errorf("%s: got %q, the slow path %q", c.name, short, long)
 		}
-		if strings.Contains(short, "SOLD_OUT") && (testutil.ToFloat64(s.metrics.refusals[ruleGate]) == refused || testutil.ToFloat64(s.metrics.requests[routeOrder][resultOf("SOLD_OUT")]) == asked) {
+		if strings.Contains(short, "SOLD_OUT") && (testutil.ToFloat64(s.metrics.refusals[ruleGate]) == refused || testutil.ToFloat64(s.metrics.requests[orderRoute.label][resultOf("SOLD_OUT")]) == asked) {
 			t.Errorf("%s: it was not counted", c.name)
 		}
-		s.Configure(before)
+		s.SetSettings(before)
 	}
 	s.Drain()
 	if _, taken := answers(t, s, []byte(order("3", "", ""))); taken != 0 {
-		t.Error("the shortcut takes requests while the gateway ends its connections")
+		t.Error("the fast path takes requests while the gateway ends its connections")
 	}
 }
 
-// One connection after the other, by the shortcut and by the long way, in every order.
-func TestTheShortcutKeepsTheOrderOfAnswers(t *testing.T) {
+// One connection after the other, by the fast path and by the slow path, in every order.
+func TestTheFastPathKeepsTheOrderOfAnswers(t *testing.T) {
 	s, _ := refusing(t)
 	short := "POST /v1/sales/2/orders HTTP/1.1\r\nHost: x\r\nX-Request-Id: shorter-%d\r\n\r\n"
 	long := "GET /v1/sales/99 HTTP/1.1\r\nHost: x\r\nX-Request-Id: longer-%d\r\n\r\n"
@@ -186,7 +187,7 @@ func TestTheShortcutKeepsTheOrderOfAnswers(t *testing.T) {
 	}
 }
 
-// connect serves over TCP, until the test ends, and returns a connection on which the shortcut has answered.
+// connect serves over TCP, until the test ends, and returns a connection on which the fast path has answered.
 func connect(t *testing.T, s *Server, server *fasthttp.Server) (*Listener, net.Conn, *bufio.Reader) {
 	t.Helper()
 	inner, err := net.Listen("tcp", "127.0.0.1:0")
@@ -219,12 +220,13 @@ func connect(t *testing.T, s *Server, server *fasthttp.Server) (*Listener, net.C
 	return l, c, r
 }
 
-// Connections on which only the shortcut answered end as others do: without a word when they are idle for too long, and at
+// Connections on which only the fast path answered end as others do: without a word when they are idle for too long, and at
 // once when the gateway ends.
 func TestAnIdleConnectionEnds(t *testing.T) {
 	s, _ := refusing(t)
 	for _, idle := range []time.Duration{time.Millisecond, time.Hour} {
-		l, _, r := connect(t, s, s.HTTP(Limits{MaxBody: 1000, MaxHeader: 4096, ReadTimeout: time.Hour, IdleTimeout: idle}))
+		s.HTTP.ReadTimeout, s.HTTP.IdleTimeout = time.Hour, idle
+		l, _, r := connect(t, s, s.HTTPServer())
 		if idle == time.Hour {
 			s.Drain()
 			l.CloseIdle()
@@ -235,11 +237,12 @@ func TestAnIdleConnectionEnds(t *testing.T) {
 	}
 }
 
-// Who sends slowly has the time of a read for a request, also after one that the shortcut answered.
-func TestASlowRequestAfterAShortcutEnds(t *testing.T) {
+// Who sends slowly has the time of a read for a request, also after one that the fast path answered.
+func TestASlowRequestAfterAFastOneEnds(t *testing.T) {
 	s, _ := refusing(t)
-	server := s.HTTP(Limits{MaxBody: 1000, MaxHeader: 4096, ReadTimeout: time.Hour, IdleTimeout: time.Hour})
-	s.limits.ReadTimeout = time.Millisecond // so that the first request, for which fasthttp sets the time, has enough
+	s.HTTP.ReadTimeout, s.HTTP.IdleTimeout = time.Hour, time.Hour
+	server := s.HTTPServer()
+	s.HTTP.ReadTimeout = time.Millisecond // so that the first request, for which fasthttp sets the time, has enough
 	_, c, r := connect(t, s, server)
 	if _, err := io.WriteString(c, "POST /v1"); err != nil {
 		t.Fatal(err)
@@ -250,13 +253,13 @@ func TestASlowRequestAfterAShortcutEnds(t *testing.T) {
 	}
 }
 
-// A request in one piece, which the shortcut may take, is answered as one that comes byte by byte, which it never takes.
-func FuzzShortcut(f *testing.F) {
+// A request in one piece, which the fast path may take, is answered as one that comes byte by byte, which it never takes.
+func FuzzFastPath(f *testing.F) {
 	s, tokens := refusing(f)
 	set := *s.settings.Load()
 	set.Trusted = networks(f, "127.0.0.1/32")
 	set.IP = limit.NewRule("ip", 1, time.Now(), limit.Law{Rate: 1e9, Burst: 1e9})
-	s.Configure(set)
+	s.SetSettings(set)
 	for _, c := range refusals(tokens) {
 		f.Add([]byte(c.request))
 	}
@@ -265,14 +268,14 @@ func FuzzShortcut(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, request []byte) {
 		for id := range int64(10) {
-			s.Gate.Ask(s.Gate.Order(id, time.Now()), time.Now())
+			s.Gate.Probe(s.Gate.Order(id, time.Now()), time.Now())
 		}
 		long, none := answers(t, s, bytesOf(string(request))...)
 		if none != 0 {
-			t.Fatalf("%q: the shortcut took what came byte by byte", request)
+			t.Fatalf("%q: the fast path took what came byte by byte", request)
 		}
 		if short, taken := answers(t, s, request); taken > 0 && short != long {
-			t.Fatalf("%q: the shortcut answers %q, the long way %q", request, short, long)
+			t.Fatalf("%q: the fast path answers %q, the slow path %q", request, short, long)
 		}
 	})
 }

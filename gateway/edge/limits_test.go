@@ -50,12 +50,12 @@ func TestWaitingAsToldIsEnoughForEveryLimit(t *testing.T) {
 		pool := upstream.New(upstream.Config{Backends: []string{"127.0.0.1:1"}, Key: signing.Key{ID: "k", Secret: "s"}}, clk, reg)
 		defer pool.Close()
 		log := slog.New(slog.DiscardHandler)
-		s := New(Parts{Clock: clk, Gate: gate, Cache: pagecache.New(1<<20, reg), Pool: pool, Records: presslog.NewRecorder(100, reg), Log: log, Now: func() time.Time { return at }}, reg)
-		s.Configure(Settings{
+		s := New(Config{Clock: clk, Gate: gate, Cache: pagecache.New(1<<20, reg), Backends: pool, Presses: presslog.NewRecorder(100, reg), Log: log, Now: func() time.Time { return at },
+			HTTP: HTTPConfig{MaxBody: 1000, MaxHeader: 4096, ReadTimeout: time.Minute, WriteTimeout: time.Minute, IdleTimeout: time.Minute}}, Settings{
 			Verifier: verifier, Order: rule("order"), Payment: rule("payment"), Read: rule("read"), IP: rule("ip"), Webhook: rule("webhook"),
-			Global: limit.NewRule("global", 0, now, law.Draw(rt, "global")), Patience: rapid.SampledFrom([]limit.Patience{{}, {Wait: 10 * time.Second}}).Draw(rt, "patience"),
+			Global: limit.NewRule("global", 0, now, law.Draw(rt, "global")), GlobalWait: rapid.SampledFrom([]limit.WaitBounds{{}, {MaxWait: 10 * time.Second}}).Draw(rt, "wait"),
 			Trusted: networks(t, "127.0.0.0/8"), Exempt: networks(t, "10.0.0.0/8"), ExemptUsers: map[string]struct{}{"monitor": {}},
-		})
+		}, reg)
 		l := newLine("127.0.0.1:1")
 		done := l.serve(t, s)
 		defer func() { close(l.asked); <-done }()

@@ -1,13 +1,10 @@
 package gateway
 
 import (
-	"bufio"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"reflect"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -23,7 +20,6 @@ import (
 	"floodgate.internal/gateway/presslog"
 	"floodgate.internal/gateway/salegate"
 	"floodgate.internal/gateway/upstream"
-	"floodgate.internal/shared/cli"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/failpoint"
 	"floodgate.internal/shared/signing"
@@ -36,20 +32,20 @@ type loaded struct {
 	Generation int
 }
 
-// running is a gateway at work: the parts that live as long as it does, and the configuration that they follow.
-type running struct {
-	path  string
-	now   func() time.Time // the monotonic clock of buckets, caches and the gate
-	log   *slog.Logger
-	level *slog.LevelVar
-	clk   *clock.Clock
-	gate  *salegate.Gate
-	cache *pagecache.Cache
-	pool  *upstream.Pool
-	edge  *edge.Server
-
-	records  *presslog.Recorder
-	handover *presslog.Handover
+// process is a gateway process: the parts that live as long as it does, and the configuration in force.
+type process struct {
+	path    string
+	now     func() time.Time // the monotonic clock of buckets, caches and the gate
+	log     *slog.Logger
+	level   *slog.LevelVar
+	clk     *clock.Clock
+	gate    *salegate.Gate
+	cache   *pagecache.Cache
+	pool    *upstream.Pool
+	edge    *edge.Server
+	presses *presslog.Recorder
+	flusher *presslog.Flusher
+	metrics reloadMetrics
 
 	mu       sync.Mutex // one reload at a time; guards what follows
 	settings edge.Settings
@@ -57,14 +53,13 @@ type running struct {
 	tried    string         // the hash of the file that was last read, taken over or not
 	history  []ops.Reload   // the newest keptReloads, oldest first
 
-	current  atomic.Pointer[loaded]
-	open     atomic.Bool // listening
-	draining atomic.Bool
-	metrics  reloadMetrics
+	current   atomic.Pointer[loaded]
+	listening atomic.Bool
+	draining  atomic.Bool
 }
 
-// start builds everything that needs no socket of its own.
-func start(path string, now func() time.Time, level *slog.LevelVar, log *slog.Logger, reg prometheus.Registerer) (*running, error) {
+// newProcess builds everything that needs no socket of its own.
+func newProcess(path string, now func() time.Time, log *slog.Logger, level *slog.LevelVar, reg prometheus.Registerer) (*process, error) {
 	c, hash, err := Load(path)
 	if err != nil {
 		return nil, err
@@ -72,21 +67,27 @@ func start(path string, now func() time.Time, level *slog.LevelVar, log *slog.Lo
 	if fields := c.developmentSecrets(); len(fields) > 0 {
 		log.Warn("development secrets are in use: this gateway is for this machine only", "fields", strings.Join(fields, ", "))
 	}
-	r := &running{path: path, now: now, log: log, level: level, clk: &clock.Clock{}, tried: hash}
+	level.Set(c.Log.Level)
+	r := &process{path: path, now: now, log: log, level: level, clk: &clock.Clock{}, tried: hash}
+	if r.settings, err = r.settingsOf(nil, c); err != nil {
+		return nil, err
+	}
+	r.current.Store(&loaded{c, hash, 1})
 	r.gate = salegate.New(r.clk, c.Feed.StaleAfter, reg)
 	r.cache = pagecache.New(c.Cache.MaxBytes, reg)
 	r.pool = upstream.New(upstreamConfig(c), r.clk, reg)
-	r.records = presslog.NewRecorder(c.Timeline.MaxRecords, reg)
-	r.handover = presslog.NewHandover(r.records, c.Timeline.FlushEvery, r.pool.Records, log, reg)
-	r.edge = edge.New(edge.Parts{Clock: r.clk, Gate: r.gate, Cache: r.cache, Pool: r.pool, Records: r.records, Handover: r.handover, Log: log, Now: now}, reg)
+	r.presses = presslog.NewRecorder(c.Timeline.MaxRecords, reg)
+	r.flusher = presslog.NewFlusher(r.presses, c.Timeline.FlushEvery, r.pool.PostRecords, log, reg)
+	r.edge = edge.New(edge.Config{
+		Clock: r.clk, Gate: r.gate, Cache: r.cache, Backends: r.pool, Presses: r.presses, Flusher: r.flusher, Log: log, Now: now,
+		HTTP: edge.HTTPConfig{
+			ReadTimeout: c.Server.ReadTimeout, WriteTimeout: c.Server.WriteTimeout, IdleTimeout: c.Server.IdleTimeout,
+			MaxBody: c.Server.MaxBody, MaxHeader: c.Server.MaxHeader,
+		},
+	}, r.settings, reg)
 	r.metrics = newReloadMetrics(r, reg)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	settings, err := r.build(nil, c)
-	if err != nil {
-		return nil, err
-	}
-	r.apply(&loaded{c, hash, 1}, settings)
 	r.record(ops.Reload{By: "start", Result: takenOver})
 	return r, nil
 }
@@ -98,9 +99,9 @@ func upstreamConfig(c Config) upstream.Config {
 	}
 }
 
-// build makes the edge's settings of c; nothing has changed if it fails. What did not change since old is kept, so that
-// remembered tokens stay remembered and buckets have nothing to follow.
-func (r *running) build(old *Config, c Config) (edge.Settings, error) {
+// settingsOf makes the edge's settings of c, and changes nothing. Rules and keys that are the same in old (nil: none) are kept,
+// so that verified tokens stay cached.
+func (r *process) settingsOf(old *Config, c Config) (edge.Settings, error) {
 	now := r.now()
 	rule := func(name string, kept *limit.Rule, was, is RuleConfig) *limit.Rule {
 		if kept != nil && reflect.DeepEqual(was, is) {
@@ -122,7 +123,7 @@ func (r *running) build(old *Config, c Config) (edge.Settings, error) {
 	s.IP = rule("ip", s.IP, old.Limits.IP, c.Limits.IP)
 	s.Webhook = rule("webhook", s.Webhook, old.Limits.Webhook, c.Limits.Webhook)
 	s.Global = rule("global", s.Global, RuleConfig{LawConfig: old.Limits.Global.LawConfig}, RuleConfig{LawConfig: c.Limits.Global.LawConfig})
-	s.Patience = limit.Patience{Wait: c.Limits.Global.MaxWait, Places: c.Limits.Global.MaxWaiting}
+	s.GlobalWait = limit.WaitBounds{MaxWait: c.Limits.Global.MaxWait, MaxWaiting: c.Limits.Global.MaxWaiting}
 	s.Trusted, s.Exempt, s.BannedNetworks = networks(c.Trusted), networks(c.Limits.IPExempt), networks(c.Limits.BannedNetworks)
 	s.ExemptUsers, s.BannedUsers, s.EligibleUsers = uids(c.Limits.UIDExempt), uids(c.Limits.BannedUIDs), uids(c.Limits.EligibleUIDs)
 	if s.Verifier == nil || !reflect.DeepEqual(old.Identity, c.Identity) {
@@ -133,7 +134,7 @@ func (r *running) build(old *Config, c Config) (edge.Settings, error) {
 		s.Verifier = v
 	}
 	s.Sign = nil
-	if k, ok := identity.Signing(c.Identity.Keys, c.Identity.rules()); ok && c.Development {
+	if k, ok := identity.NewSigner(c.Identity.Keys, c.Identity.rules()); ok && c.Development {
 		s.Sign = &k
 	}
 	s.Pages = pagecache.Rule{TTL: c.Cache.TTL, Stale: c.Cache.Stale}
@@ -142,23 +143,21 @@ func (r *running) build(old *Config, c Config) (edge.Settings, error) {
 	return s, nil
 }
 
-// apply puts a generation in force. It cannot fail. The caller holds mu.
-func (r *running) apply(l *loaded, s edge.Settings) {
+// apply puts a new generation in force. It cannot fail. The caller holds mu.
+func (r *process) apply(l *loaded, s edge.Settings) {
 	c := l.Config
 	r.level.Set(c.Log.Level)
 	r.gate.SetStaleAfter(c.Feed.StaleAfter)
 	r.cache.SetMaxBytes(c.Cache.MaxBytes)
-	r.pool.Configure(upstreamConfig(c))
-	r.records.SetMost(c.Timeline.MaxRecords)
-	r.handover.SetEvery(c.Timeline.FlushEvery)
-	if l.Generation > 1 {
-		failpoint.Hit("gateway.mid-reload")
-	}
+	r.pool.SetConfig(upstreamConfig(c))
+	r.presses.SetMax(c.Timeline.MaxRecords)
+	r.flusher.SetEvery(c.Timeline.FlushEvery)
+	failpoint.Hit("gateway.mid-reload")
 	r.settings = s
 	if r.public != nil {
 		r.public.SetBounds(bounds(c, s))
 	}
-	r.edge.Configure(s)
+	r.edge.SetSettings(s)
 	r.current.Store(l)
 }
 
@@ -166,23 +165,18 @@ func bounds(c Config, s edge.Settings) edge.Bounds {
 	return edge.Bounds{Max: c.Server.MaxConnections, PerAddress: c.Server.MaxConnectionsPerIP, Exempt: s.Exempt, Trusted: s.Trusted}
 }
 
-// listening wraps the public listener, and notes that it is open.
-func (r *running) listening(inner net.Listener, reg prometheus.Registerer) *edge.Listener {
+// listen wraps the public listener, which is open.
+func (r *process) listen(inner net.Listener, reg prometheus.Registerer) *edge.Listener {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.public = edge.NewListener(inner, r.edge, bounds(r.current.Load().Config, r.settings), reg)
-	r.open.Store(true)
+	r.listening.Store(true)
 	return r.public
 }
 
-func (r *running) drain() {
-	r.draining.Store(true)
-	r.edge.Drain()
-}
-
-// ready says why the gateway is not ready, and what is amiss though it is.
-func (r *running) ready() (reasons, warnings []string) {
-	if !r.open.Load() {
+// ready says why the gateway is not ready, and what is wrong although it is.
+func (r *process) ready() (reasons, warnings []string) {
+	if !r.listening.Load() {
 		reasons = append(reasons, "not listening yet")
 	}
 	if r.draining.Load() {
@@ -193,68 +187,39 @@ func (r *running) ready() (reasons, warnings []string) {
 	} else if now := time.Now(); !r.gate.Fresh(now) {
 		warnings = append(warnings, fmt.Sprintf("the sale feed is silent for %v", r.gate.Age(now).Round(100*time.Millisecond)))
 	}
-	for _, b := range r.pool.Lost() {
+	for _, b := range r.pool.Down() {
 		warnings = append(warnings, "backend "+b+" does not answer")
 	}
 	return reasons, warnings
 }
 
-func (r *running) forOperators() ops.Running {
-	return ops.Running{
+// opsConfig is what the ops listener asks and tells the process.
+func (r *process) opsConfig() ops.Config {
+	return ops.Config{
 		Ready: r.ready,
 		Reload: func(by string) (string, error) {
 			diff, err := r.reload(by)
 			if err != nil {
 				return "", err
 			}
-			return words(diff), nil
+			return diffText(diff), nil
 		},
-		Config: func() ops.Config {
+		Config: func() ops.Generation {
 			l := r.current.Load()
-			return ops.Config{Generation: l.Generation, Hash: l.Hash, Config: l.Tree()}
+			return ops.Generation{Generation: l.Generation, Hash: l.Hash, Config: l.Tree()}
 		},
-		Noisiest: r.edge.Noisiest,
-		Reloads:  r.reloads,
-		Token:    func() string { return r.current.Load().OpsToken.Reveal() },
-		Listen:   r.current.Load().Listen.Ops,
-		Hosts:    func() []string { return r.current.Load().OpsHosts },
+		Top:     r.edge.Top,
+		Reloads: r.reloads,
+		Token:   func() string { return r.current.Load().OpsToken.Reveal() },
+		Listen:  r.current.Load().Listen.Ops,
+		Hosts:   func() []string { return r.current.Load().OpsHosts },
 	}
 }
 
-// words is a diff for people.
-func words(diff []string) string {
+// diffText is a diff as text.
+func diffText(diff []string) string {
 	if len(diff) == 0 {
 		return "nothing changed"
 	}
 	return strings.Join(diff, "\n")
-}
-
-// mint writes a test token for each uid of which.
-func mint(c Config, which string, now time.Time, stdout io.Writer) error {
-	signer, ok := identity.Signing(c.Identity.Keys, c.Identity.rules())
-	if !ok {
-		return cli.Usage("identity.keys: none has sign: true, so no token can be minted")
-	}
-	uids := []string{which}
-	if from, to, ok := uidRange(which); ok {
-		if to < from || to-from >= maxTokens {
-			return cli.Usage("-uid %s: must be A-B with A at most B, and at most %d of them", which, maxTokens)
-		}
-		uids = uids[:0]
-		for n := from; n <= to; n++ {
-			uids = append(uids, strconv.FormatUint(n, 10))
-		}
-	}
-	w := bufio.NewWriter(stdout)
-	for _, uid := range uids {
-		token, _, err := signer.Mint(uid, now, 24*time.Hour)
-		if err != nil {
-			return &cli.UsageError{Err: err}
-		}
-		fmt.Fprintln(w, token)
-	}
-	if err := w.Flush(); err != nil {
-		return fmt.Errorf("write tokens: %w", err)
-	}
-	return nil
 }

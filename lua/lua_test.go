@@ -3,9 +3,11 @@ package lua_test
 import (
 	"crypto/sha1"
 	"encoding/hex"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -49,30 +51,51 @@ func TestEveryFileIsAScriptWithItsContract(t *testing.T) {
 	}
 }
 
+// TestEveryAnswerHasItsNameInGo compares what each script returns with the answers that its variable's comment lists.
 func TestEveryAnswerHasItsNameInGo(t *testing.T) {
-	named := map[string]bool{}
-	source, err := os.ReadFile("lua.go")
+	files, err := filepath.Glob("*.go")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, m := range regexp.MustCompile(`(?m)^\t\w+ += "([a-z_]+)"`).FindAllStringSubmatch(string(source), -1) {
-		named[m[1]] = true
+	var source string
+	for _, file := range files {
+		if strings.HasSuffix(file, "_test.go") {
+			continue
+		}
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		source += string(text)
 	}
-	answered := map[string]bool{}
+	words := map[string]string{} // by the constant's name
+	for _, m := range regexp.MustCompile(`(?m)^(?:\t|const )(\w+) += "([a-z_]+)"`).FindAllStringSubmatch(source, -1) {
+		words[m[1]] = m[2]
+	}
 	for file, s := range scripts {
-		for _, m := range regexp.MustCompile(`return \{'([a-z_]+)'`).FindAllStringSubmatch(s.Source, -1) {
-			answered[m[1]] = true
-			if !named[m[1]] {
-				t.Errorf("%s answers %q, which has no name in lua.go", file, m[1])
+		embed := regexp.MustCompile(`//go:embed ` + file + `\nvar (\w+) string`).FindStringSubmatch(source)
+		if embed == nil {
+			t.Fatalf("%s is not embedded", file)
+		}
+		comment := regexp.MustCompile(`((?://.*\n)+)var \w+ = script\(` + embed[1] + `\)`).FindStringSubmatch(source)
+		if comment == nil {
+			t.Fatalf("%s: its variable has no comment", file)
+		}
+		listed := map[string]bool{}
+		if _, list, ok := strings.Cut(strings.ReplaceAll(comment[1], "\n//", ""), "Answers: "); ok {
+			for name := range strings.SplitSeq(strings.TrimSuffix(strings.TrimSpace(list), "."), ", ") {
+				if words[name] == "" {
+					t.Errorf("%s: no constant is named %s", file, name)
+				}
+				listed[words[name]] = true
 			}
 		}
-	}
-	for _, name := range []string{lua.Reserved, lua.Repeated, lua.KeyReused, lua.AlreadyOrdered, lua.SoldOut, lua.NotEnough, lua.NotStarted, lua.Ended,
-		lua.Paused, lua.GateClosed, lua.StaleEpoch, lua.NotLoaded, lua.Released, lua.Done, lua.Closed, lua.Lost, lua.OK, lua.Opened, lua.Beating, lua.Adopted,
-		lua.Present, lua.Limit, lua.Applied, lua.Defined, lua.Older, lua.Granted, lua.Held, lua.Renewed,
-		lua.NotOwner, lua.Freed, lua.Kept, lua.Made, lua.Forgotten, lua.Queued, lua.Reduced, lua.AlreadyApplied, lua.Unlocked, lua.Claimed, lua.Available, lua.Joinable} {
-		if !answered[name] {
-			t.Errorf("no script answers %q", name)
+		given := map[string]bool{}
+		for _, m := range regexp.MustCompile(`return \{'([a-z_]+)'`).FindAllStringSubmatch(s.Source, -1) {
+			given[m[1]] = true
+		}
+		if !maps.Equal(listed, given) {
+			t.Errorf("%s answers %v, its comment in Go lists %v", file, slices.Sorted(maps.Keys(given)), slices.Sorted(maps.Keys(listed)))
 		}
 	}
 }

@@ -1,12 +1,12 @@
--- outbox_skipped: finds entries of an outbox that were given to some consumer and are pending with none, and makes them pending with one,
--- as if they had been given to it now. A Redis that died while it wrote a script's effects down leaves them behind: it brings back
--- the beginning of those when it is started for the second time, an entry which nobody read though later ones were read since, or
--- an acknowledgement without the removal that followed. Nobody else would ever see such an entry again.
+-- outbox_skipped: finds skipped entries: the group has read past them, but no consumer holds them. It makes them pending with
+-- one consumer, as if they had been delivered to it now. Otherwise they would never be delivered.
+-- They come from a Redis that died while it wrote a script's effects to its file. When started again it takes up only the
+-- first of these effects: an entry that came back after later ones were read, or an XACK without its XDEL.
 --
 -- KEYS  1 outbox
 -- ARGV  1 consumer group   2 consumer   3 after this entry id, or "-"   4 how old an entry must be, in milliseconds
 --       5 how many entries to look at, at most
--- Returns a list: the id to go on after, "-" when there is nothing more to look at; then the ids that were found.
+-- Returns a list: the id to continue after, "-" if there is nothing more to look at; then the ids that were found.
 -- Idempotent.
 local last
 for _, group in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do

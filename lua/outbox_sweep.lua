@@ -1,9 +1,9 @@
--- outbox_sweep: forgets consumers of an outbox's group that are gone: those that hold nothing and have not been heard of for long.
+-- outbox_sweep: removes consumers of an outbox's group that hold nothing and have been idle for long.
 --
 -- KEYS  1 outbox
 -- ARGV  1 consumer group   2 how long, in milliseconds   3.. names to keep
--- Returns how many were forgotten. Harmless to a consumer that is only quiet: its next read makes its name anew. It is a
--- script because a consumer that got an entry between the look and the removal would lose it.
+-- Returns how many were removed. It does no harm to a consumer that is only idle: its next read creates it again.
+-- It is a script because a consumer that got an entry between the look and the removal would lose it.
 local keep = {}
 for i = 3, #ARGV do keep[ARGV[i]] = true end
 local n = 0

@@ -1,10 +1,10 @@
 -- sale_adjust: applies an operator's change of a sale's stock, once.
 --
--- KEYS  1 state   2 applied   (as in load)
+-- KEYS  1 state   2 applied   (as in sale_load)
 -- ARGV  1 intent id   2 units: positive for a restock, negative for units that leave the sale
 -- Returns a list, its first member one of
 --   applied, stock after, total after
---   done              this intent is in the stock already
+--   done              the stock includes this intent already
 --   not_enough, stock fewer units are here than should leave: keep the intent, ask again
 --   gate_closed       the sale is being reconciled: keep the intent, ask again
 --   not_loaded        the sale is not in this Redis: loading it will include the intent

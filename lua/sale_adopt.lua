@@ -1,15 +1,15 @@
--- sale_adopt: takes an order of an older epoch, which a consumer still holds, over into the present one: it gets a unit, a
--- reservation and an outbox entry under the new epoch, and only that entry is ever inserted.
+-- sale_adopt: re-queues an order of an older epoch, which a consumer still holds, in the current epoch. The order gets a unit, a
+-- reservation and an outbox entry of the new epoch. Only that entry is ever inserted.
 --
--- KEYS  1 state   2 orders   3 buyers   4 idem   5 outbox   (as in reserve)
+-- KEYS  1 state   2 orders   3 buyers   4 idem   5 outbox   (as in sale_reserve)
 -- ARGV  1 epoch that MySQL has now   2 order id   3 uid   4 quantity   5 slots   6 Idempotency-Key or ""
---       7 at, of the press   8 traceparent or ""   9 group whose claim on the old entry ends
+--       7 at, when the order was accepted   8 traceparent or ""   9 consumer group that gives up the old entry
 -- Returns a list, its first member one of
---   adopted, entry    it stands in the outbox under this epoch
---   present, entry    it stood there already
---   sold_out          no unit is left for it: reject it, loudly
---   limit             the buyer's slots are taken by other orders: reject it, loudly
---   key_reused, order the buyer's Idempotency-Key is that of another order: reject it, loudly
+--   adopted, entry    it is in the outbox under this epoch now
+--   present, entry    it was there already
+--   sold_out          no unit is left for it: reject it, with an error in the log
+--   limit             other orders have the buyer's slots: reject it, with an error in the log
+--   key_reused, order another order has the buyer's Idempotency-Key: reject it, with an error in the log
 --   gate_closed       the sale is closed or not loaded: hold the order, ask again
 --   stale_epoch       Redis has another epoch than the caller: hold the order, ask again
 -- Idempotent by order id.
@@ -51,7 +51,7 @@ local entry = redis.call('XADD', KEYS[5], '*', 'id', order, 'uid', uid, 'quantit
   'epoch', epoch, 'at', at, 'trace', ARGV[8])
 redis.call('HSET', KEYS[2], order, uid .. ' ' .. quantity .. ' ' .. slots .. ' ' .. entry .. ' ' .. at .. ' ' .. key)
 if key ~= '' then redis.call('HSET', KEYS[4], uid .. ':' .. key, order .. ' ' .. quantity) end
-if old and old ~= '-' and old ~= entry then -- the same in a stream that was lost and begun anew within a millisecond
+if old and old ~= '-' and old ~= entry then -- equal: the stream was lost and created again within a millisecond
   redis.call('XACK', KEYS[5], ARGV[9], old)
   redis.call('XDEL', KEYS[5], old)
 end

@@ -1,8 +1,11 @@
--- sale_define: applies a newer definition of a sale: window, limit, pause, close, tranches. The stock is not touched.
+-- sale_define: applies a newer definition of a sale: window, limit, pause, close, tranches. It leaves the stock as it is.
 --
 -- KEYS  1 state
 -- ARGV  1 version   2 starts   3 ends   4 limit   5 paused 0|1   6 closed 0|1   7 later "at:units at:units" in ms
--- Returns defined; or older: a definition at least as new is here; or not_loaded: loading the sale will bring it.
+-- Returns a list of one word
+--   defined      the definition is applied
+--   older        a definition at least as new is here
+--   not_loaded   the sale is not in this Redis: loading it will bring the definition
 -- Idempotent by version.
 local version = redis.call('HGET', KEYS[1], 'version')
 if not version then return {'not_loaded'} end

@@ -1,21 +1,24 @@
--- sale_load: writes a sale as MySQL and the outbox say it is, behind a closed gate, in steps of bounded size.
+-- sale_load: writes a sale as MySQL and the outbox have it, behind a closed gate, in steps of bounded size.
 --
--- KEYS  1 state   2 orders   3 buyers   4 idem   (as in reserve)   5 applied  set: ids of admin intents that stock includes
+-- KEYS  1 state   2 orders   3 buyers   4 idem   (as in sale_reserve)   5 applied  set: ids of the operators' intents in stock
 -- ARGV  1 token that closed the gate   2 step, then what the step takes:
---   begin                                     forgets what the four hold, and says that they are not whole
+--   begin                                     removes keys 2 to 5, and marks them as not whole
 --   orders   order uid quantity slots entry at key, ...   adds reservations, each once after a begin
 --   keys     uid:key "order quantity", ...    adds accepted Idempotency-Keys; and, as uid n, that n orders of the buyer have ended
 --   applied  id, ...                          adds intents
 --   finish   epoch stock total starts ends limit paused closed later version standby
---            writes the state, says that the four are whole and opens the gate to adopt; a definition newer than version stays
---            as it is, and so does a newer place in the standby line (0: nobody waits there, as far as the caller knows)
--- Returns ok, or lost: the gate is not closed by this token (another reconciler took over): give up.
+--            writes the state, marks keys 2 to 5 as whole and opens the gate to adopt. A definition newer than version
+--            stays, and so does a newer place in the standby line (0: the caller knows of nobody who waits)
+-- Returns a list of one word
+--   ok     the step is done
+--   lost   this token does not close the gate, for another reconciler took over: give up
+-- Not idempotent: an attempt that failed starts again at begin.
 local state = redis.call('HMGET', KEYS[1], 'token', 'gate', 'version', 'standby')
 if state[1] ~= ARGV[1] or state[2] ~= 'closed' then return {'lost'} end
 local step = ARGV[2]
 if step == 'begin' then
-  redis.call('HSET', KEYS[1], 'whole', '0') -- first: what Redis takes up of a torn script is its beginning
-  redis.call('UNLINK', KEYS[2], KEYS[3], KEYS[4], KEYS[5]) -- DEL of a large hash would hold Redis up
+  redis.call('HSET', KEYS[1], 'whole', '0') -- first, for Redis takes up the beginning of a torn script
+  redis.call('UNLINK', KEYS[2], KEYS[3], KEYS[4], KEYS[5]) -- DEL of a large hash would block Redis
 elseif step == 'orders' then
   for i = 3, #ARGV, 7 do
     local order, uid = ARGV[i], ARGV[i + 1]
@@ -38,6 +41,6 @@ elseif step == 'finish' then
   end
   if tonumber(ARGV[13]) > tonumber(state[4] or 0) then redis.call('HSET', KEYS[1], 'standby', ARGV[13]) end
 else
-  return redis.error_reply('load: no step ' .. step)
+  return redis.error_reply('sale_load: no step ' .. step)
 end
 return {'ok'}

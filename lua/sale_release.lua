@@ -1,13 +1,13 @@
 -- sale_release: gives the units of an order that ended back, once.
 --
--- KEYS  1 state   2 orders   3 buyers   4 idem   (as in reserve)
+-- KEYS  1 state   2 orders   3 buyers   4 idem   (as in sale_reserve)
 -- ARGV  1 order id
 -- Returns a list, its first member one of
 --   released, stock after   the units are back, the buyer's slots are free, and one more of the buyer's orders has ended
 --   done                    the order holds nothing here: it was released before, or never reserved
 --   gate_closed             the sale is being reconciled: keep the intent, ask again
 --   not_loaded              the sale is not in this Redis: keep the intent, ask again
--- Idempotent by order id: membership in orders is what a release takes away.
+-- Idempotent by order id: a release removes the order from orders.
 local gate = redis.call('HGET', KEYS[1], 'gate')
 if not gate then return {'not_loaded'} end
 if gate ~= 'open' then return {'gate_closed'} end

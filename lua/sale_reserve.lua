@@ -1,28 +1,28 @@
--- sale_reserve: decides one order. Everything is checked first; then all of it is written, or nothing was.
+-- sale_reserve: decides one order. It checks everything first, then writes all of it or nothing.
 --
 -- KEYS  1 state   hash: epoch gate token stock total starts ends limit paused closed later version standby
 --       2 orders  hash: order id -> "uid quantity slots entry at key"; the reservations
 --       3 buyers  hash: uid -> "slot=order,slot=order"; the slots that are taken
 --       4 idem    hash: "uid:key" -> "order quantity", accepted Idempotency-Keys; uid -> how many of the buyer's orders have ended
 --       5 outbox  stream: id uid quantity slots key epoch at trace
--- ARGV  1 epoch the caller believes in   2 uid   3 quantity >= 1   4 order id, new   5 Idempotency-Key or ""
+-- ARGV  1 epoch that the caller knows   2 uid   3 quantity >= 1   4 order id, new   5 Idempotency-Key or ""
 --       6 traceparent or ""   7 line: on behalf of the standby line; "": for anybody else
 --       8 how many orders of a buyer may have ended; 0: any number
 -- Returns a list, its first member one of
---   reserved, order, available after, reserved after, entry, slots, at   the order is made and stands in the outbox
+--   reserved, order, available after, reserved after, entry, slots, at   the order is made, and is in the outbox
 --   repeated, order        this order id, or this buyer's Idempotency-Key with this quantity, was accepted before
 --   key_reused, order      this buyer's Idempotency-Key was accepted before, with another quantity
 --   already_ordered, order the buyer's limit leaves no room; order is the newest they hold
---   sold_out               nothing is available now; or what is available is the standby line's, in which somebody waits
---   not_enough, available  less is available than was asked for; or the limit, where that is less and the buyer holds nothing
---   too_many, ended        so many of the buyer's orders in this sale have ended that no other is taken
+--   sold_out               nothing is available now; or somebody waits in the standby line, which gets what is available
+--   not_enough, available  less is available than was asked for; or the limit, if that is less and the buyer holds nothing
+--   too_many, ended        so many of the buyer's orders in this sale have ended that no more is accepted
 --   not_started, starts    by this Redis's clock; in milliseconds
 --   ended                  by the clock, or closed for good
 --   paused                 by an operator
 --   gate_closed            the sale is being reconciled: ask again
---   stale_epoch, epoch     the caller believes in another epoch: ask again with this one
+--   stale_epoch, epoch     the caller knows another epoch: ask again with this one
 --   not_loaded             the sale is not in this Redis
--- Idempotent by order id, and by Idempotency-Key where there is one. Available counts released tranches only.
+-- Idempotent by order id, and by Idempotency-Key if there is one. Available counts released tranches only.
 local state = redis.call('HMGET', KEYS[1], 'epoch', 'gate', 'stock', 'total', 'starts', 'ends', 'limit', 'paused', 'closed', 'later', 'standby')
 local epoch, gate, stock, total, later = state[1], state[2], tonumber(state[3]), tonumber(state[4]), state[10]
 if not gate then return {'not_loaded'} end

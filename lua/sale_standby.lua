@@ -1,15 +1,20 @@
--- sale_standby: the standby line's word in a sale's state: whether a buyer may join it, and whether somebody waits in it. While
--- somebody does, reserve keeps what is available for the line.
+-- sale_standby: the standby line's part in a sale's state: whether a buyer may join the line, and whether somebody waits in it.
+-- While somebody does, sale_reserve keeps what is available for the line.
 --
--- KEYS  1 state   2 buyers   (as in reserve)
+-- KEYS  1 state   2 buyers   (as in sale_reserve)
 -- ARGV  1 step, then what the step takes:
---   look uid     changes nothing; returns joinable; or not_loaded, gate_closed, ended, not_started, paused, already_ordered as
---                reserve would for one unit; or available: something is, and nobody waits: order it
---   wait place   notes that somebody waits, place being the newest place that the caller knows
+--   look uid     changes nothing
+--   wait place   notes that somebody waits. The place is the newest that the caller knows
 --   rest place   notes that nobody waits, unless a newer place was noted since the caller read this one
--- Returns a list: what look returns; for wait and rest done, or kept (there is nothing to change), or not_loaded
--- Idempotent. Places of a sale only grow, so whoever waits late and whoever rests late do no harm to a newer place. To wait is
--- possible also while the sale is being reconciled: a load keeps the newest place.
+-- Returns a list, its first member one of
+--   joinable          (look) the buyer may join
+--   available         (look) units are available and nobody waits: order instead
+--   already_ordered, order   gate_closed   ended   not_started, starts   paused
+--                     (look) as sale_reserve would answer for one unit
+--   done, kept        (wait, rest) the note is written; or there was nothing to change
+--   not_loaded        the sale is not in this Redis
+-- Idempotent. Places of a sale only grow, so a late wait or rest does no harm to a newer place. Wait also works while the
+-- sale is being reconciled: a load keeps the newest place.
 local state = redis.call('HMGET', KEYS[1], 'gate', 'stock', 'starts', 'ends', 'limit', 'paused', 'closed', 'later', 'standby')
 local waiting = tonumber(state[9] or 0)
 if not state[1] then return {'not_loaded'} end
@@ -22,7 +27,7 @@ elseif ARGV[1] == 'rest' then
   redis.call('HDEL', KEYS[1], 'standby')
   return {'done'}
 elseif ARGV[1] ~= 'look' then
-  return redis.error_reply('standby: no step ' .. ARGV[1])
+  return redis.error_reply('sale_standby: no step ' .. ARGV[1])
 end
 if state[1] ~= 'open' then return {'gate_closed'} end
 local time = redis.call('TIME')

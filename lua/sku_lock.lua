@@ -1,16 +1,16 @@
--- sku_lock: locks units of a SKU for one order of a cart. Everything is checked first; then all of it is written, or nothing was.
+-- sku_lock: locks units of a SKU for one order of a cart. It checks everything first, then writes all of it or nothing.
 --
 -- KEYS  1 state   hash: gate token until lease epoch locks available locked sold total floor
 --       2 orders  hash: order id -> "units lock"; what is locked for it, and the name of the lock
---       3 open    sorted set: of those, the ones that nobody has compared with MySQL yet; since when, in milliseconds
+--       3 open    sorted set: the orders in it that nobody has compared with MySQL yet, by the time of the lock in ms
 -- ARGV  1 order id   2 units >= 1
 -- Returns a list, its first member one of
 --   reduced, available after, locked after, lock     the units are locked; MySQL decides. The lock is "epoch.number"
 --   already_applied, available, locked, lock         this order has its units locked here
 --   not_enough, available                            less is available than was asked for
---   not_loaded                                       the SKU is not in this Redis, or is just being loaded
--- Idempotent by order id, for as long as the order has the units locked. What comes later locks them again, under another
--- name, which no order in MySQL has: so it is found, and given back.
+--   not_loaded                                       the SKU is not in this Redis, or is being loaded
+-- Idempotent by order id, while the order has the units locked. A later call locks them again under another name. No order in
+-- MySQL has that name, so the sweep finds the lock and gives it back.
 local state = redis.call('HMGET', KEYS[1], 'gate', 'available', 'locked', 'epoch')
 if state[1] ~= 'open' then return {'not_loaded'} end
 local order, units, available = ARGV[1], tonumber(ARGV[2]), tonumber(state[2])

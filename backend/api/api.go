@@ -26,6 +26,7 @@ import (
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/origins"
 	"floodgate.internal/backend/payment"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/standby"
@@ -96,7 +97,7 @@ type Payer interface {
 // Confirmer is outbox.Confirmer, as the API needs it.
 type Confirmer interface {
 	// Confirm returns nil once the broker has confirmed an order that Redis still holds as it was published.
-	Confirm(ctx context.Context, e reserve.Entry) error
+	Confirm(ctx context.Context, e queued.Entry) error
 	// Again is Confirm for an order that was made before.
 	Again(ctx context.Context, sale int64, orderID string) error
 }

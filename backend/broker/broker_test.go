@@ -13,7 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	amqp "github.com/rabbitmq/amqp091-go"
 
-	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/shared/wire"
 )
 
@@ -37,11 +37,8 @@ func TestOpenNamesWhatIsWrong(t *testing.T) {
 }
 
 func TestWhatIsEncodedIsDecoded(t *testing.T) {
-	e := reserve.Entry{ID: wire.NewOrderID(uuid.NewString(), 9), Sale: 9, UID: "a.b-c", Quantity: 3, Slots: "1,2,3", Key: "k", Epoch: 4, At: 5, Trace: "00-t", Entry: "1-1"}
-	p, err := encode(e, 77)
-	if err != nil {
-		t.Fatal(err)
-	}
+	e := queued.Entry{ID: wire.NewOrderID(uuid.NewString(), 9), Sale: 9, UID: "a.b-c", Quantity: 3, Slots: "1,2,3", Key: "k", Epoch: 4, At: 5, Trace: "00-t", Entry: "1-1"}
+	p := encode(e, 77)
 	if p.DeliveryMode != amqp.Persistent || p.CorrelationId != "77" || p.MessageId != e.ID || p.Headers["traceparent"] != "00-t" {
 		t.Errorf("got %+v", p)
 	}
@@ -64,39 +61,6 @@ func FuzzDecode(f *testing.F) {
 		}
 		if sale, ok := wire.SaleOfOrder(e.ID); !ok || sale != e.Sale || !wire.ValidUID(e.UID) || e.Quantity < 1 {
 			t.Errorf("%q was taken for %+v", body, e)
-		}
-	})
-}
-
-func TestPausesGrowToABound(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p := newPause()
-		began := time.Now()
-		p.wait(t.Context())
-		if d := time.Since(began); d > 100*time.Millisecond {
-			t.Errorf("the first pause was %v, want at most 100ms", d)
-		}
-		for range 20 {
-			began = time.Now()
-			p.wait(t.Context())
-			if d := time.Since(began); d > 3*time.Second {
-				t.Errorf("a pause was %v, want at most 3s", d)
-			}
-		}
-		if d := time.Since(began); d < 1500*time.Millisecond {
-			t.Errorf("the last pause was %v, want at least 1.5s", d)
-		}
-		gone := make(chan struct{})
-		close(gone)
-		began = time.Now()
-		p.wait(t.Context(), gone)
-		if d := time.Since(began); d != 0 {
-			t.Errorf("a pause that ends early took %v", d)
-		}
-		p.reset()
-		p.wait(t.Context())
-		if d := time.Since(began); d > 100*time.Millisecond {
-			t.Errorf("the pause after a reset was %v, want at most 100ms", d)
 		}
 	})
 }

@@ -3,7 +3,6 @@ package broker
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"strconv"
 	"sync"
 	"time"
@@ -76,9 +75,9 @@ func (b *Broker) Fence(ctx context.Context, sale int64) error {
 		p, err := b.sendFence(ctx, sale, id)
 		if err != nil {
 			last = err
-			pause.wait(ctx, answer.passed)
+			pause.Wait(ctx, answer.passed)
 		} else {
-			pause.reset()
+			pause.Reset()
 			t := time.NewTimer(again)
 			select {
 			case <-answer.passed:
@@ -135,5 +134,3 @@ func (b *Broker) answerFence(ctx context.Context, d amqp.Delivery) {
 		b.log.Warn("rabbitmq: answer a fence", "error", err)
 	}
 }
-
-func jitter(d time.Duration) time.Duration { return d/2 + rand.N(d/2) }

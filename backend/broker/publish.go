@@ -10,7 +10,8 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
-	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/queued"
+	"floodgate.internal/shared/backoff"
 	"floodgate.internal/shared/failpoint"
 )
 
@@ -45,23 +46,23 @@ func (b *Broker) keepPublisher(ctx context.Context) {
 		if err != nil {
 			b.setPublisher(nil, err)
 			b.log.Warn("rabbitmq: publishing connection", "error", err)
-			pause.wait(ctx)
+			pause.Wait(ctx, nil)
 			continue
 		}
 		b.setPublisher(p, nil)
 		b.log.Info("rabbitmq: publishing connection is open")
 		select {
 		case <-p.done:
-			pause.reset()
+			pause.Reset()
 			b.setPublisher(nil, p.err)
 			b.log.Warn("rabbitmq: publishing connection was lost", "error", p.err)
 		case err := <-p.refused:
 			b.log.Warn("rabbitmq: publishing connection is given up", "error", err)
 			hangUp(p.conn)
 			if p.proven.Load() > 0 {
-				pause.reset()
+				pause.Reset()
 			}
-			pause.wait(ctx)
+			pause.Wait(ctx, nil)
 		case <-ctx.Done():
 			hangUp(p.conn)
 		}
@@ -291,7 +292,7 @@ const window = 1000
 // be in the broker all the same. It takes at most the confirm time-out for each 1,000 orders, and fails at once while there
 // is no connection or the broker blocks publishers. When the broker refuses an order, or confirms nothing in that time, the
 // connection is replaced: what others publish over it then is unconfirmed, too.
-func (b *Broker) Publish(ctx context.Context, entries []reserve.Entry) error {
+func (b *Broker) Publish(ctx context.Context, entries []queued.Entry) error {
 	for len(entries) > 0 {
 		n := min(len(entries), window)
 		if err := b.publish(ctx, entries[:n]); err != nil {
@@ -304,7 +305,7 @@ func (b *Broker) Publish(ctx context.Context, entries []reserve.Entry) error {
 	return nil
 }
 
-func (b *Broker) publish(caller context.Context, entries []reserve.Entry) error {
+func (b *Broker) publish(caller context.Context, entries []queued.Entry) error {
 	ctx, cancel := context.WithTimeout(caller, b.cfg.ConfirmTimeout)
 	defer cancel()
 	p, err := b.publisher(ctx)
@@ -321,10 +322,7 @@ func (b *Broker) publish(caller context.Context, entries []reserve.Entry) error 
 			return ErrBlocked
 		default:
 		}
-		msg, err := encode(e, p.seq.Add(1))
-		if err != nil {
-			return err
-		}
+		msg := encode(e, p.seq.Add(1))
 		ids = append(ids, msg.CorrelationId)
 		p.expect(msg.CorrelationId)
 		c, err := p.orders.PublishWithDeferredConfirmWithContext(ctx, Exchange, strconv.Itoa(b.Partition(e.Sale)), true, false, msg)
@@ -389,28 +387,7 @@ func (p *publisher) returnOf(ids []string) error {
 	return nil
 }
 
-// pause is a wait that grows from 100 ms to 3 s, with jitter, until it is reset.
-type pause struct{ next time.Duration }
-
-func newPause() *pause { return &pause{} }
-
-func (p *pause) reset() { p.next = 0 }
-
-// wait ends early with ctx, or with a channel that is closed.
-func (p *pause) wait(ctx context.Context, or ...<-chan struct{}) {
-	if p.next == 0 {
-		p.next = 100 * time.Millisecond
-	}
-	var early <-chan struct{}
-	if len(or) > 0 {
-		early = or[0]
-	}
-	t := time.NewTimer(jitter(p.next))
-	defer t.Stop()
-	p.next = min(2*p.next, 3*time.Second)
-	select {
-	case <-ctx.Done():
-	case <-early:
-	case <-t.C:
-	}
+// newPause is between two attempts at what the broker refuses.
+func newPause() *backoff.Backoff {
+	return &backoff.Backoff{First: 100 * time.Millisecond, Most: 3 * time.Second}
 }

@@ -34,7 +34,7 @@ func (c *Carts) Sweep(ctx context.Context) (n int, err error) {
 	if err := c.shelf.Heal(ctx, skus, c.clk.Now()); err != nil {
 		return 0, err
 	}
-	due, err := c.shelf.Due(ctx, skus, c.clk.Now().Add(-c.AbandonedAfter), sweepHolds)
+	due, err := c.shelf.Due(ctx, skus, c.clk.Now().Add(-c.config.AbandonedAfter), sweepHolds)
 	if err != nil {
 		return 0, err
 	}

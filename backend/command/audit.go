@@ -71,15 +71,16 @@ func (c *Audit) Run(ctx context.Context, env *Env) error {
 		return err
 	}
 	defer done()
-	auditor := audit.New(db, redis, conf.QueuedBound).Abandoned(conf.Abandoned)
+	ac := audit.Config{DB: db, Redis: redis, QueuedBound: conf.QueuedBound, Abandoned: conf.Abandoned}
 	if conf.Broker != nil {
 		b, err := broker.Open(*conf.Broker, conf.Log, prometheus.NewRegistry())
 		if err != nil {
 			return fmt.Errorf("audit: %w", err)
 		}
 		defer func() { _ = b.Close() }() // it was only asked
-		auditor = auditor.WithBroker(b)
+		ac.Broker = b
 	}
+	auditor := audit.New(ac)
 	for {
 		err := c.round(ctx, env, auditor, conf.QueuedBound)
 		if !c.Watch {

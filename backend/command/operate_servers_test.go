@@ -21,6 +21,7 @@ import (
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/deadletter"
 	"floodgate.internal/backend/order"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reconcile"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/lua"
@@ -36,10 +37,10 @@ func backend(t *testing.T) Config {
 	db := backendtest.OpenMySQL(t, dsn, 4)
 	reg := prometheus.NewRegistry()
 	clk := new(clock.Clock)
-	book := order.NewStore(db, redis, clk, log, reg)
-	box := deadletter.NewStore(db, book, clk, log, reg)
-	a := admin.New(admin.Config{Book: book, Letters: box, Token: "dev-admin", DB: db, Redis: redis, Clock: clk, Audit: audit.New(db, redis, time.Minute),
-		Reconcile: reconcile.New(db, redis, nil, log, reg).Sale, Changed: func(context.Context) error { return nil },
+	book := order.NewStore(order.Config{DB: db, Redis: redis, Clock: clk, Log: log, Register: reg})
+	box := deadletter.NewStore(deadletter.Config{DB: db, Orders: book, Clock: clk, Log: log, Register: reg})
+	a := admin.New(admin.Config{Book: book, Letters: box, Token: "dev-admin", DB: db, Redis: redis, Clock: clk, Audit: audit.New(audit.Config{DB: db, Redis: redis, QueuedBound: time.Minute}),
+		Reconcile: reconcile.New(reconcile.Config{DB: db, Redis: redis, Log: log, Register: reg}).Sale, Changed: func(context.Context) error { return nil },
 		Ready: func(context.Context) []string { return nil }, Log: log, Gatherer: reg, Register: reg})
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -204,9 +205,10 @@ func TestDeadLettersOnTheCommandLine(t *testing.T) {
 	}
 	defer redis.Close()
 	reg, clk := prometheus.NewRegistry(), new(clock.Clock)
-	box := deadletter.NewStore(db, order.NewStore(db, redis, clk, c.Log, reg), clk, c.Log, reg)
+	book := order.NewStore(order.Config{DB: db, Redis: redis, Clock: clk, Log: c.Log, Register: reg})
+	box := deadletter.NewStore(deadletter.Config{DB: db, Orders: book, Clock: clk, Log: c.Log, Register: reg})
 	for i := range 120 { // more than a page
-		if err := box.Take(t.Context(), deadletter.Message{Queue: "fg.orders.0", Reason: "it is no order", Payload: fmt.Appendf(nil, "garbage %d\xff", i)}); err != nil {
+		if err := box.Take(t.Context(), queued.DeadMessage{Queue: "fg.orders.0", Reason: "it is no order", Payload: fmt.Appendf(nil, "garbage %d\xff", i)}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -49,7 +49,7 @@ func (c *Rebuild) Run(ctx context.Context, env *Env) (err error) {
 	defer done()
 	registry := prometheus.NewRegistry() // nobody reads it: the command is over soon
 	if c.SKU != 0 {
-		auditor := audit.New(db, redis, conf.QueuedBound).Abandoned(conf.Abandoned)
+		auditor := audit.New(audit.Config{DB: db, Redis: redis, QueuedBound: conf.QueuedBound, Abandoned: conf.Abandoned})
 		if _, err := auditor.SKU(ctx, c.SKU); errors.Is(err, audit.ErrUnknownSKU) {
 			return err
 		}
@@ -61,23 +61,21 @@ func (c *Rebuild) Run(ctx context.Context, env *Env) (err error) {
 		_, err = (&Audit{SKU: c.SKU, Output: c.Output}).once(ctx, env, auditor, nil)
 		return err
 	}
-	var fence reconcile.Fence
+	var fence reconcile.Fence // nil interfaces without a broker
+	var queues audit.Queues
 	if conf.Broker != nil {
 		b, err := broker.Open(*conf.Broker, conf.Log, registry)
 		if err != nil {
 			return fmt.Errorf("rebuild sale %d: %w", c.Sale, err)
 		}
 		defer func() { _ = b.Close() }() // the fence has been answered
-		fence = b
+		fence, queues = b, b
 	}
-	auditor := audit.New(db, redis, conf.QueuedBound)
-	if fence != nil {
-		auditor = auditor.WithBroker(fence.(*broker.Broker))
-	}
+	auditor := audit.New(audit.Config{DB: db, Redis: redis, Broker: queues, QueuedBound: conf.QueuedBound})
 	if _, err := auditor.Sale(ctx, c.Sale); errors.Is(err, audit.ErrUnknownSale) {
 		return err
 	}
-	if err := reconcile.New(db, redis, fence, conf.Log, registry).Sale(ctx, c.Sale); err != nil {
+	if err := reconcile.New(reconcile.Config{DB: db, Redis: redis, Fence: fence, Log: conf.Log, Register: registry}).Sale(ctx, c.Sale); err != nil {
 		return fmt.Errorf("rebuild sale %d: %w", c.Sale, err)
 	}
 	_, err = (&Audit{Sale: c.Sale, Output: c.Output}).once(ctx, env, auditor, nil)

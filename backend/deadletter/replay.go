@@ -11,8 +11,7 @@ import (
 
 	"github.com/go-json-experiment/json"
 
-	"floodgate.internal/backend/order"
-	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/shared/failpoint"
 	"floodgate.internal/shared/wire"
 )
@@ -132,7 +131,7 @@ func (b *Store) Replay(ctx context.Context, id int64) (Replayed, error) {
 	if err != nil {
 		return Replayed{}, err
 	}
-	var e reserve.Entry
+	var e queued.Entry
 	switch {
 	case l.Status != "":
 		return Replayed{l, Unchanged, fmt.Sprintf("order %s is %s: what MySQL has decided stands", l.OrderID, l.Status)}, nil
@@ -141,8 +140,8 @@ func (b *Store) Replay(ctx context.Context, id int64) (Replayed, error) {
 	case json.Unmarshal([]byte(l.Payload), &e) != nil || e.ID != l.OrderID:
 		return Replayed{l, Unreadable, "the payload is not whole"}, nil
 	}
-	var poison *order.PoisonError
-	err = b.orders.Settle(ctx, []reserve.Entry{e})
+	var poison *queued.PoisonError
+	err = b.orders.Settle(ctx, []queued.Entry{e})
 	if errors.As(err, &poison) {
 		return Replayed{l, Refused, "MySQL takes no row for it: " + poison.Err.Error()}, nil
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/go-json-experiment/json"
 	"golang.org/x/sync/errgroup"
 
-	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
 )
@@ -29,21 +29,13 @@ const (
 	maxTries        = 50
 )
 
-// DeferredError names entries that wait in MySQL for their closed sale. Acknowledge them, but do not retire them: where the
-// outbox still has them, it holds their units.
-type DeferredError struct{ Entries []reserve.Entry }
-
-func (e *DeferredError) Error() string {
-	return fmt.Sprintf("%d orders of closed sales are deferred", len(e.Entries))
-}
-
 // SettleOrDefer is Settle for a queue that several sales share: entries of a closed sale are written into MySQL's table
 // deferred_orders, behind those of their sale that are there already, so that none of them keeps other sales waiting. They are
-// named in a *DeferredError, which may be joined with a *PoisonError. SettleDeferred goes on with them. The table is bounded
+// named in a *queued.DeferredError, which may be joined with a *queued.PoisonError. SettleDeferred goes on with them. The table is bounded
 // by what the outboxes may hold: while a sale has deferred orders, no relay publishes its entries again.
-func (b *Store) SettleOrDefer(ctx context.Context, batch []reserve.Entry) error {
+func (b *Store) SettleOrDefer(ctx context.Context, batch []queued.Entry) error {
 	err := b.settle(ctx, batch, &settling{book: b, behind: true})
-	var closed *ClosedError
+	var closed *queued.ClosedError
 	if !errors.As(err, &closed) {
 		return err
 	}
@@ -52,8 +44,8 @@ func (b *Store) SettleOrDefer(ctx context.Context, batch []reserve.Entry) error 
 	}
 	b.metrics.settled.WithLabelValues("deferred").Add(float64(len(closed.Entries)))
 	b.log.Info("order: orders of older epochs are deferred until their sale takes them", "orders", len(closed.Entries), "sale", closed.Entries[0].Sale, "error", closed.Err)
-	left := error(&DeferredError{closed.Entries})
-	var poison *PoisonError
+	left := error(&queued.DeferredError{Entries: closed.Entries})
+	var poison *queued.PoisonError
 	if errors.As(err, &poison) {
 		left = errors.Join(poison, left)
 	}
@@ -61,7 +53,7 @@ func (b *Store) SettleOrDefer(ctx context.Context, batch []reserve.Entry) error 
 }
 
 // ahead returns the entries of sales that have no deferred orders; the others are to be deferred behind those.
-func (s *settling) ahead(ctx context.Context, entries []reserve.Entry) ([]reserve.Entry, error) {
+func (s *settling) ahead(ctx context.Context, entries []queued.Entry) ([]queued.Entry, error) {
 	var sales []int64
 	for _, e := range entries {
 		if !slices.Contains(sales, e.Sale) {
@@ -72,7 +64,7 @@ func (s *settling) ahead(ctx context.Context, entries []reserve.Entry) ([]reserv
 	if err != nil {
 		return nil, err
 	}
-	return slices.DeleteFunc(slices.Clone(entries), func(e reserve.Entry) bool {
+	return slices.DeleteFunc(slices.Clone(entries), func(e queued.Entry) bool {
 		if !slices.Contains(waiting, e.Sale) {
 			return false
 		}
@@ -124,16 +116,12 @@ func UntilNoneDeferred(ctx context.Context, db *sql.DB, sale int64) error {
 }
 
 // deferAll writes entries down. One that is written twice does no harm: it is adopted once.
-func (b *Store) deferAll(ctx context.Context, entries []reserve.Entry) error {
+func (b *Store) deferAll(ctx context.Context, entries []queued.Entry) error {
 	return store.InTx(ctx, b.db, func(tx *sql.Tx) error {
 		now := b.now()
 		args := make([]any, 0, 3*len(entries))
 		for _, e := range entries {
-			text, err := json.Marshal(e)
-			if err != nil {
-				return fmt.Errorf("encode order %s: %w", e.ID, err)
-			}
-			args = append(args, e.Sale, string(text), now)
+			args = append(args, e.Sale, string(queued.Encode(e)), now)
 		}
 		if _, err := tx.ExecContext(ctx, `INSERT INTO deferred_orders (sale_id, entry, deferred_at) VALUES `+tuples(len(entries), 3), args...); err != nil {
 			return fmt.Errorf("defer %d orders: %w", len(entries), err)
@@ -143,7 +131,7 @@ func (b *Store) deferAll(ctx context.Context, entries []reserve.Entry) error {
 }
 
 // Bury takes an order that no process can settle: each one that tried ended without a word, or MySQL takes no row for it.
-type Bury func(ctx context.Context, e reserve.Entry, tries int64, why error) error
+type Bury func(ctx context.Context, e queued.Entry, tries int64, why error) error
 
 // SettleDeferred tries one batch of each sale that has deferred orders, those of one sale in order, and returns how many it
 // has settled. Of any number of processes one tries a batch. A sale that is still closed costs one look at its gate.
@@ -173,7 +161,7 @@ func (b *Store) SettleDeferred(ctx context.Context, bury Bury) (n int, err error
 // deferredOrder is a row of deferred_orders.
 type deferredOrder struct {
 	n, tries int64
-	entry    reserve.Entry
+	entry    queued.Entry
 }
 
 func (b *Store) settleDeferred(ctx context.Context, sale int64, bury Bury) (int, error) {
@@ -191,13 +179,13 @@ func (b *Store) settleDeferred(ctx context.Context, sale int64, bury Bury) (int,
 		}
 		return 1, b.dropDeferred(ctx, batch)
 	}
-	entries := make([]reserve.Entry, len(batch))
+	entries := make([]queued.Entry, len(batch))
 	for i, d := range batch {
 		entries[i] = d.entry
 	}
 	err = b.Settle(ctx, entries)
-	var closed *ClosedError
-	var poison *PoisonError
+	var closed *queued.ClosedError
+	var poison *queued.PoisonError
 	isClosed, isPoison := errors.As(err, &closed), errors.As(err, &poison)
 	if err != nil && !isClosed && !isPoison {
 		return 0, errors.Join(err, b.keepDeferred(ctx, batch))
@@ -217,7 +205,7 @@ func (b *Store) settleDeferred(ctx context.Context, sale int64, bury Bury) (int,
 		}
 	}
 	var kept, done []deferredOrder
-	var settled []reserve.Entry
+	var settled []queued.Entry
 	for _, d := range batch {
 		if keep[d.entry.ID] {
 			kept = append(kept, d)

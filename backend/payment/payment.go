@@ -95,15 +95,26 @@ type Webhooks struct {
 	due     prometheus.Gauge
 }
 
-// New makes a Desk for these providers. clk must follow Redis's clock: by it signatures age.
-func New(providers []Provider, db *sql.DB, book *order.Store, clk *clock.Clock, log *slog.Logger, reg prometheus.Registerer) *Webhooks {
-	d := &Webhooks{db: db, book: book, clk: clk, log: log, secrets: map[string][]string{},
+// Config is what Webhooks need.
+type Config struct {
+	DB       *sql.DB
+	Orders   *order.Store
+	Clock    *clock.Clock // follows Redis's clock: signatures age by it
+	Log      *slog.Logger
+	Register prometheus.Registerer
+
+	Providers []Provider // whose webhooks are taken
+}
+
+// New makes Webhooks and registers their metrics.
+func New(c Config) *Webhooks {
+	d := &Webhooks{db: c.DB, book: c.Orders, clk: c.Clock, log: c.Log, secrets: map[string][]string{},
 		events: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "backend_payment_events_total",
 			Help: "Deliveries of payment providers, by what came of them: paid, refund_due, failed, refunded, ignored, mismatch; repeated, refused, unknown."}, []string{"result"}),
 		due: prometheus.NewGauge(prometheus.GaugeOpts{Name: "backend_payment_refunds_due",
 			Help: "Payments that wait for their refund, as the timer last counted them: alert on it."})}
-	reg.MustRegister(d.events, d.due)
-	for _, p := range providers {
+	c.Register.MustRegister(d.events, d.due)
+	for _, p := range c.Providers {
 		d.secrets[p.Name] = p.Secrets
 	}
 	for _, r := range []Result{ResultPaid, ResultRefundDue, ResultFailed, ResultRefunded, ResultIgnored, resultMismatch, cameRepeated, cameRefused, cameUnknown} {

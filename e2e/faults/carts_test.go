@@ -271,7 +271,7 @@ func sweeping(s *scene) {
 	must(s.t, err)
 	var life string
 	must(s.t, s.w.books.DB.QueryRowContext(ctx, `SELECT name FROM redis_life`).Scan(&life))
-	sum := sha1.Sum([]byte(string(text) + "-- life " + life + "\n"))
+	sum := sha1.Sum([]byte(string(text) + "-- incarnation " + life + "\n"))
 	base := fmt.Sprintf("%s{sku:%d}:", s.w.books.Prefix, shop.skus[0])
 	c := s.w.books.Redis
 	for i := range 3 {

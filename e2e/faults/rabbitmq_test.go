@@ -120,7 +120,7 @@ func (s *trial) reserve(n int) {
 	must(s.T, err)
 	var life string
 	must(s.T, s.w.books.DB.QueryRowContext(s.ctx, "SELECT name FROM redis_life").Scan(&life))
-	sha := fmt.Sprintf("%x", sha1.Sum(append(script, "-- life "+life+"\n"...)))
+	sha := fmt.Sprintf("%x", sha1.Sum(append(script, "-- incarnation "+life+"\n"...)))
 	c := s.w.books.Redis
 	epoch, err := c.Do(s.ctx, c.B().Hget().Key(s.key("state")).Field("epoch").Build()).ToString()
 	must(s.T, err)

@@ -407,7 +407,7 @@ func (d *day) lose(script string) {
 	if script == "sale_reserve.lua" {
 		var life string
 		must(d.t, d.books.DB.QueryRowContext(d.t.Context(), `SELECT name FROM redis_life WHERE only_row = 1`).Scan(&life))
-		source = fmt.Appendf(source, "-- life %s\n", life)
+		source = fmt.Appendf(source, "-- incarnation %s\n", life)
 	}
 	must(d.t, d.books.Redis.Do(d.t.Context(), d.books.Redis.B().ScriptLoad().Script(string(source)).Build()).Error()) // else NOSCRIPT would be lost
 	sum := sha1.Sum(source)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -412,18 +411,10 @@ func (p *Process) awaitFree(ctx context.Context) error {
 	}
 }
 
-// checkFree reports the first address on whose port somebody listens.
+// checkFree reports the first address on which somebody listens.
 func checkFree(addrs []string) error {
 	for _, addr := range addrs {
-		_, port, err := net.SplitHostPort(addr)
-		if err != nil {
-			return err
-		}
-		n, err := strconv.Atoi(port)
-		if err != nil {
-			return err
-		}
-		if ports.Taken(n) {
+		if ports.Taken(addr) {
 			return fmt.Errorf("%s is in use by %s: stop that one first (a system from another checkout, or an embedded one?)", addr, listener(addr))
 		}
 	}

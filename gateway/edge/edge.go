@@ -103,7 +103,7 @@ func New(c Config, settings Settings, reg prometheus.Registerer) *Server {
 		ips: limit.New[[16]byte]("ip", reg), webhooks: limit.New[[16]byte]("webhook", reg),
 		global:  limit.NewGlobal("global", reg),
 		metrics: newMetrics(reg),
-		topUIDs: topk.New[string](), topAddrs: topk.New[[16]byte](),
+		topUIDs: topk.NewTable[string](), topAddrs: topk.NewTable[[16]byte](),
 		idPrefix:   hex.EncodeToString(prefix[:]) + "-",
 		accessLogs: rate.NewLimiter(maxAccessLogs, maxAccessLogs),
 		warnings:   rate.NewLimiter(2, 5),

@@ -37,7 +37,7 @@ func (s *Server) Top(n int) (since time.Time, uids, addrs []topk.Client) {
 func clients[K comparable](all []topk.Entry[K], name func(K) string) []topk.Client {
 	list := make([]topk.Client, 0, len(all))
 	for _, e := range all {
-		list = append(list, topk.Client{Name: name(e.Client), Requests: e.Requests, Over: e.Over, Refused: e.Refused})
+		list = append(list, topk.Client{Name: name(e.Key), Requests: e.Count, Over: e.Over, Refused: e.Marked})
 	}
 	return list
 }

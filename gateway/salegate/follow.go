@@ -3,6 +3,7 @@ package salegate
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -10,6 +11,7 @@ import (
 	"strconv"
 	"time"
 
+	"floodgate.internal/shared/backoff"
 	"floodgate.internal/shared/wire"
 )
 
@@ -37,7 +39,7 @@ const (
 // one fails and each minute. It calls changed with the ids of sales that changed, from its own goroutine.
 func (g *Gate) Follow(ctx context.Context, src Source, log *slog.Logger, changed func(ids []int64)) {
 	backend := rand.IntN(max(1, src.Backends()))
-	pause, failures := firstPause, 0
+	pause, failures := backoff.Backoff{First: firstPause, Most: maxPause}, 0
 	lost := false
 	whole := true // request the whole feed
 	var wholeAt time.Time
@@ -48,33 +50,32 @@ func (g *Gate) Follow(ctx context.Context, src Source, log *slog.Logger, changed
 		}
 		f, err := g.poll(ctx, src, backend, whole, lost)
 		if err == nil {
-			ids, ok := g.apply(f)
-			if !ok {
-				g.metrics.resyncs.Inc()
-				log.Info("the feed does not follow from what is known: asking for all of it", "instance", f.Instance, "version", f.Version)
-				if whole {
-					err = fmt.Errorf("the backend answers a part of the feed to who asks for all of it")
-				}
-				whole = true
-			} else {
-				whole = false
+			ids, fits := g.apply(f)
+			switch {
+			case fits:
+				g.news.Store(max(1, int64(time.Since(g.epoch))))
 				if f.Full {
 					wholeAt = time.Now()
 				}
-			}
-			if err == nil {
-				if lost {
-					log.Info("the feed is back", "backend", backend)
+				if len(ids) > 0 {
+					changed(ids)
 				}
-				lost, pause, failures = false, firstPause, 0
-				if ok {
-					g.news.Store(max(1, int64(time.Since(g.epoch))))
-					if len(ids) > 0 {
-						changed(ids)
-					}
-				}
-				continue
+			case whole:
+				err = errors.New("the backend sends a part of the feed although the whole was requested")
 			}
+			if !fits {
+				g.metrics.resyncs.Inc()
+				log.Info("the feed does not follow from what is known: asking for all of it", "instance", f.Instance, "version", f.Version)
+			}
+			whole = !fits
+		}
+		if err == nil {
+			if lost {
+				log.Info("the feed is back", "backend", backend)
+			}
+			lost, failures = false, 0
+			pause.Reset()
+			continue
 		}
 		if ctx.Err() != nil {
 			return
@@ -89,11 +90,7 @@ func (g *Gate) Follow(ctx context.Context, src Source, log *slog.Logger, changed
 			continue // the next backend at once, but all of them only after a pause
 		}
 		failures = 0
-		select {
-		case <-ctx.Done():
-		case <-time.After(pause/2 + rand.N(pause/2)):
-		}
-		pause = min(2*pause, maxPause)
+		pause.Wait(ctx, nil)
 	}
 }
 

@@ -61,24 +61,24 @@ func TestPortIsHeldAcrossProcesses(t *testing.T) {
 	}
 }
 
-// TestWhoListensHasItsPort: a port is chosen by nobody while somebody listens there, by IPv4, by IPv6 alone, or everywhere.
+// TestWhoListensHasItsPort: an address is taken while somebody listens there, by IPv4, by IPv6, or everywhere.
 func TestWhoListensHasItsPort(t *testing.T) {
-	for _, host := range []string{"127.0.0.1", "::1", ""} {
-		port := mustFree(t, 1)[0]
-		l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(port)))
-		if err != nil && host == "::1" {
+	for listen, asked := range map[string]string{"127.0.0.1": "127.0.0.1", "::1": "::1", "": "127.0.0.1"} {
+		port := strconv.Itoa(mustFree(t, 1)[0])
+		l, err := net.Listen("tcp", net.JoinHostPort(listen, port))
+		if err != nil && listen == "::1" {
 			t.Logf("there is no IPv6: %v", err)
 			continue
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !Taken(port) {
-			t.Errorf("%q listens on port %d, and it is said to be free", host, port)
+		if !Taken(net.JoinHostPort(asked, port)) {
+			t.Errorf("%q listens on port %s, and it is said to be free", listen, port)
 		}
 		l.Close()
-		if Taken(port) {
-			t.Errorf("nobody listens on port %d, and it is said to be taken", port)
+		if Taken(net.JoinHostPort(asked, port)) {
+			t.Errorf("nobody listens on port %s, and it is said to be taken", port)
 		}
 	}
 }
@@ -86,7 +86,7 @@ func TestWhoListensHasItsPort(t *testing.T) {
 // TestLookingAtAPortDoesNotTakeIt: who starts a server after Taken said that its port is free finds it free, although children are
 // started all the time. A socket that Taken opened would live on in a child until its exec is over.
 func TestLookingAtAPortDoesNotTakeIt(t *testing.T) {
-	port := mustFree(t, 1)[0]
+	addr := net.JoinHostPort("127.0.0.1", strconv.Itoa(mustFree(t, 1)[0]))
 	ctx, stop := context.WithCancel(t.Context())
 	var children sync.WaitGroup
 	for range 8 {
@@ -100,13 +100,13 @@ func TestLookingAtAPortDoesNotTakeIt(t *testing.T) {
 		})
 	}
 	for range 50 {
-		if Taken(port) {
+		if Taken(addr) {
 			t.Error("it is taken, and nobody listens")
 			break
 		}
 		syscall.ForkLock.Lock() // as whoever starts the server does
 		syscall.ForkLock.Unlock()
-		if Taken(port) {
+		if Taken(addr) {
 			t.Error("somebody listens after it was looked at")
 			break
 		}

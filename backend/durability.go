@@ -9,19 +9,19 @@ import (
 	"floodgate.internal/backend/durability"
 )
 
-// survival is what an accepted order survives, as it was read last.
-type survival struct {
+// durabilityLog logs what an accepted order survives by the stores' settings, whenever that changes.
+type durabilityLog struct {
 	log  *slog.Logger
 	last atomic.Pointer[durability.Report]
 }
 
 // read reads the settings, and logs what they mean when that is new.
-func (s *survival) read(ctx context.Context, stores durability.Stores) durability.Report {
+func (d *durabilityLog) read(ctx context.Context, stores durability.Stores) durability.Report {
 	r := durability.Read(ctx, stores)
 	if ctx.Err() != nil { // what could not be read meanwhile says nothing
 		return r
 	}
-	if last := s.last.Swap(&r); last != nil && last.Same(r) {
+	if last := d.last.Swap(&r); last != nil && last.Same(r) {
 		return r
 	}
 	args := []any{"accept.after", r.AcceptAfter}
@@ -29,9 +29,9 @@ func (s *survival) read(ctx context.Context, stores durability.Stores) durabilit
 		args = append(args, t.Store+atNode(t.Where)+"."+t.Name, t.Value)
 	}
 	if r.Weak {
-		s.log.Warn("an accepted order survives "+r.Survives, append(args, "advice", r.Advice())...)
+		d.log.Warn("an accepted order survives "+r.Survives, append(args, "advice", r.Advice())...)
 	} else {
-		s.log.Info("an accepted order survives "+r.Survives, args...)
+		d.log.Info("an accepted order survives "+r.Survives, args...)
 	}
 	return r
 }
@@ -44,12 +44,12 @@ func atNode(where string) string {
 }
 
 // watch reads the settings each minute: they can be changed while the stores run.
-func (s *survival) watch(stores durability.Stores) func(context.Context) error {
+func (d *durabilityLog) watch(stores durability.Stores) func(context.Context) error {
 	return func(ctx context.Context) error {
 		tick := time.NewTicker(durability.Every)
 		defer tick.Stop()
 		for {
-			s.read(ctx, stores)
+			d.read(ctx, stores)
 			select {
 			case <-ctx.Done():
 				return nil
@@ -57,4 +57,9 @@ func (s *survival) watch(stores durability.Stores) func(context.Context) error {
 			}
 		}
 	}
+}
+
+// stores are those that are connected by now.
+func (p *process) stores() durability.Stores {
+	return durability.Stores{Redis: p.redis.Client(), DB: p.db, Broker: p.broker, Confirm: p.config.Accept.After == AfterConfirm}
 }

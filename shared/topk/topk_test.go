@@ -16,29 +16,30 @@ var noon = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 func TestSpaceSavingKeepsItsWord(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		r := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
-		s := newSketch[int]()
+		s := NewSketch[int](Size)
 		asked, refused := map[int]uint64{}, map[int]uint64{}
 		clients := rapid.IntRange(1, 5*Size).Draw(t, "clients")
 		total := uint64(rapid.IntRange(1, 20*Size).Draw(t, "requests"))
 		for range total {
 			c := int(float64(clients) * r.Float64() * r.Float64() * r.Float64()) // some ask more than others
 			no := r.IntN(2) == 0
-			s.add(c, no, 1)
+			e := s.Add(c, 1)
 			asked[c]++
 			if no {
+				e.Marked++
 				refused[c]++
 			}
 		}
-		if len(s.heap) > Size || len(s.byClient) != len(s.heap) {
-			t.Fatalf("%d counters, %d clients; want at most %d", len(s.heap), len(s.byClient), Size)
+		if len(s.heap) > Size || len(s.byKey) != len(s.heap) {
+			t.Fatalf("%d counters, %d clients; want at most %d", len(s.heap), len(s.byKey), Size)
 		}
 		for _, c := range s.heap {
-			if n := asked[c.Client]; c.Requests < n || c.Requests-c.Over > n || c.Refused > refused[c.Client] {
-				t.Fatalf("client %d asked %d times and was refused %d times; got %+v", c.Client, n, refused[c.Client], c.Entry)
+			if n := asked[c.Key]; c.Count < n || c.Count-c.Over > n || c.Marked > refused[c.Key] {
+				t.Fatalf("client %d asked %d times and was refused %d times; got %+v", c.Key, n, refused[c.Key], c.Entry)
 			}
 		}
 		for c, n := range asked {
-			if n > total/Size && s.byClient[c] == nil {
+			if n > total/Size && s.byKey[c] == nil {
 				t.Fatalf("client %d asked %d times of %d and is not there", c, n, total)
 			}
 		}
@@ -46,7 +47,7 @@ func TestSpaceSavingKeepsItsWord(t *testing.T) {
 }
 
 func TestTheMinuteBeforeCounts(t *testing.T) {
-	tab := New[string]()
+	tab := NewTable[string]()
 	add := func(client string, n int, at time.Time) {
 		for range n {
 			tab.Add(client, client == "bob", at)
@@ -75,7 +76,7 @@ func TestTheMinuteBeforeCounts(t *testing.T) {
 // In a second with more requests than are counted one by one, a count is an estimate: of 160,000 requests within 10 %, which
 // is more than eight times the deviation to be expected.
 func TestABusySecondIsEstimated(t *testing.T) {
-	tab := New[string]()
+	tab := NewTable[string]()
 	const n = 160_000
 	var all sync.WaitGroup
 	for range 8 {
@@ -86,17 +87,17 @@ func TestABusySecondIsEstimated(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if _, top := tab.Top(1, noon); len(top) != 1 || top[0].Requests < n*9/10 || top[0].Requests > n*11/10 {
+	if _, top := tab.Top(1, noon); len(top) != 1 || top[0].Count < n*9/10 || top[0].Count > n*11/10 {
 		t.Errorf("got %+v, want about %d requests", top, n)
 	}
 	tab.Add("bob", false, noon.Add(time.Second)) // and the second after it is quiet again
-	if _, top := tab.Top(2, noon.Add(time.Second)); len(top) != 2 || top[1].Requests != 1 {
+	if _, top := tab.Top(2, noon.Add(time.Second)); len(top) != 2 || top[1].Count != 1 {
 		t.Errorf("got %+v, want bob's one request", top)
 	}
 }
 
 func BenchmarkAdd(b *testing.B) {
-	tab := New[[16]byte]()
+	tab := NewTable[[16]byte]()
 	b.ReportAllocs()
 	b.RunParallel(func(pb *testing.PB) {
 		r := rand.New(rand.NewPCG(rand.Uint64(), 0))

@@ -4,22 +4,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// outage names the store without which no order can be finished and that has been away for longer than
-// orders.max_outage; with accept.after: confirm the broker at once, for without it none can be accepted.
-func (p *process) outage() string {
-	most := p.config.Orders.MaxOutage
-	if p.catalog.Silence() > most {
-		return "mysql"
-	}
-	if p.broker == nil {
-		return ""
-	}
-	if down := p.broker.Down(); down > most || down > 0 && p.config.Accept.After == AfterConfirm {
-		return "rabbitmq"
-	}
-	return ""
-}
-
 // watchQueued exports how long the oldest accepted order has been queued, and whether that is past the stated bound.
 func (p *process) watchQueued() {
 	bound := p.config.Orders.QueuedBound

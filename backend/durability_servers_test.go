@@ -22,7 +22,7 @@ func TestWhatSurvivesIsLoggedOnChange(t *testing.T) {
 		t.Fatal(err)
 	}
 	var out strings.Builder
-	s := survival{log: valid().logger(&out)}
+	s := durabilityLog{log: valid().logger(&out)}
 	s.read(t.Context(), durability.Stores{Redis: c})
 	if got := out.String(); strings.Count(got, "an accepted order survives") != 1 || !strings.Contains(got, "appendfsync="+m["appendfsync"]) {
 		t.Errorf("got %s, want one line with appendfsync=%s", got, m["appendfsync"])

@@ -13,7 +13,7 @@ func TestTierEndsItsPartsAndSaysWhatTheySaid(t *testing.T) {
 	broke := errors.New("it broke")
 	for name, c := range map[string]struct {
 		part  func(context.Context) error
-		cause error  // of the process's end, before the tier is ended
+		cause error  // of the process's end, before the stage is ended
 		end   string // what end says
 	}{
 		"runs until it is told":    {func(ctx context.Context) error { <-ctx.Done(); return nil }, nil, ""},
@@ -26,15 +26,15 @@ func TestTierEndsItsPartsAndSaysWhatTheySaid(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx, fail := context.WithCancelCause(context.Background())
-				tier := newTier(ctx, fail)
-				tier.start("part", c.part)
+				stage := newStage(ctx, fail)
+				stage.start("part", c.part)
 				synctest.Wait()
 				if got := context.Cause(ctx); !errors.Is(got, c.cause) || (got == nil) != (c.cause == nil) {
 					t.Errorf("got cause %v, want %v", got, c.cause)
 				}
 				limit, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 				defer cancel()
-				err := tier.end(limit)
+				err := stage.end(limit)
 				if (err == nil) != (c.end == "") || err != nil && !strings.Contains(err.Error(), c.end) {
 					t.Errorf("got %v, want %q", err, c.end)
 				}
@@ -79,7 +79,7 @@ func TestTimerRestsOnlyWhenThereIsNothingToDo(t *testing.T) {
 		p := newProcess(valid(), Roles{Timer: true}, valid().logger(&strings.Builder{}))
 		done := make(chan error, 1)
 		go func() {
-			done <- p.repeat("test", timerEvery, func(context.Context) (int, error) {
+			done <- p.repeat(periodic{"test", timerEvery, passTime, func(context.Context) (int, error) {
 				at = append(at, time.Since(began))
 				if left > 0 {
 					left--
@@ -90,7 +90,7 @@ func TestTimerRestsOnlyWhenThereIsNothingToDo(t *testing.T) {
 					return 0, errors.New("mysql is away")
 				}
 				return 0, nil
-			})(ctx)
+			}})(ctx)
 		}()
 		time.Sleep(7500 * time.Millisecond)
 		stop()

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"floodgate.internal/shared/topk"
 	"floodgate.internal/shared/wire"
 )
 
@@ -28,11 +29,16 @@ type Report struct {
 	since time.Time
 
 	mu    sync.Mutex // guards sales
-	sales map[int64]*top
+	sales map[int64]*networks
+}
+
+type networks struct {
+	orders int64
+	top    *topk.Sketch[string]
 }
 
 // New makes a Report that counts from since on.
-func New(since time.Time) *Report { return &Report{since: since, sales: map[int64]*top{}} }
+func New(since time.Time) *Report { return &Report{since: since, sales: map[int64]*networks{}} }
 
 // Count notes an accepted order that came from a network, as wire.Network writes it; anything else is Unknown. When as many
 // sales are remembered as may be, the one with the fewest orders is forgotten.
@@ -53,10 +59,11 @@ func (r *Report) Count(sale int64, network string) {
 			}
 			delete(r.sales, least)
 		}
-		t = &top{networks: map[string]*count{}}
+		t = &networks{top: topk.NewSketch[string](maxNetworks)}
 		r.sales[sale] = t
 	}
-	t.add(network)
+	t.orders++
+	t.top.Add(network, 1)
 }
 
 // Counted is one network's orders: at most Orders, at least AtLeast; the two differ only when a sale has orders from more
@@ -85,42 +92,11 @@ func (r *Report) Of(sale int64) Sale {
 		return s
 	}
 	s.Orders = t.orders
-	for network, c := range t.networks {
-		s.Networks = append(s.Networks, Counted{network, c.n, c.n - c.over})
+	for e := range t.top.All() {
+		s.Networks = append(s.Networks, Counted{e.Key, int64(e.Count), int64(e.Count - e.Over)})
 	}
 	slices.SortFunc(s.Networks, func(a, b Counted) int {
 		return cmp.Or(cmp.Compare(b.Orders, a.Orders), cmp.Compare(a.Network, b.Network))
 	})
 	return s
-}
-
-// top is the networks with the most orders of one sale: the Space-Saving algorithm (Metwally, Agrawal and El Abbadi,
-// "Efficient Computation of Frequent and Top-k Elements in Data Streams", 2005). A network that is not among them takes the
-// place of the one with the fewest orders, and that one's count, as what it may have too many.
-type top struct {
-	orders   int64
-	networks map[string]*count
-}
-
-type count struct{ n, over int64 }
-
-func (t *top) add(network string) {
-	t.orders++
-	if c := t.networks[network]; c != nil {
-		c.n++
-		return
-	}
-	if len(t.networks) < maxNetworks {
-		t.networks[network] = &count{n: 1}
-		return
-	}
-	var least string
-	for name, c := range t.networks {
-		if least == "" || c.n < t.networks[least].n {
-			least = name
-		}
-	}
-	n := t.networks[least].n
-	delete(t.networks, least)
-	t.networks[network] = &count{n: n + 1, over: n}
 }

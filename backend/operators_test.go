@@ -14,8 +14,8 @@ import (
 func TestTheAdminListenerChecksTheHost(t *testing.T) {
 	s := &status{}
 	s.set("starting")
-	f := newFront(s, prometheus.NewRegistry(), slog.New(slog.DiscardHandler), "127.0.0.1:9081", []string{"admin.example"})
-	server := httptest.NewServer(f)
+	o := newOperators(s, prometheus.NewRegistry(), slog.New(slog.DiscardHandler), "127.0.0.1:9081", []string{"admin.example"})
+	server := httptest.NewServer(o)
 	defer server.Close()
 	for range 2 {
 		for host, want := range map[string]bool{"evil.example": false, "evil.example:9081": false, "10.0.0.7": false, "admin.example": true, "Admin.Example:9081": true,
@@ -36,6 +36,6 @@ func TestTheAdminListenerChecksTheHost(t *testing.T) {
 				}
 			}
 		}
-		f.become(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }))
+		o.become(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }))
 	}
 }

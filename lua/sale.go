@@ -1,0 +1,151 @@
+package lua
+
+import _ "embed"
+
+//go:embed sale_reserve.lua
+var saleReserve string
+
+// SaleReserve decides one order. It is called as the SaleReserveIn of an incarnation.
+//
+// Answers: Reserved, Repeated, KeyReused, AlreadyOrdered, SoldOut, NotEnough, TooMany, NotStarted, Ended, Paused, GateClosed,
+// StaleEpoch, NotLoaded.
+var SaleReserve = script(saleReserve)
+
+// SaleReserveIn is SaleReserve in an incarnation.
+func SaleReserveIn(incarnation string) Script { return inIncarnation(saleReserve, incarnation) }
+
+const (
+	Reserved       = "reserved"
+	Repeated       = "repeated"
+	KeyReused      = "key_reused"
+	AlreadyOrdered = "already_ordered"
+	SoldOut        = "sold_out"
+	TooMany        = "too_many"
+	NotStarted     = "not_started"
+	Ended          = "ended"
+	Paused         = "paused"
+	StaleEpoch     = "stale_epoch"
+
+	ForLine = "line" // the argument of a call on behalf of the standby line
+)
+
+//go:embed sale_release.lua
+var saleRelease string
+
+// SaleRelease gives the units of an order that ended back, once.
+//
+// Answers: Released, Done, GateClosed, NotLoaded.
+var SaleRelease = script(saleRelease)
+
+const Released = "released"
+
+//go:embed sale_close.lua
+var saleClose string
+
+// SaleClose closes a sale's gate for a reconciler.
+//
+// Answers: Closed, Lost.
+var SaleClose = script(saleClose)
+
+const Closed = "closed"
+
+//go:embed sale_load.lua
+var saleLoad string
+
+// SaleLoad writes a sale behind its closed gate, in steps: StepBegin, StepOrders, StepKeys, StepIntent, StepFinish.
+//
+// Answers: OK, Lost.
+var SaleLoad = script(saleLoad)
+
+const (
+	StepBegin  = "begin"
+	StepKeys   = "keys"
+	StepIntent = "applied"
+)
+
+//go:embed sale_open.lua
+var saleOpen string
+
+// SaleOpen opens the gate of a reconciled sale.
+//
+// Answers: Opened, Lost.
+var SaleOpen = script(saleOpen)
+
+const Opened = "opened"
+
+//go:embed sale_beat.lua
+var saleBeat string
+
+// SaleBeat shows that the reconciler of a sale is at work.
+//
+// Answers: Beating, Lost.
+var SaleBeat = script(saleBeat)
+
+const Beating = "beating"
+
+//go:embed sale_adopt.lua
+var saleAdopt string
+
+// SaleAdopt re-queues an order of an older epoch in the current one. It is called as the SaleAdoptIn of an incarnation.
+//
+// Answers: Adopted, Present, SoldOut, Limit, KeyReused, GateClosed, StaleEpoch.
+var SaleAdopt = script(saleAdopt)
+
+// SaleAdoptIn is SaleAdopt in an incarnation: data that is older may have no unit for an order that was promised.
+func SaleAdoptIn(incarnation string) Script { return inIncarnation(saleAdopt, incarnation) }
+
+const (
+	Adopted = "adopted"
+	Limit   = "limit"
+)
+
+//go:embed sale_adjust.lua
+var saleAdjust string
+
+// SaleAdjust applies an operator's change of a sale's stock, once.
+//
+// Answers: Applied, Done, NotEnough, GateClosed, NotLoaded.
+var SaleAdjust = script(saleAdjust)
+
+//go:embed sale_define.lua
+var saleDefine string
+
+// SaleDefine applies a newer definition of a sale.
+//
+// Answers: Defined, Older, NotLoaded.
+var SaleDefine = script(saleDefine)
+
+const (
+	Defined = "defined"
+	Older   = "older"
+)
+
+//go:embed sale_forget.lua
+var saleForget string
+
+// SaleForget removes the keys of an archived sale.
+//
+// Answers: Forgotten, Lost, Queued.
+var SaleForget = script(saleForget)
+
+const (
+	Forgotten = "forgotten"
+	Queued    = "queued"
+)
+
+//go:embed sale_standby.lua
+var saleStandby string
+
+// SaleStandby is the standby line's part in a sale's state, in steps: StepLook, StepWait, StepRest.
+//
+// Answers: Joinable, Available, AlreadyOrdered, NotStarted, Ended, Paused, GateClosed, Done, Kept, NotLoaded.
+var SaleStandby = script(saleStandby)
+
+const (
+	Joinable  = "joinable"
+	Available = "available"
+
+	StepLook = "look"
+	StepWait = "wait"
+	StepRest = "rest"
+)

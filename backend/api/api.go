@@ -119,7 +119,7 @@ type Server struct {
 	verifier *signing.Verifier
 	metrics  *metrics
 	sparse   sparse
-	line     *admission.Line
+	line     *admission.Queue
 	http     *fasthttp.Server
 	inFlight atomic.Int64
 	waiting  atomic.Int64

@@ -6,9 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"iter"
 	"net/http"
-	"net/url"
 	"strconv"
 	"strings"
 	"time"
@@ -130,25 +128,4 @@ func (c *Client) Now(ctx context.Context) (time.Time, error) {
 		return time.Time{}, errors.New("the backend does not say what time it is")
 	}
 	return h.Now.Time, nil
-}
-
-// Pages reads a list page by page, from the one that query asks for to the last. An error ends it.
-func Pages[P interface{ Cursor() string }](ctx context.Context, c *Client, path string, query url.Values) iter.Seq2[P, error] {
-	return func(yield func(P, error) bool) {
-		for {
-			var page P
-			at := path
-			if len(query) > 0 {
-				at += "?" + query.Encode()
-			}
-			err := c.Call(ctx, http.MethodGet, at, nil, &page)
-			if !yield(page, err) || err != nil || page.Cursor() == "" {
-				return
-			}
-			if query == nil {
-				query = url.Values{}
-			}
-			query.Set("cursor", page.Cursor())
-		}
-	}
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"floodgate.internal/backend/admin"
+	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/deadletter"
@@ -78,7 +79,7 @@ func TestASaleFromMakingToClosing(t *testing.T) {
 		t.Errorf("got %s", out)
 	}
 	words := strings.Fields("sale create -config f --stock 100 --price 1999 --currency EUR --starts-at=-1m --ends-at +1h --pay-within 2m --tranche=-1m=60 --tranche +20m=40 --key k1 --json --title")
-	var s sale
+	var s adminapi.Sale
 	if err := json.Unmarshal([]byte(must(t, c, append(words, "A mug")...)), &s); err != nil {
 		t.Fatal(err)
 	}
@@ -127,11 +128,11 @@ func TestACampaignOnTheCommandLine(t *testing.T) {
 	c := backend(t)
 	must(t, c, "migrate", "-config", "f")
 	words := strings.Fields("coupon create -config f --total 50 --valid-from=-1m --valid-until +720h --category shoes --per-user-limit 2 --guard version --unpublished --key k1 --json --title")
-	var x campaign
+	var x adminapi.Sale
 	if err := json.Unmarshal([]byte(must(t, c, append(words, "10 off")...)), &x); err != nil {
 		t.Fatal(err)
 	}
-	if x.ID == 0 || x.Title != "10 off" || x.Category != "shoes" || x.Published || x.Guard != "version" || x.PerUserLimit != 2 || x.Total != 50 || x.ValidUntil.Sub(x.ValidFrom.Time) != 720*time.Hour+time.Minute {
+	if x.ID == 0 || x.Title != "10 off" || *x.Category != "shoes" || *x.Published || *x.Guard != "version" || x.PerUserLimit != 2 || x.Total != 50 || x.ValidUntil.Sub(x.ValidFrom.Time) != 720*time.Hour+time.Minute {
 		t.Errorf("got %+v", x)
 	}
 	id := fmt.Sprint(x.ID)

@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func newLine(limits Limits) *Line { return New(limits, prometheus.NewRegistry()) }
+func newLine(limits Limits) *Queue { return New(limits, prometheus.NewRegistry()) }
 
 // units is a sale of which so many are left.
 func units(n int64) func() (int64, bool) { return func() (int64, bool) { return n, true } }
@@ -25,15 +25,15 @@ func units(n int64) func() (int64, bool) { return func() (int64, bool) { return 
 func unknown() (int64, bool) { return 0, false }
 
 // enter must be let in at once.
-func enter(t *testing.T, l *Line, sale int64) {
+func enter(t *testing.T, l *Queue, sale int64) {
 	t.Helper()
 	if err := l.Enter(sale, unknown); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// wait joins the line of a sale, in a bubble; what comes of it is sent to the channel.
-func wait(l *Line, sale, left int64) <-chan error {
+// wait joins the queue of a sale, in a bubble; what comes of it is sent to the channel.
+func wait(l *Queue, sale, left int64) <-chan error {
 	c := make(chan error, 1)
 	go func() { c <- l.Enter(sale, units(left)) }()
 	synctest.Wait()
@@ -91,7 +91,7 @@ func TestTheLineIsServedInItsOrder(t *testing.T) {
 	})
 }
 
-// Rows D4 and D12: when the stock goes, everybody in that sale's line is told at once, and nobody else.
+// Rows D4 and D12: when the stock goes, everybody who waits for that sale is told at once, and nobody else.
 func TestAllAreToldAtOnceThatItSoldOut(t *testing.T) {
 	t.Attr("row", "D4 D12")
 	synctest.Test(t, func(t *testing.T) {
@@ -124,7 +124,7 @@ func TestAllAreToldAtOnceThatItSoldOut(t *testing.T) {
 	})
 }
 
-// Rows A9 and D12: who comes to a full line is pushed back at once; a line is not longer than what is left is worth.
+// Rows A9 and D12: who comes to a full queue is refused at once; a queue is not longer than what is left is worth.
 func TestAFullLinePushesBack(t *testing.T) {
 	t.Attr("row", "A9 D12")
 	synctest.Test(t, func(t *testing.T) {
@@ -158,7 +158,7 @@ func TestAFullLinePushesBack(t *testing.T) {
 	})
 }
 
-// Row A9: who takes from an empty line waits until somebody comes.
+// Row A9: who takes from an empty queue waits until somebody comes.
 func TestSlotsWaitWhileTheLineIsEmpty(t *testing.T) {
 	t.Attr("row", "A9")
 	synctest.Test(t, func(t *testing.T) {
@@ -219,7 +219,7 @@ func TestACloseSendsEverybodyAway(t *testing.T) {
 }
 
 // standing is how many wait for a sale, and for all.
-func (l *Line) standing(sale int64) (waiting, all int) {
+func (l *Queue) standing(sale int64) (waiting, all int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if q := l.sales[sale]; q != nil {
@@ -279,9 +279,9 @@ func TestTheLawsOfTheLine(t *testing.T) {
 					case !free && a.left <= 0 && err != ErrSoldOut:
 						rt.Errorf("got %v where nothing is left", err)
 					case !free && a.left > 0 && int64(waiting) >= a.left*int64(limits.PerUnit) && err != ErrLong:
-						rt.Errorf("got %v with %d in line for %d units", err, waiting, a.left)
+						rt.Errorf("got %v with %d waiting for %d units", err, waiting, a.left)
 					case !free && a.left > 0 && int64(waiting) < a.left*int64(limits.PerUnit) && all >= limits.Waiting && err != ErrFull:
-						rt.Errorf("got %v with %d in all lines", err, all)
+						rt.Errorf("got %v with %d in all queues", err, all)
 					}
 					if err != nil {
 						mu.Unlock()
@@ -363,7 +363,7 @@ func TestTheBoundsUnderContention(t *testing.T) {
 	}
 }
 
-// BenchmarkEnter is what the line costs an order that nobody stands before.
+// BenchmarkEnter is what the queue costs an order that nobody stands before.
 func BenchmarkEnter(b *testing.B) {
 	l := newLine(Limits{Slots: 1 << 20, Waiting: 1, PerUnit: 1, Wait: time.Second})
 	b.ReportAllocs()

@@ -6,32 +6,41 @@ import (
 	"slices"
 	"time"
 
-	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/outbox"
-	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/queued"
 )
+
+// beginConsumer starts what settles orders.
+func (p *process) beginConsumer(work *stage, name string) {
+	work.start("consumer", p.consumer(name))
+	if p.broker != nil {
+		work.start("dead letters", func(ctx context.Context) error { return p.broker.ConsumeDead(ctx, p.deadLetters.Take) })
+	}
+	p.startPeriodic(work, periodic{"deferred orders", deferredEvery, passTime, func(ctx context.Context) (int, error) {
+		return p.orders.SettleDeferred(ctx, p.deadLetters.Deferred)
+	}})
+}
 
 // consumer settles orders until ctx ends, and then finishes what it has begun.
 func (p *process) consumer(name string) func(context.Context) error {
 	c := p.config
 	if p.broker != nil {
 		return func(ctx context.Context) error {
-			return p.broker.Consume(ctx, c.Orders.Batch, c.Orders.BatchWait, p.book.SettleOrDefer, func(ctx context.Context, batch []reserve.Entry) {
-				if err := p.book.Retire(ctx, batch); err != nil { // they are published again, MySQL knows them, and they are retired then
+			return p.broker.Consume(ctx, c.Orders.Batch, c.Orders.BatchWait, p.orders.SettleOrDefer, func(ctx context.Context, batch []queued.Entry) {
+				if err := p.orders.Retire(ctx, batch); err != nil { // they are published again, MySQL knows them, and they are retired then
 					p.log.Warn("settled orders stay in the outbox for now", "orders", len(batch), "error", err)
 				}
 			})
 		}
 	}
-	reader := outbox.NewReader(p.redis, p.catalog.Live, name, c.Outbox.ClaimIdle, p.log, p.reg)
-	reader.Bury = p.letters.Take
+	reader := outbox.NewReader(p.reader(name))
 	return func(ctx context.Context) error {
-		return reader.Run(ctx, func(ctx context.Context, batch []reserve.Entry) error {
+		return reader.Run(ctx, func(ctx context.Context, batch []queued.Entry) error {
 			ctx, cancel := grace(ctx, settleGrace)
 			defer cancel()
-			var kept order.PoisonError
+			var kept queued.PoisonError
 			for part := range slices.Chunk(batch, c.Orders.Batch) {
-				var poison *order.PoisonError
+				var poison *queued.PoisonError
 				if err := p.settle(ctx, part); errors.As(err, &poison) {
 					kept.Entries, kept.Err = append(kept.Entries, poison.Entries...), poison.Err
 				} else if err != nil {
@@ -47,19 +56,19 @@ func (p *process) consumer(name string) func(context.Context) error {
 }
 
 // settle brings entries that come straight from the outbox to their end, and retires them. Those for which MySQL takes no
-// row at all become dead letters, stay in the outbox, which holds their units, and are named in an order.PoisonError. Where
-// some are of a closed sale the others are settled and retired, and the error is the order.ClosedError: the reader tries each
+// row at all become dead letters, stay in the outbox, which holds their units, and are named in a queued.PoisonError. Where
+// some are of a closed sale the others are settled and retired, and the error is the queued.ClosedError: the reader tries each
 // sale by itself then.
-func (p *process) settle(ctx context.Context, batch []reserve.Entry) error {
-	err := p.book.Settle(ctx, batch)
-	var poison *order.PoisonError
-	var closed *order.ClosedError
+func (p *process) settle(ctx context.Context, batch []queued.Entry) error {
+	err := p.orders.Settle(ctx, batch)
+	var poison *queued.PoisonError
+	var closed *queued.ClosedError
 	isPoison, isClosed := errors.As(err, &poison), errors.As(err, &closed)
 	if err != nil && !isPoison && !isClosed {
 		return err
 	}
 	if isPoison && !isClosed {
-		if err := p.letters.Poison(ctx, outbox.Queue, poison); err != nil {
+		if err := p.deadLetters.Poison(ctx, outbox.Queue, poison); err != nil {
 			return err
 		}
 	}
@@ -70,7 +79,7 @@ func (p *process) settle(ctx context.Context, batch []reserve.Entry) error {
 	if isClosed {
 		good = without(good, closed.Entries)
 	}
-	if err := p.book.Retire(ctx, good); err != nil {
+	if err := p.orders.Retire(ctx, good); err != nil {
 		return err
 	}
 	switch {
@@ -83,12 +92,12 @@ func (p *process) settle(ctx context.Context, batch []reserve.Entry) error {
 }
 
 // without is a batch without those of its entries whose orders are named.
-func without(batch, named []reserve.Entry) []reserve.Entry {
+func without(batch, named []queued.Entry) []queued.Entry {
 	ids := make(map[string]bool, len(named))
 	for _, e := range named {
 		ids[e.ID] = true
 	}
-	return slices.DeleteFunc(slices.Clone(batch), func(e reserve.Entry) bool { return ids[e.ID] })
+	return slices.DeleteFunc(slices.Clone(batch), func(e queued.Entry) bool { return ids[e.ID] })
 }
 
 // settleGrace is how long a batch that is being settled may go on when the process ends.

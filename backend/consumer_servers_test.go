@@ -12,6 +12,7 @@ import (
 
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/order"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
@@ -32,7 +33,7 @@ func TestAnEntryStaysUntilMySQLHasTheOrder(t *testing.T) {
 	if err != nil || v.Answer != lua.Reserved {
 		t.Fatalf("reserve: %+v, %v", v, err)
 	}
-	entries := func() []reserve.Entry {
+	entries := func() []queued.Entry {
 		t.Helper()
 		es, bad, err := redis.Outbox(t.Context(), sale)
 		if err != nil || len(bad) > 0 {
@@ -50,7 +51,7 @@ func TestAnEntryStaysUntilMySQLHasTheOrder(t *testing.T) {
 		db   *sql.DB
 		left int
 	}{{away, 1}, {db, 0}} {
-		p := &process{book: order.NewStore(c.db, redis, clk, backendtest.Log(t), prometheus.NewRegistry())}
+		p := &process{orders: order.NewStore(order.Config{DB: c.db, Redis: redis, Clock: clk, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})}
 		err := p.settle(t.Context(), batch)
 		if left := len(entries()); (err != nil) != (c.left > 0) || left != c.left {
 			t.Errorf("settle: got %v and %d entries left, want %d", err, left, c.left)
@@ -66,7 +67,7 @@ func TestAClosedSalesEntryStaysAndOthersAreSettled(t *testing.T) {
 	if _, err := store.Migrate(t.Context(), db); err != nil {
 		t.Fatal(err)
 	}
-	var batch []reserve.Entry
+	var batch []queued.Entry
 	var sales []int64
 	for range 2 {
 		sale := backendtest.Sale(t, db, backendtest.SaleOptions{})
@@ -84,8 +85,8 @@ func TestAClosedSalesEntryStaysAndOthersAreSettled(t *testing.T) {
 	if _, err := db.Exec(`UPDATE sale_stock SET epoch = 2, token = 2 WHERE sale_id = ?`, sales[0]); err != nil {
 		t.Fatal(err)
 	}
-	p := &process{book: order.NewStore(db, redis, new(clock.Clock), backendtest.Log(t), prometheus.NewRegistry())}
-	var closed *order.ClosedError
+	p := &process{orders: order.NewStore(order.Config{DB: db, Redis: redis, Clock: new(clock.Clock), Log: backendtest.Log(t), Register: prometheus.NewRegistry()})}
+	var closed *queued.ClosedError
 	if err := p.settle(t.Context(), batch); !errors.As(err, &closed) || len(closed.Entries) != 1 || closed.Entries[0].Sale != sales[0] {
 		t.Errorf("got %v, want the closed sale's order to wait", err)
 	}

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"floodgate.internal/backend"
+	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/embedded/standin"
 	"floodgate.internal/gateway"
 	"floodgate.internal/shared/development"
@@ -95,8 +96,10 @@ func (s *System) BackendConfig() string { return filepath.Join(s.Dir, "backend.y
 // GatewayConfig is the path of the gateway's configuration.
 func (s *System) GatewayConfig() string { return filepath.Join(s.Dir, "gateway.yaml") }
 
-// Admin is a client of the backend's admin API.
-func (s *System) Admin() development.Admin { return development.Admin(s.Addrs.Admin) }
+// Admin is a client of the backend's admin API. It keeps no connection.
+func (s *System) Admin() *adminapi.Client {
+	return &adminapi.Client{Base: "http://" + s.Addrs.Admin, Token: development.AdminToken, HTTP: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
+}
 
 // RedisAddr is where the stand-in for Redis listens.
 func (s *System) RedisAddr() string { return s.redis.Addr() }

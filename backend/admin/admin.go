@@ -27,6 +27,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/broker"
 	"floodgate.internal/backend/console"
@@ -236,10 +237,7 @@ func allowed(m methods) []string {
 }
 
 func (a *Admin) healthy(*request) (*answer, error) {
-	return &answer{status: http.StatusOK, value: struct {
-		Status string    `json:"status"`
-		Now    wire.Time `json:"now"`
-	}{"healthy", wire.At(a.Clock.Now())}}, nil
+	return &answer{status: http.StatusOK, value: adminapi.Health{Status: "healthy", Now: wire.At(a.Clock.Now())}}, nil
 }
 
 func (a *Admin) ready(r *request) (*answer, error) {
@@ -252,10 +250,5 @@ func (a *Admin) ready(r *request) (*answer, error) {
 	if a.Survives != nil {
 		promise = a.Survives()
 	}
-	return &answer{status: status, value: struct {
-		Status  string   `json:"status"`
-		Reasons []string `json:"reasons"`
-		// Promise is what an accepted order survives.
-		Promise *durability.Report `json:"promise,omitempty"`
-	}{word, reasons, promise}}, nil
+	return &answer{status: status, value: adminapi.Readiness{Status: word, Reasons: reasons, Promise: promise}}, nil
 }

@@ -11,9 +11,11 @@ import (
 	"testing"
 	"time"
 
+	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/broker"
 	"floodgate.internal/backend/deadletter"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/problem"
@@ -25,7 +27,7 @@ func TestASaleIsMadeAndLoaded(t *testing.T) {
 	t.Attr("row", "B1 D9")
 	o := newOffice(t, 1) // one connection is enough: the embedded profile has no more
 	r := send(o.Admin, "POST", "/admin/v1/sales", openSale(`,"per_user_limit":2,"pay_within_s":60`))
-	s := read[saleJSON](t, r)
+	s := read[adminapi.Sale](t, r)
 	if r.StatusCode != 201 || s.ID == 0 || r.Header.Get("Location") != fmt.Sprintf("/admin/v1/sales/%d", s.ID) || r.Header.Get("ETag") != `"1"` {
 		t.Errorf("got %d %+v %v", r.StatusCode, s, r.Header)
 	}
@@ -40,7 +42,7 @@ func TestASaleIsMadeAndLoaded(t *testing.T) {
 	}
 	o.balanced(s.ID)
 	list := do[struct {
-		Sales []saleJSON `json:"sales"`
+		Sales []adminapi.Sale `json:"sales"`
 	}](o, 200, "GET", "/admin/v1/sales", "")
 	if len(list.Sales) != 1 || list.Sales[0].ID != s.ID {
 		t.Errorf("got %+v", list)
@@ -53,7 +55,7 @@ func TestTranchesAreReleasedInTime(t *testing.T) {
 	o := newOffice(t, 4)
 	now := time.Now().UTC()
 	at := func(d time.Duration) string { return now.Add(d).Format(time.RFC3339) }
-	s := do[saleJSON](o, 201, "POST", "/admin/v1/sales", openSale(fmt.Sprintf(`,"tranches":[{"at":%q,"quantity":30},{"at":%q,"quantity":70}]`, at(30*time.Minute), at(-time.Hour))))
+	s := do[adminapi.Sale](o, 201, "POST", "/admin/v1/sales", openSale(fmt.Sprintf(`,"tranches":[{"at":%q,"quantity":30},{"at":%q,"quantity":70}]`, at(30*time.Minute), at(-time.Hour))))
 	if len(s.Tranches) != 2 || s.Tranches[0].Quantity != 70 || s.Tranches[1].Quantity != 30 {
 		t.Errorf("got %+v", s.Tranches)
 	}
@@ -69,11 +71,11 @@ func TestTranchesAreReleasedInTime(t *testing.T) {
 
 func TestASharedSKUIsAllottedExactly(t *testing.T) {
 	o := newOffice(t, 8)
-	k := do[skuJSON](o, 201, "POST", "/admin/v1/skus", `{"title":"Lamp","price":500,"currency":"USD","stock":100}`)
+	k := do[adminapi.SKU](o, 201, "POST", "/admin/v1/skus", `{"title":"Lamp","price":500,"currency":"USD","stock":100}`)
 	window := openSale(``)
 	window = `{` + window[strings.Index(window, `"starts_at"`):len(window)-1]
 	body := func(stock int) string { return fmt.Sprintf(`%s,"sku_id":%d,"stock":%d}`, window, k.ID, stock) }
-	s := do[saleJSON](o, 201, "POST", "/admin/v1/sales", body(60))
+	s := do[adminapi.Sale](o, 201, "POST", "/admin/v1/sales", body(60))
 	if s.Title != "Lamp" || s.Price != 500 || s.Currency != "USD" || s.SKU != k.ID {
 		t.Errorf("got %+v, want what the SKU says", s)
 	}
@@ -111,25 +113,25 @@ func TestASharedSKUIsAllottedExactly(t *testing.T) {
 		t.Errorf("redis has %+v", st)
 	}
 	o.balanced(s.ID)
-	if got := do[skuJSON](o, 200, "POST", fmt.Sprintf("/admin/v1/skus/%d/restock", k.ID), `{"quantity":5}`); got.Available != 5 || got.Total != 105 {
+	if got := do[adminapi.SKU](o, 200, "POST", fmt.Sprintf("/admin/v1/skus/%d/restock", k.ID), `{"quantity":5}`); got.Available != 5 || got.Total != 105 {
 		t.Errorf("got %+v", got)
 	}
 }
 
 func TestChangesReachRedis(t *testing.T) {
 	o := newOffice(t, 4)
-	s := do[saleJSON](o, 201, "POST", "/admin/v1/sales", openSale(``))
+	s := do[adminapi.Sale](o, 201, "POST", "/admin/v1/sales", openSale(``))
 	path := fmt.Sprintf("/admin/v1/sales/%d", s.ID)
-	if got := do[saleJSON](o, 200, "POST", path+"/pause", ""); got.State != wire.Paused || got.Version != 2 || !o.state(s.ID).Paused {
+	if got := do[adminapi.Sale](o, 200, "POST", path+"/pause", ""); got.State != wire.Paused || got.Version != 2 || !o.state(s.ID).Paused {
 		t.Errorf("got %+v, redis %+v", got, o.state(s.ID))
 	}
-	if got := do[saleJSON](o, 200, "POST", path+"/pause", "{}"); got.Version != 2 {
+	if got := do[adminapi.Sale](o, 200, "POST", path+"/pause", "{}"); got.Version != 2 {
 		t.Errorf("a second pause changed something: %+v", got)
 	}
-	if got := do[saleJSON](o, 200, "POST", path+"/resume", ""); got.State != wire.Open || o.state(s.ID).Paused {
+	if got := do[adminapi.Sale](o, 200, "POST", path+"/resume", ""); got.State != wire.Open || o.state(s.ID).Paused {
 		t.Errorf("got %+v", got)
 	}
-	if got := do[saleJSON](o, 200, "POST", path+"/restock", `{"quantity":50}`); got.Total != 150 || got.Available != 150 || o.state(s.ID).Stock != 150 {
+	if got := do[adminapi.Sale](o, 200, "POST", path+"/restock", `{"quantity":50}`); got.Total != 150 || got.Available != 150 || o.state(s.ID).Stock != 150 {
 		t.Errorf("got %+v, redis %+v", got, o.state(s.ID))
 	}
 	if k := o.sku(s.SKU); k.Total != 150 || k.Allotted != 150 {
@@ -140,14 +142,14 @@ func TestChangesReachRedis(t *testing.T) {
 	refused(t, send(o.Admin, "PATCH", path, `{"title":"Cup"}`, `If-Match: "1"`), problem.PreconditionFailed, "If-Match")
 	now := o.sale(s.ID)
 	r := send(o.Admin, "PATCH", path, `{"title":"Cup","per_user_limit":5,"pay_within_s":7}`, "If-Match: "+etag(now.Version))
-	got := read[saleJSON](t, r)
+	got := read[adminapi.Sale](t, r)
 	if r.StatusCode != 200 || got.Title != "Cup" || got.PerUserLimit != 5 || got.PayWithin != 7 || r.Header.Get("ETag") != etag(now.Version+1) || o.state(s.ID).Limit != 5 {
 		t.Errorf("got %d %+v, redis %+v", r.StatusCode, got, o.state(s.ID))
 	}
 	refused(t, send(o.Admin, "PATCH", path, `{"price":1}`, "If-Match: "+etag(got.Version)), problem.BadRequest, "price")
 	o.balanced(s.ID)
 
-	do[saleJSON](o, 200, "POST", path+"/close", "")
+	do[adminapi.Sale](o, 200, "POST", path+"/close", "")
 	if st := o.state(s.ID); !st.Closed {
 		t.Errorf("redis has %+v", st)
 	}
@@ -155,7 +157,7 @@ func TestChangesReachRedis(t *testing.T) {
 	if closed.State != wire.Ended || closed.ClosedAt == nil {
 		t.Errorf("got %+v", closed)
 	}
-	if again := do[saleJSON](o, 200, "POST", path+"/close", ""); again.Version != closed.Version {
+	if again := do[adminapi.Sale](o, 200, "POST", path+"/close", ""); again.Version != closed.Version {
 		t.Errorf("a second close changed something: %+v", again)
 	}
 	refused(t, send(o.Admin, "POST", path+"/resume", ""), problem.SaleEnded, "")
@@ -172,12 +174,12 @@ func TestChangesReachRedis(t *testing.T) {
 // A change is done when it is in MySQL: with Redis out of reach the answer is the same, and the timer brings it there.
 func TestRedisOutOfReachLeavesTheIntents(t *testing.T) {
 	o := newOffice(t, 4)
-	s := do[saleJSON](o, 201, "POST", "/admin/v1/sales", openSale(``))
+	s := do[adminapi.Sale](o, 201, "POST", "/admin/v1/sales", openSale(``))
 	path := fmt.Sprintf("/admin/v1/sales/%d", s.ID)
 	if _, err := o.Redis.Shut(t.Context(), s.ID, 1000); err != nil { // adjust is refused while the gate is closed
 		t.Fatal(err)
 	}
-	if got := do[saleJSON](o, 200, "POST", path+"/restock", `{"quantity":7}`); got.Total != 107 {
+	if got := do[adminapi.Sale](o, 200, "POST", path+"/restock", `{"quantity":7}`); got.Total != 107 {
 		t.Errorf("got %+v", got)
 	}
 	if got := o.count(`SELECT COUNT(*) FROM intents WHERE done_at IS NULL`); got != 2 {
@@ -197,7 +199,7 @@ func TestRedisOutOfReachLeavesTheIntents(t *testing.T) {
 	o.balanced(s.ID)
 
 	o.down = errors.New("redis is out of reach")
-	made := do[saleJSON](o, 201, "POST", "/admin/v1/sales", openSale(``))
+	made := do[adminapi.Sale](o, 201, "POST", "/admin/v1/sales", openSale(``))
 	if o.state(made.ID).Present {
 		t.Error("it is in Redis")
 	}
@@ -209,8 +211,8 @@ func TestRedisOutOfReachLeavesTheIntents(t *testing.T) {
 
 func TestUnsoldUnitsGoBackWhenNothingIsQueued(t *testing.T) {
 	o := newOffice(t, 4)
-	k := do[skuJSON](o, 201, "POST", "/admin/v1/skus", `{"title":"Lamp","price":500,"currency":"USD","stock":100}`)
-	s := do[saleJSON](o, 201, "POST", "/admin/v1/sales", openSale(fmt.Sprintf(`,"sku_id":%d,"per_user_limit":3`, k.ID)))
+	k := do[adminapi.SKU](o, 201, "POST", "/admin/v1/skus", `{"title":"Lamp","price":500,"currency":"USD","stock":100}`)
+	s := do[adminapi.Sale](o, 201, "POST", "/admin/v1/sales", openSale(fmt.Sprintf(`,"sku_id":%d,"per_user_limit":3`, k.ID)))
 	returned := func(want int) {
 		t.Helper()
 		if n, err := o.ReturnUnsold(t.Context()); n != want || err != nil {
@@ -219,7 +221,7 @@ func TestUnsoldUnitsGoBackWhenNothingIsQueued(t *testing.T) {
 	}
 	returned(0)
 	id := o.press(s.ID, "ann", 3)
-	do[saleJSON](o, 200, "POST", fmt.Sprintf("/admin/v1/sales/%d/close", s.ID), "")
+	do[adminapi.Sale](o, 200, "POST", fmt.Sprintf("/admin/v1/sales/%d/close", s.ID), "")
 	returned(0) // ann's order is queued
 	o.settle(s.ID)
 	returned(1)
@@ -249,8 +251,8 @@ func TestUnsoldUnitsGoBackWhenNothingIsQueued(t *testing.T) {
 
 func TestReturnUnsoldByManyAtOnce(t *testing.T) {
 	o := newOffice(t, 8)
-	s := do[saleJSON](o, 201, "POST", "/admin/v1/sales", openSale(``))
-	do[saleJSON](o, 200, "POST", fmt.Sprintf("/admin/v1/sales/%d/close", s.ID), "")
+	s := do[adminapi.Sale](o, 201, "POST", "/admin/v1/sales", openSale(``))
+	do[adminapi.Sale](o, 200, "POST", fmt.Sprintf("/admin/v1/sales/%d/close", s.ID), "")
 	var wg sync.WaitGroup
 	var mu sync.Mutex // guards total
 	total := 0
@@ -276,9 +278,9 @@ func TestIdempotencyKeys(t *testing.T) {
 	o := newOffice(t, 8)
 	body := openSale(``)
 	first := send(o.Admin, "POST", "/admin/v1/sales", body, "Idempotency-Key: k1")
-	made := read[saleJSON](t, first)
+	made := read[adminapi.Sale](t, first)
 	again := send(o.Admin, "POST", "/admin/v1/sales", body, "Idempotency-Key: k1")
-	if got := read[saleJSON](t, again); again.StatusCode != 201 || got.ID != made.ID || again.Header.Get("ETag") != first.Header.Get("ETag") || again.Header.Get("Location") != first.Header.Get("Location") {
+	if got := read[adminapi.Sale](t, again); again.StatusCode != 201 || got.ID != made.ID || again.Header.Get("ETag") != first.Header.Get("ETag") || again.Header.Get("Location") != first.Header.Get("Location") {
 		t.Errorf("got %d %+v %v", again.StatusCode, got, again.Header)
 	}
 	refused(t, send(o.Admin, "POST", "/admin/v1/sales", openSale(`,"per_user_limit":2`), "Idempotency-Key: k1"), problem.IdempotencyKeyReused, "Idempotency-Key")
@@ -286,11 +288,11 @@ func TestIdempotencyKeys(t *testing.T) {
 	refused(t, send(o.Admin, "POST", restock, `{"quantity":1}`, "Idempotency-Key: k1"), problem.IdempotencyKeyReused, "Idempotency-Key")
 
 	// A refusal is not remembered: the same request may succeed later.
-	k := do[skuJSON](o, 201, "POST", "/admin/v1/skus", `{"title":"Lamp","price":500,"currency":"USD","stock":1}`)
+	k := do[adminapi.SKU](o, 201, "POST", "/admin/v1/skus", `{"title":"Lamp","price":500,"currency":"USD","stock":1}`)
 	ask := openSale(fmt.Sprintf(`,"sku_id":%d`, k.ID))
 	refused(t, send(o.Admin, "POST", "/admin/v1/sales", ask, "Idempotency-Key: k2"), problem.InsufficientStock, "stock")
-	do[skuJSON](o, 200, "POST", fmt.Sprintf("/admin/v1/skus/%d/restock", k.ID), `{"quantity":99}`)
-	do[saleJSON](o, 201, "POST", "/admin/v1/sales", ask, "Idempotency-Key: k2")
+	do[adminapi.SKU](o, 200, "POST", fmt.Sprintf("/admin/v1/skus/%d/restock", k.ID), `{"quantity":99}`)
+	do[adminapi.Sale](o, 201, "POST", "/admin/v1/sales", ask, "Idempotency-Key: k2")
 
 	// Many at once under one key: one restock, one answer.
 	var wg sync.WaitGroup
@@ -315,19 +317,19 @@ func TestIdempotencyKeys(t *testing.T) {
 
 func TestSKUsCanBeChanged(t *testing.T) {
 	o := newOffice(t, 4)
-	k := do[skuJSON](o, 201, "POST", "/admin/v1/skus", `{"title":"Lamp","price":500,"currency":"USD","stock":1}`)
+	k := do[adminapi.SKU](o, 201, "POST", "/admin/v1/skus", `{"title":"Lamp","price":500,"currency":"USD","stock":1}`)
 	path := fmt.Sprintf("/admin/v1/skus/%d", k.ID)
-	if got := do[skuJSON](o, 200, "PATCH", path, `{"title":"Light","price":0}`); got.Title != "Light" || got.Price != 0 || got.Currency != "USD" || got.Version != 2 {
+	if got := do[adminapi.SKU](o, 200, "PATCH", path, `{"title":"Light","price":0}`); got.Title != "Light" || got.Price != 0 || got.Currency != "USD" || got.Version != 2 {
 		t.Errorf("got %+v", got)
 	}
-	if got := do[skuJSON](o, 200, "PATCH", path, `{"title":"Light"}`); got.Version != 2 {
+	if got := do[adminapi.SKU](o, 200, "PATCH", path, `{"title":"Light"}`); got.Version != 2 {
 		t.Errorf("a change to the same changed something: %+v", got)
 	}
 	refused(t, send(o.Admin, "PATCH", path, `{"title":"x"}`, `If-Match: "1"`), problem.PreconditionFailed, "If-Match")
 	refused(t, send(o.Admin, "PATCH", path, `{"currency":"us"}`), problem.BadRequest, "currency")
 	refused(t, send(o.Admin, "GET", "/admin/v1/skus/99", ""), problem.NotFound, "")
 	list := do[struct {
-		SKUs []skuJSON `json:"skus"`
+		SKUs []adminapi.SKU `json:"skus"`
 	}](o, 200, "GET", "/admin/v1/skus", "")
 	if len(list.SKUs) != 1 || list.SKUs[0].Title != "Light" {
 		t.Errorf("got %+v", list)
@@ -336,18 +338,18 @@ func TestSKUsCanBeChanged(t *testing.T) {
 
 func TestTheAuditLogIsPaged(t *testing.T) {
 	o := newOffice(t, 4)
-	s := do[saleJSON](o, 201, "POST", "/admin/v1/sales", openSale(``))
+	s := do[adminapi.Sale](o, 201, "POST", "/admin/v1/sales", openSale(``))
 	for range 3 {
-		do[saleJSON](o, 200, "POST", fmt.Sprintf("/admin/v1/sales/%d/pause", s.ID), "")
-		do[saleJSON](o, 200, "POST", fmt.Sprintf("/admin/v1/sales/%d/resume", s.ID), "")
+		do[adminapi.Sale](o, 200, "POST", fmt.Sprintf("/admin/v1/sales/%d/pause", s.ID), "")
+		do[adminapi.Sale](o, 200, "POST", fmt.Sprintf("/admin/v1/sales/%d/resume", s.ID), "")
 	}
 	type page struct {
 		Entries []struct {
-			Who    string    `json:"who"`
-			Action string    `json:"action"`
-			Target string    `json:"target"`
-			Before *saleJSON `json:"before"`
-			After  *saleJSON `json:"after"`
+			Who    string         `json:"who"`
+			Action string         `json:"action"`
+			Target string         `json:"target"`
+			Before *adminapi.Sale `json:"before"`
+			After  *adminapi.Sale `json:"after"`
 		} `json:"entries"`
 		Next string `json:"next"`
 	}
@@ -375,8 +377,8 @@ func TestTheAuditLogIsPaged(t *testing.T) {
 func TestQueueShowsWhoHoldsWhat(t *testing.T) {
 	t.Attr("row", "B7")
 	o := newOffice(t, 4)
-	s := do[saleJSON](o, 201, "POST", "/admin/v1/sales", openSale(``))
-	if q := do[queueJSON](o, 200, "GET", "/admin/v1/queue", ""); q.Depth != 0 || len(q.Outboxes) != 0 || q.Ready != 3 || q.Unacked != 2 || q.Consumers != 1 || q.DeadLetters != 1 {
+	s := do[adminapi.Sale](o, 201, "POST", "/admin/v1/sales", openSale(``))
+	if q := do[adminapi.Queue](o, 200, "GET", "/admin/v1/queue", ""); q.Depth != 0 || len(q.Outboxes) != 0 || q.Ready != 3 || q.Unacked != 2 || q.Consumers != 1 || q.DeadLetters != 1 {
 		t.Errorf("got %+v", q)
 	}
 	var ids []string
@@ -394,18 +396,18 @@ func TestQueueShowsWhoHoldsWhat(t *testing.T) {
 			t.Fatal(cmd)
 		}
 	}
-	q := do[queueJSON](o, 200, "GET", "/admin/v1/queue", "")
+	q := do[adminapi.Queue](o, 200, "GET", "/admin/v1/queue", "")
 	if q.Depth != 3 || q.Pending != 2 || len(q.Outboxes) != 1 || q.Outboxes[0].SaleID != s.ID || len(q.Outboxes[0].Consumers) != 1 || q.Outboxes[0].Consumers[0].Name != "relay-1" {
 		t.Fatalf("got %+v", q)
 	}
 	if r := q.Outboxes[0].Consumers[0]; r.Pending != 2 || r.HeldMS < 90_000 || r.Deliveries != 7 {
 		t.Errorf("got %+v, want two held, the longest for 90 s and 7 deliveries", r)
 	}
-	if err := o.Letters.Take(t.Context(), deadletter.Message{Queue: "q", Reason: "r", Payload: []byte("p")}); err != nil {
+	if err := o.Letters.Take(t.Context(), queued.DeadMessage{Queue: "q", Reason: "r", Payload: []byte("p")}); err != nil {
 		t.Fatal(err)
 	}
 	o.Queues = func(context.Context) ([]broker.QueueState, error) { return nil, errors.New("no broker") }
-	if q := do[queueJSON](o, 200, "GET", "/admin/v1/queue", ""); q.BrokerError != "no broker" || q.Depth != 3 || q.DeadLetters != 1 || q.Queues == nil {
+	if q := do[adminapi.Queue](o, 200, "GET", "/admin/v1/queue", ""); q.BrokerError != "no broker" || q.Depth != 3 || q.DeadLetters != 1 || q.Queues == nil {
 		t.Errorf("without the broker: got %+v", q)
 	}
 }
@@ -428,7 +430,7 @@ func TestDeadLettersArePaged(t *testing.T) {
 	o := newOffice(t, 1)
 	for i := range 7 {
 		for range 1 + i%2 { // some die twice
-			if err := o.Letters.Take(t.Context(), deadletter.Message{Queue: "q", Reason: strings.Repeat("é", 2000), Payload: fmt.Appendf(nil, "letter %d", i), Deliveries: 3}); err != nil {
+			if err := o.Letters.Take(t.Context(), queued.DeadMessage{Queue: "q", Reason: strings.Repeat("é", 2000), Payload: fmt.Appendf(nil, "letter %d", i), Deliveries: 3}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -475,7 +477,7 @@ func ignoreBusyGroup(err error) error {
 
 func TestMetricsCountRequests(t *testing.T) {
 	o := newOffice(t, 1)
-	do[saleJSON](o, 201, "POST", "/admin/v1/sales", openSale(``))
+	do[adminapi.Sale](o, 201, "POST", "/admin/v1/sales", openSale(``))
 	families, err := o.Gatherer.Gather()
 	if err != nil {
 		t.Fatal(err)

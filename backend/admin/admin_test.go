@@ -19,8 +19,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 
-	"floodgate.internal/backend/catalog"
+	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/backend/eligibility"
+	"floodgate.internal/backend/sale"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/ports"
@@ -389,36 +390,36 @@ func TestMySQLDownDoesNothingAndSaysSo(t *testing.T) {
 
 func TestWhatMayChangeWhileItSells(t *testing.T) {
 	start := time.Date(2026, 7, 1, 10, 0, 0, 0, time.UTC)
-	sale := catalog.Sale{Title: "Mug", Price: 100, Currency: "EUR", StartsAt: start, EndsAt: start.Add(time.Hour), PerUserLimit: 2, PayWithin: time.Minute,
-		Tranches: []catalog.Tranche{{At: start.Add(10 * time.Minute), Quantity: 5}, {At: start.Add(30 * time.Minute), Quantity: 5}}}
+	mug := sale.Record{Sale: sale.Sale{Title: "Mug", Price: 100, Currency: "EUR", StartsAt: start, EndsAt: start.Add(time.Hour), PerUserLimit: 2, PayWithin: time.Minute,
+		Tranches: []sale.Tranche{{At: start.Add(10 * time.Minute), Quantity: 5}, {At: start.Add(30 * time.Minute), Quantity: 5}}}}
 	str := func(s string) *string { return &s }
 	num := func(n int64) *int64 { return &n }
 	at := func(d time.Duration) *string { return str(start.Add(d).Format(wire.TimeFormat)) }
 	for name, c := range map[string]struct {
-		in            salePatch
+		in            adminapi.SalePatch
 		before, while string // the field that is refused; "" for none
 	}{
-		"title":            {salePatch{Title: str("Cup")}, "", ""},
-		"price":            {salePatch{Price: num(200)}, "", "price"},
-		"same price":       {salePatch{Price: num(100)}, "", ""},
-		"start later":      {salePatch{StartsAt: at(5 * time.Minute)}, "", "starts_at"},
-		"start too late":   {salePatch{StartsAt: at(20 * time.Minute)}, "starts_at", "starts_at"},
-		"end later":        {salePatch{EndsAt: at(2 * time.Hour)}, "", ""},
-		"end in a tranche": {salePatch{EndsAt: at(20 * time.Minute)}, "ends_at", "ends_at"},
-		"end first":        {salePatch{EndsAt: at(-time.Minute)}, "ends_at", "ends_at"},
-		"limit up":         {salePatch{PerUserLimit: num(3)}, "", ""},
-		"limit down":       {salePatch{PerUserLimit: num(1)}, "", "per_user_limit"},
-		"limit 0":          {salePatch{PerUserLimit: num(0)}, "per_user_limit", "per_user_limit"},
-		"time to pay":      {salePatch{PayWithin: num(5)}, "", ""},
-		"pay at once":      {salePatch{PayWithin: num(0)}, "pay_within_s", "pay_within_s"},
+		"title":            {adminapi.SalePatch{Title: str("Cup")}, "", ""},
+		"price":            {adminapi.SalePatch{Price: num(200)}, "", "price"},
+		"same price":       {adminapi.SalePatch{Price: num(100)}, "", ""},
+		"start later":      {adminapi.SalePatch{StartsAt: at(5 * time.Minute)}, "", "starts_at"},
+		"start too late":   {adminapi.SalePatch{StartsAt: at(20 * time.Minute)}, "starts_at", "starts_at"},
+		"end later":        {adminapi.SalePatch{EndsAt: at(2 * time.Hour)}, "", ""},
+		"end in a tranche": {adminapi.SalePatch{EndsAt: at(20 * time.Minute)}, "ends_at", "ends_at"},
+		"end first":        {adminapi.SalePatch{EndsAt: at(-time.Minute)}, "ends_at", "ends_at"},
+		"limit up":         {adminapi.SalePatch{PerUserLimit: num(3)}, "", ""},
+		"limit down":       {adminapi.SalePatch{PerUserLimit: num(1)}, "", "per_user_limit"},
+		"limit 0":          {adminapi.SalePatch{PerUserLimit: num(0)}, "per_user_limit", "per_user_limit"},
+		"time to pay":      {adminapi.SalePatch{PayWithin: num(5)}, "", ""},
+		"pay at once":      {adminapi.SalePatch{PayWithin: num(0)}, "pay_within_s", "pay_within_s"},
 	} {
 		for when, now := range map[string]time.Time{"before": start.Add(-time.Minute), "about to start": start.Add(-time.Second), "while it sells": start.Add(time.Minute)} {
 			want := c.before
 			if when != "before" {
 				want = c.while
 			}
-			s, got := sale, ""
-			if err := c.in.apply(&s, now); err != nil {
+			s, got := mug, ""
+			if err := applyPatch(c.in, &s, now); err != nil {
 				got = err.(*problem.Problem).Field //nolint:errorlint // apply makes nothing else
 			}
 			if got != want {
@@ -461,10 +462,10 @@ func FuzzDecode(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
 		var in struct {
-			Title    *string        `json:"title"`
-			Price    *int64         `json:"price"`
-			Stock    *int64         `json:"stock"`
-			Tranches *[]trancheJSON `json:"tranches"`
+			Title    *string                `json:"title"`
+			Price    *int64                 `json:"price"`
+			Stock    *int64                 `json:"stock"`
+			Tranches *[]adminapi.NewTranche `json:"tranches"`
 		}
 		if err := (&request{body: body}).decode(&in); err != nil {
 			var p *problem.Problem

@@ -11,9 +11,10 @@ import (
 	"strings"
 	"time"
 
+	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/backend/audit"
-	"floodgate.internal/backend/catalog"
 	"floodgate.internal/backend/eligibility"
+	"floodgate.internal/backend/sale"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/failpoint"
 	"floodgate.internal/shared/problem"
@@ -53,7 +54,7 @@ func (a *Admin) archiveSale(r *request) (*answer, error) {
 
 // archiving is the first look at a sale as it was read before; what it returns is the second look, and the archive. The refusal of either
 // is a problem.SaleStateConflict.
-func (a *Admin) archiving(ctx context.Context, before saleJSON, def catalog.Sale) (func(context.Context, *sql.Tx) (change, error), error) {
+func (a *Admin) archiving(ctx context.Context, before adminapi.Sale, def sale.Record) (func(context.Context, *sql.Tx) (change, error), error) {
 	id := before.ID
 	var token int64 // of the newest reconciler: one that begins from here on may move what is audited
 	if err := a.DB.QueryRowContext(ctx, `SELECT token FROM sale_stock WHERE sale_id = ?`, id).Scan(&token); err != nil {
@@ -145,12 +146,11 @@ const archiveRetry = 10 * time.Minute
 // backend_sales_unarchived, and looked at again after archiveRetry. One call at a time; any number of processes.
 func (a *Admin) ArchiveOver(ctx context.Context, after time.Duration) (n int, err error) {
 	now := a.now()
-	var over []int64 // live sales are bounded by catalog.MaxLive
+	var over []int64 // live sales are bounded by sale.MaxLive
 	for last, more := int64(0), true; more; {
-		ids, err := newest(ctx, a.DB, `SELECT id FROM sales WHERE archived_at IS NULL AND id > ? AND (closed_at <= ? OR ends_at <= ?) ORDER BY id LIMIT ?`,
-			last, now.Add(-after), now.Add(-after), returnPage)
+		ids, err := sale.Over(ctx, a.DB, now.Add(-after), last, returnPage)
 		if err != nil {
-			return 0, fmt.Errorf("sales that are over: %w", err)
+			return 0, err
 		}
 		if more = len(ids) == returnPage; more {
 			last = ids[len(ids)-1]
@@ -215,7 +215,7 @@ func inTheWay(sale int64, what ...string) error {
 }
 
 // over refuses with all that is in the way of archiving a sale, the cheap looks first; else it returns the audit.
-func (a *Admin) over(ctx context.Context, s saleJSON, def catalog.Sale) (audit.Result, error) {
+func (a *Admin) over(ctx context.Context, s adminapi.Sale, def sale.Record) (audit.Result, error) {
 	var way []string
 	if s.ClosedAt == nil && a.Clock.Now().Before(def.EndsAt) {
 		way = append(way, fmt.Sprintf("it is %s until %s: close it first", s.State, s.EndsAt.Format(wire.TimeFormat)))

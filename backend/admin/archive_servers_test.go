@@ -13,6 +13,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/eligibility"
@@ -47,7 +48,7 @@ func (o *office) refusedArchive(sale int64, what ...string) {
 
 func TestArchiveNamesAllThatIsInTheWay(t *testing.T) {
 	o := newOffice(t, 1)
-	s := do[saleJSON](o, 201, "POST", "/admin/v1/sales", openSale(`,"per_user_limit":2`))
+	s := do[adminapi.Sale](o, 201, "POST", "/admin/v1/sales", openSale(`,"per_user_limit":2`))
 	path := fmt.Sprintf("/admin/v1/sales/%d", s.ID)
 	unpaid, paid, queued := o.press(s.ID, "ann", 2), o.press(s.ID, "bob", 1), ""
 	o.settle(s.ID)
@@ -56,7 +57,7 @@ func TestArchiveNamesAllThatIsInTheWay(t *testing.T) {
 	}
 	o.refusedArchive(s.ID, "it is open until "+s.EndsAt.Format(wire.TimeFormat)+": close it first", "1 orders are pending_payment")
 	queued = o.press(s.ID, "cyd", 1)
-	do[saleJSON](o, 200, "POST", path+"/close", "")
+	do[adminapi.Sale](o, 200, "POST", path+"/close", "")
 	o.refusedArchive(s.ID, "1 orders are pending_payment")
 	if _, err := o.book.Cancel(t.Context(), "ann", unpaid); err != nil {
 		t.Fatal(err)
@@ -85,13 +86,13 @@ func TestArchiveNamesAllThatIsInTheWay(t *testing.T) {
 	stock(1)
 	o.refusedArchive(s.ID, "the audit has 1 findings", "is not total 100")
 	stock(-1)
-	do[saleJSON](o, 200, "POST", path+"/archive", "")
+	do[adminapi.Sale](o, 200, "POST", path+"/archive", "")
 }
 
 func TestAnArchivedSaleAnswersFromMySQL(t *testing.T) {
 	o := newOffice(t, 1) // one connection is enough: the embedded profile has no more
-	k := do[skuJSON](o, 201, "POST", "/admin/v1/skus", `{"title":"Lamp","price":500,"currency":"USD","stock":150}`)
-	s := do[saleJSON](o, 201, "POST", "/admin/v1/sales", openSale(fmt.Sprintf(`,"sku_id":%d`, k.ID)))
+	k := do[adminapi.SKU](o, 201, "POST", "/admin/v1/skus", `{"title":"Lamp","price":500,"currency":"USD","stock":150}`)
+	s := do[adminapi.Sale](o, 201, "POST", "/admin/v1/sales", openSale(fmt.Sprintf(`,"sku_id":%d`, k.ID)))
 	path := fmt.Sprintf("/admin/v1/sales/%d", s.ID)
 	for i := range 3 {
 		id := o.press(s.ID, fmt.Sprint("u", i), 1)
@@ -114,7 +115,7 @@ func TestAnArchivedSaleAnswersFromMySQL(t *testing.T) {
 	}
 	do[eligibility.Changed](o, 200, "PUT", path+"/eligibility", `{"uids":["ann"]}`)
 	first := send(o.Admin, "POST", path+"/archive", "", "Idempotency-Key: a1")
-	got := read[saleJSON](t, first)
+	got := read[adminapi.Sale](t, first)
 	if first.StatusCode != 200 || got.ArchivedAt == nil || got.ClosedAt == nil || got.State != wire.Ended || got.Total != 2 || got.Sold != 2 || got.Available != 0 {
 		t.Fatalf("got %d %+v", first.StatusCode, got)
 	}
@@ -139,7 +140,7 @@ func TestAnArchivedSaleAnswersFromMySQL(t *testing.T) {
 	// Again, with the same key and with another: nothing changes.
 	rows := o.count(`SELECT COUNT(*) FROM audit_log`)
 	for _, key := range []string{"a1", "a2"} {
-		if again := do[saleJSON](o, 200, "POST", path+"/archive", "", "Idempotency-Key: "+key); again.Version != got.Version || !again.ArchivedAt.Equal(got.ArchivedAt.Time) {
+		if again := do[adminapi.Sale](o, 200, "POST", path+"/archive", "", "Idempotency-Key: "+key); again.Version != got.Version || !again.ArchivedAt.Equal(got.ArchivedAt.Time) {
 			t.Errorf("got %+v, before %+v", again, got)
 		}
 	}
@@ -152,7 +153,7 @@ func TestAnArchivedSaleAnswersFromMySQL(t *testing.T) {
 	} {
 		refused(t, send(o.Admin, c.method, c.path, c.body, "If-Match: *"), problem.SaleEnded, "")
 	}
-	do[saleJSON](o, 200, "POST", path+"/close", "") // it is
+	do[adminapi.Sale](o, 200, "POST", path+"/close", "") // it is
 	if n, err := o.ReturnUnsold(t.Context()); n != 0 || err != nil {
 		t.Errorf("gave back %d, %v", n, err)
 	}
@@ -162,7 +163,7 @@ func TestAnArchivedSaleAnswersFromMySQL(t *testing.T) {
 	if r := do[audit.Result](o, 200, "GET", path+"/audit", ""); r.Balanced || len(r.Findings) != 1 || !strings.Contains(r.Findings[0].Fix, fmt.Sprintf("backend sale archive %d", s.ID)) {
 		t.Errorf("got %+v", r)
 	}
-	do[saleJSON](o, 200, "POST", path+"/archive", "")
+	do[adminapi.Sale](o, 200, "POST", path+"/archive", "")
 	if n := o.keys(s.ID); n != 0 {
 		t.Errorf("%d keys are in Redis", n)
 	}
@@ -172,14 +173,14 @@ func TestAnArchivedSaleAnswersFromMySQL(t *testing.T) {
 // A change is done when it is in MySQL: what could not be done in Redis then, the timer does.
 func TestTheTimerFinishesAnArchive(t *testing.T) {
 	o := newOffice(t, 4)
-	s := do[saleJSON](o, 201, "POST", "/admin/v1/sales", openSale(``))
+	s := do[adminapi.Sale](o, 201, "POST", "/admin/v1/sales", openSale(``))
 	id := o.press(s.ID, "ann", 1)
 	o.settle(s.ID)
 	if _, err := o.book.Pay(t.Context(), "ann", id); err != nil {
 		t.Fatal(err)
 	}
 	path := fmt.Sprintf("/admin/v1/sales/%d", s.ID)
-	do[saleJSON](o, 200, "POST", path+"/close", "")
+	do[adminapi.Sale](o, 200, "POST", path+"/close", "")
 	gone, err := reserve.Open(reserve.Config{Addrs: []string{os.Getenv("REDIS_ADDR")}, Prefix: o.Redis.Prefix()})
 	if err != nil {
 		t.Fatal(err)
@@ -212,11 +213,11 @@ func TestTheTimerFinishesAnArchive(t *testing.T) {
 func TestWhatChangesMeanwhileStopsAnArchive(t *testing.T) {
 	t.Attr("row", "A7")
 	o := newOffice(t, 4)
-	s := do[saleJSON](o, 201, "POST", "/admin/v1/sales", openSale(``))
+	s := do[adminapi.Sale](o, 201, "POST", "/admin/v1/sales", openSale(``))
 	path := fmt.Sprintf("/admin/v1/sales/%d", s.ID)
 	window := func(ends time.Duration) {
 		t.Helper()
-		do[saleJSON](o, 200, "PATCH", path, fmt.Sprintf(`{"ends_at":%q}`, time.Now().Add(ends).UTC().Format(time.RFC3339Nano)), "If-Match: *")
+		do[adminapi.Sale](o, 200, "PATCH", path, fmt.Sprintf(`{"ends_at":%q}`, time.Now().Add(ends).UTC().Format(time.RFC3339Nano)), "If-Match: *")
 	}
 	window(-time.Second)
 	archive := func(want string) {
@@ -247,14 +248,14 @@ func TestWhatChangesMeanwhileStopsAnArchive(t *testing.T) {
 	if _, err := o.book.RunIntents(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	do[saleJSON](o, 200, "POST", path+"/archive", "")
+	do[adminapi.Sale](o, 200, "POST", path+"/archive", "")
 }
 
 func TestManyArchiveAtOnce(t *testing.T) {
 	o := newOffice(t, 8)
-	s := do[saleJSON](o, 201, "POST", "/admin/v1/sales", openSale(``))
+	s := do[adminapi.Sale](o, 201, "POST", "/admin/v1/sales", openSale(``))
 	path := fmt.Sprintf("/admin/v1/sales/%d", s.ID)
-	do[saleJSON](o, 200, "POST", path+"/close", "")
+	do[adminapi.Sale](o, 200, "POST", path+"/close", "")
 	var wg sync.WaitGroup
 	for i := range 6 {
 		wg.Go(func() {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-json-experiment/json"
 
+	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/backend/catalog"
 	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/store"
@@ -261,7 +262,7 @@ func (a *Admin) book(ctx context.Context, tx *sql.Tx, sale int64, kind, ref stri
 
 // moveSKU writes the ledger row, and the intent for Redis, of a change of a SKU's available units. k is as it was before,
 // and its row is locked.
-func (a *Admin) moveSKU(ctx context.Context, tx *sql.Tx, k skuJSON, kind string, units int64) error {
+func (a *Admin) moveSKU(ctx context.Context, tx *sql.Tx, k adminapi.SKU, kind string, units int64) error {
 	id, err := sku.Intend(ctx, tx, a.now(), k.ID, units)
 	if err != nil {
 		return err

@@ -6,7 +6,8 @@ import (
 	"errors"
 	"fmt"
 
-	"floodgate.internal/backend/catalog"
+	"floodgate.internal/backend/adminapi"
+	"floodgate.internal/backend/sale"
 	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
@@ -16,7 +17,7 @@ import (
 const returnPage = 100
 
 // ReturnUnsold gives the unsold units of closed sales back to their SKUs, and says how many sales it did that for. One
-// pass over the live sales (at most catalog.MaxLive): the timer calls it again and again, since orders of a closed sale may
+// pass over the live sales (at most sale.MaxLive): the timer calls it again and again, since orders of a closed sale may
 // still be cancelled or expire.
 //
 // A sale's turn comes only when Redis is open, knows that the sale is closed, and has nothing in its outbox: then every
@@ -25,10 +26,9 @@ const returnPage = 100
 func (a *Admin) ReturnUnsold(ctx context.Context) (n int, err error) {
 	var errs []error
 	for last := int64(0); ; {
-		ids, err := newest(ctx, a.DB, `SELECT s.id FROM sales s JOIN sale_stock k ON k.sale_id = s.id
-			WHERE s.id > ? AND s.closed_at IS NOT NULL AND s.archived_at IS NULL AND k.available > 0 ORDER BY s.id LIMIT ?`, last, returnPage)
+		ids, err := sale.Unsold(ctx, a.DB, last, returnPage)
 		if err != nil {
-			return n, errors.Join(append(errs, fmt.Errorf("closed sales with unsold units: %w", err))...)
+			return n, errors.Join(append(errs, err)...)
 		}
 		for _, id := range ids {
 			switch done, err := a.returnUnsold(ctx, id); {
@@ -46,9 +46,9 @@ func (a *Admin) ReturnUnsold(ctx context.Context) (n int, err error) {
 	return n, errors.Join(errs...)
 }
 
-func (a *Admin) returnUnsold(ctx context.Context, sale int64) (bool, error) {
+func (a *Admin) returnUnsold(ctx context.Context, id int64) (bool, error) {
 	// The state before the outbox: closed means that the outbox has seen its last order.
-	states, err := a.Redis.States(ctx, []int64{sale})
+	states, err := a.Redis.States(ctx, []int64{id})
 	if err != nil {
 		return false, err
 	}
@@ -56,9 +56,9 @@ func (a *Admin) returnUnsold(ctx context.Context, sale int64) (bool, error) {
 		return false, nil
 	}
 	c := a.Redis.Client()
-	queued, err := c.Do(ctx, c.B().Xlen().Key(a.Redis.OutboxKey(sale)).Build()).AsInt64()
+	queued, err := c.Do(ctx, c.B().Xlen().Key(a.Redis.OutboxKey(id)).Build()).AsInt64()
 	if err != nil {
-		return false, fmt.Errorf("outbox of sale %d: %w", sale, err)
+		return false, fmt.Errorf("outbox of sale %d: %w", id, err)
 	}
 	if queued > 0 {
 		return false, nil
@@ -66,7 +66,7 @@ func (a *Admin) returnUnsold(ctx context.Context, sale int64) (bool, error) {
 	var done change
 	err = store.InTx(ctx, a.DB, func(tx *sql.Tx) error {
 		done = change{}
-		before, s, err := a.lockSale(ctx, tx, sale)
+		before, s, err := a.lockSale(ctx, tx, id)
 		if err != nil {
 			return err
 		}
@@ -75,8 +75,8 @@ func (a *Admin) returnUnsold(ctx context.Context, sale int64) (bool, error) {
 			return err
 		}
 		var units int64
-		if err := tx.QueryRowContext(ctx, `SELECT available FROM sale_stock WHERE sale_id = ? FOR UPDATE`, sale).Scan(&units); err != nil {
-			return fmt.Errorf("stock of sale %d: %w", sale, err)
+		if err := tx.QueryRowContext(ctx, `SELECT available FROM sale_stock WHERE sale_id = ? FOR UPDATE`, id).Scan(&units); err != nil {
+			return fmt.Errorf("stock of sale %d: %w", id, err)
 		}
 		if units == 0 || s.ClosedAt == nil || s.ArchivedAt != nil {
 			return nil // another process was here
@@ -85,24 +85,24 @@ func (a *Admin) returnUnsold(ctx context.Context, sale int64) (bool, error) {
 		if err != nil {
 			return err
 		}
-		after, _, err := a.readSale(ctx, tx, sale)
+		after, _, err := a.readSale(ctx, tx, id)
 		if err != nil {
 			return err
 		}
-		done = change{action: "sale.return", target: saleName(sale), before: before, after: after, intents: []intent{adjust}, sku: s.SKU}
+		done = change{action: "sale.return", target: saleName(id), before: before, after: after, intents: []intent{adjust}, sku: s.SKU}
 		return a.record(ctx, tx, timer, done)
 	})
 	if err != nil || done.action == "" {
 		return false, err
 	}
-	a.Log.Info("unsold units are back at the SKU", "sale", sale)
+	a.Log.Info("unsold units are back at the SKU", "sale", id)
 	a.apply(ctx, done)
 	return true, nil
 }
 
 // giveBack moves a sale's available units back to its SKU. k is as it was before, and its row and the sale's stock row are
 // locked.
-func (a *Admin) giveBack(ctx context.Context, tx *sql.Tx, s catalog.Sale, k skuJSON, units int64) (intent, error) {
+func (a *Admin) giveBack(ctx context.Context, tx *sql.Tx, s sale.Record, k adminapi.SKU, units int64) (intent, error) {
 	if _, err := tx.ExecContext(ctx, `UPDATE skus SET allotted = allotted - ?, available = available + ? WHERE id = ?`, units, units, s.SKU); err != nil {
 		return intent{}, fmt.Errorf("sku %d: %w", s.SKU, err)
 	}

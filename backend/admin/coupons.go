@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"time"
 
+	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
@@ -22,19 +23,8 @@ type campaign struct {
 	guard           string
 }
 
-// campaignJSON is a campaign's members in requests.
-type campaignJSON struct {
-	Title        *string `json:"title"`
-	Category     *string `json:"category"`
-	Published    *bool   `json:"published"`
-	ValidFrom    *string `json:"valid_from"`
-	ValidUntil   *string `json:"valid_until"`
-	PerUserLimit *int64  `json:"per_user_limit"`
-	Guard        *string `json:"guard"`
-}
-
-// apply makes c what the members say; absent ones stay. total is how many units the campaign has.
-func (in campaignJSON) apply(c *campaign, total int64) error {
+// applyCampaign makes c what the members say; absent ones stay. total is how many units the campaign has.
+func applyCampaign(in adminapi.CouponPatch, c *campaign, total int64) error {
 	if err := first(
 		text("title", in.Title, 1, maxTitle, &c.title),
 		text("category", in.Category, 0, maxCategory, &c.category),
@@ -64,10 +54,7 @@ func (in campaignJSON) apply(c *campaign, total int64) error {
 // createCoupon makes a coupon campaign: a sale of kind coupon with a SKU of its own, for nothing. One that is not
 // published is there for operators alone.
 func (a *Admin) createCoupon(r *request) (*answer, error) {
-	var in struct {
-		campaignJSON
-		Total *int64 `json:"total"`
-	}
+	var in adminapi.NewCoupon
 	if err := r.decode(&in); err != nil {
 		return nil, err
 	}
@@ -79,7 +66,7 @@ func (a *Admin) createCoupon(r *request) (*answer, error) {
 	); err != nil {
 		return nil, err
 	}
-	if err := in.apply(&c, total); err != nil {
+	if err := applyCampaign(in.CouponPatch, &c, total); err != nil {
 		return nil, err
 	}
 	return a.create(r, newSale{kind: string(wire.Coupon), hasPrice: true, currency: noCurrency, payWithin: payWithin, stock: total,
@@ -96,7 +83,7 @@ func (a *Admin) patchCoupon(r *request) (*answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	var in campaignJSON
+	var in adminapi.CouponPatch
 	if err := first(
 		r.fixed("total", fmt.Sprintf("POST /admin/v1/sales/%d/restock adds units", id)),
 		r.decode(&in),
@@ -116,7 +103,7 @@ func (a *Admin) patchCoupon(r *request) (*answer, error) {
 		}
 		was := campaign{s.Title, *before.Category, s.Hidden, s.StartsAt, s.EndsAt, int64(s.PerUserLimit), *before.Guard}
 		next := was
-		if err := first(in.apply(&next, before.Total), promised(was, next, a.Clock.Now())); err != nil {
+		if err := first(applyCampaign(in, &next, before.Total), promised(was, next, a.Clock.Now())); err != nil {
 			return change{}, err
 		}
 		if next == was {
@@ -153,14 +140,11 @@ func noCampaign(id int64) error {
 }
 
 func (a *Admin) listCoupons(r *request) (*answer, error) {
-	list, next, err := a.pageOfSales(r, `SELECT id FROM sales WHERE kind = 'coupon' AND id < ? ORDER BY id DESC LIMIT ?`)
+	list, next, err := a.pageOfSales(r, true)
 	if err != nil {
 		return nil, err
 	}
-	return &answer{status: http.StatusOK, value: struct {
-		Coupons []saleJSON `json:"coupons"`
-		Next    string     `json:"next"`
-	}{list, next}}, nil
+	return &answer{status: http.StatusOK, value: adminapi.Coupons{Coupons: list, Page: adminapi.Page{Next: next}}}, nil
 }
 
 func (a *Admin) getCoupon(r *request) (*answer, error) {

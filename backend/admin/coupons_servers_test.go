@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/problem"
@@ -25,7 +26,7 @@ func TestACampaignIsMadeAndChanged(t *testing.T) {
 	t.Attr("row", "C1")
 	o := newOffice(t, 1)
 	r := send(o.Admin, "POST", "/admin/v1/coupons", `{"title":"10 off","category":"food","published":true,`+window(-time.Minute, time.Hour)+`,"per_user_limit":2,"total":30,"guard":"version"}`)
-	s := read[saleJSON](t, r)
+	s := read[adminapi.Sale](t, r)
 	path := fmt.Sprintf("/admin/v1/coupons/%d", s.ID)
 	if r.StatusCode != 201 || r.Header.Get("Location") != path || r.Header.Get("ETag") != `"1"` {
 		t.Errorf("got %d, %v", r.StatusCode, r.Header)
@@ -35,7 +36,7 @@ func TestACampaignIsMadeAndChanged(t *testing.T) {
 	}
 	o.press(s.ID, "ann", 2)
 	o.settle(s.ID)
-	if got := do[saleJSON](o, 200, "GET", path, ""); got.Sold != 2 || got.Available != 28 {
+	if got := do[adminapi.Sale](o, 200, "GET", path, ""); got.Sold != 2 || got.Available != 28 {
 		t.Errorf("got %+v", got)
 	}
 	if a := o.balanced(s.ID); a.MySQL.Claims != 2 {
@@ -44,18 +45,18 @@ func TestACampaignIsMadeAndChanged(t *testing.T) {
 
 	until := time.Now().UTC().Add(48 * time.Hour).Truncate(time.Millisecond)
 	body := fmt.Sprintf(`{"title":"20 off","category":"","per_user_limit":3,"guard":"conditional","valid_until":%q}`, until.Format(wire.TimeFormat))
-	got := do[saleJSON](o, 200, "PATCH", path, body, `If-Match: "1"`)
+	got := do[adminapi.Sale](o, 200, "PATCH", path, body, `If-Match: "1"`)
 	if got.Title != "20 off" || *got.Category != "" || got.PerUserLimit != 3 || *got.Guard != "conditional" || !got.ValidUntil.Equal(until) || !got.ValidFrom.Equal(s.ValidFrom.Time) || got.Version != 2 {
 		t.Errorf("got %+v", got)
 	}
 	if st := o.state(s.ID); st.Limit != 3 || st.Ends != until.UnixMilli() || st.Version != 2 {
 		t.Errorf("redis has %+v", st)
 	}
-	if again := do[saleJSON](o, 200, "PATCH", path, body); again.Version != 2 {
+	if again := do[adminapi.Sale](o, 200, "PATCH", path, body); again.Version != 2 {
 		t.Errorf("a change to the same changed something: %+v", again)
 	}
 	refused(t, send(o.Admin, "PATCH", path, `{"title":"x"}`, `If-Match: "1"`), problem.PreconditionFailed, "If-Match")
-	if got := do[saleJSON](o, 200, "POST", fmt.Sprintf("/admin/v1/sales/%d/restock", s.ID), `{"quantity":5}`); got.Total != 35 {
+	if got := do[adminapi.Sale](o, 200, "POST", fmt.Sprintf("/admin/v1/sales/%d/restock", s.ID), `{"quantity":5}`); got.Total != 35 {
 		t.Errorf("got %+v", got)
 	}
 	o.balanced(s.ID)
@@ -70,7 +71,7 @@ func TestACampaignIsMadeAndChanged(t *testing.T) {
 func TestPublishing(t *testing.T) {
 	t.Attr("row", "C1")
 	o := newOffice(t, 4)
-	s := do[saleJSON](o, 201, "POST", "/admin/v1/coupons", `{"title":"secret","published":false,`+window(-time.Minute, time.Hour)+`,"total":1}`)
+	s := do[adminapi.Sale](o, 201, "POST", "/admin/v1/coupons", `{"title":"secret","published":false,`+window(-time.Minute, time.Hour)+`,"total":1}`)
 	path, sale := fmt.Sprintf("/admin/v1/coupons/%d", s.ID), fmt.Sprintf("/admin/v1/sales/%d", s.ID)
 	press := func(want string) {
 		t.Helper()
@@ -83,28 +84,28 @@ func TestPublishing(t *testing.T) {
 		t.Errorf("got %+v", s)
 	}
 	press(lua.Paused)
-	if got := do[saleJSON](o, 200, "POST", sale+"/resume", ""); *got.Published {
+	if got := do[adminapi.Sale](o, 200, "POST", sale+"/resume", ""); *got.Published {
 		t.Errorf("resume published it: %+v", got)
 	}
-	if got := do[saleJSON](o, 200, "POST", sale+"/pause", ""); *got.Published || !got.Paused {
+	if got := do[adminapi.Sale](o, 200, "POST", sale+"/pause", ""); *got.Published || !got.Paused {
 		t.Errorf("got %+v", got)
 	}
-	if got := do[saleJSON](o, 200, "PATCH", path, `{"published":true}`); !*got.Published || !got.Paused || got.State != wire.Paused {
-		t.Errorf("got %+v", got)
-	}
-	press(lua.Paused)
-	if got := do[saleJSON](o, 200, "POST", sale+"/resume", ""); got.State != wire.Open {
-		t.Errorf("got %+v", got)
-	}
-	o.balanced(s.ID)
-	if got := do[saleJSON](o, 200, "PATCH", path, `{"published":false}`); *got.Published || got.State != wire.Paused {
+	if got := do[adminapi.Sale](o, 200, "PATCH", path, `{"published":true}`); !*got.Published || !got.Paused || got.State != wire.Paused {
 		t.Errorf("got %+v", got)
 	}
 	press(lua.Paused)
+	if got := do[adminapi.Sale](o, 200, "POST", sale+"/resume", ""); got.State != wire.Open {
+		t.Errorf("got %+v", got)
+	}
 	o.balanced(s.ID)
-	do[saleJSON](o, 200, "PATCH", path, `{"published":true}`)
+	if got := do[adminapi.Sale](o, 200, "PATCH", path, `{"published":false}`); *got.Published || got.State != wire.Paused {
+		t.Errorf("got %+v", got)
+	}
+	press(lua.Paused)
+	o.balanced(s.ID)
+	do[adminapi.Sale](o, 200, "PATCH", path, `{"published":true}`)
 	press(lua.Reserved)
-	do[saleJSON](o, 200, "POST", sale+"/close", "")
+	do[adminapi.Sale](o, 200, "POST", sale+"/close", "")
 	refused(t, send(o.Admin, "PATCH", path, `{"published":false}`), problem.SaleEnded, "")
 }
 
@@ -112,9 +113,9 @@ func TestPublishing(t *testing.T) {
 func TestWrongChangesOfACampaignChangeNothing(t *testing.T) {
 	t.Attr("row", "C1")
 	o := newOffice(t, 4)
-	running := do[saleJSON](o, 201, "POST", "/admin/v1/coupons", `{"title":"x",`+window(-time.Minute, time.Hour)+`,"per_user_limit":3,"total":5}`)
-	coming := do[saleJSON](o, 201, "POST", "/admin/v1/coupons", `{"title":"x",`+window(time.Hour, 2*time.Hour)+`,"per_user_limit":3,"total":5}`)
-	goods := do[saleJSON](o, 201, "POST", "/admin/v1/sales", openSale(``))
+	running := do[adminapi.Sale](o, 201, "POST", "/admin/v1/coupons", `{"title":"x",`+window(-time.Minute, time.Hour)+`,"per_user_limit":3,"total":5}`)
+	coming := do[adminapi.Sale](o, 201, "POST", "/admin/v1/coupons", `{"title":"x",`+window(time.Hour, 2*time.Hour)+`,"per_user_limit":3,"total":5}`)
+	goods := do[adminapi.Sale](o, 201, "POST", "/admin/v1/sales", openSale(``))
 	at := func(d time.Duration) string { return time.Now().UTC().Add(d).Format(wire.TimeFormat) }
 	both := map[string]string{
 		`{"title":""}`:        "title",
@@ -151,7 +152,7 @@ func TestWrongChangesOfACampaignChangeNothing(t *testing.T) {
 		`{"title":"a","title":"b"}`:                  "title",
 	}
 	for body, field := range both {
-		for _, s := range []saleJSON{running, coming} {
+		for _, s := range []adminapi.Sale{running, coming} {
 			refused(t, send(o.Admin, "PATCH", fmt.Sprintf("/admin/v1/coupons/%d", s.ID), body), problem.BadRequest, field)
 		}
 	}
@@ -161,12 +162,12 @@ func TestWrongChangesOfACampaignChangeNothing(t *testing.T) {
 	} {
 		refused(t, send(o.Admin, "PATCH", fmt.Sprintf("/admin/v1/coupons/%d", running.ID), body), problem.BadRequest, field)
 	}
-	for _, s := range []saleJSON{running, coming} {
+	for _, s := range []adminapi.Sale{running, coming} {
 		if got := o.sale(s.ID); got.Version != 1 || got.Title != "x" || got.PerUserLimit != 3 || !got.ValidUntil.Equal(s.ValidUntil.Time) || o.state(s.ID).Version != 1 {
 			t.Errorf("refused changes changed something: %+v", got)
 		}
 	}
-	if got := do[saleJSON](o, 200, "PATCH", fmt.Sprintf("/admin/v1/coupons/%d", coming.ID), `{"per_user_limit":2,"valid_from":"`+at(30*time.Minute)+`"}`); got.PerUserLimit != 2 {
+	if got := do[adminapi.Sale](o, 200, "PATCH", fmt.Sprintf("/admin/v1/coupons/%d", coming.ID), `{"per_user_limit":2,"valid_from":"`+at(30*time.Minute)+`"}`); got.PerUserLimit != 2 {
 		t.Errorf("before it begins: got %+v", got)
 	}
 	for _, path := range []string{fmt.Sprintf("/admin/v1/coupons/%d", goods.ID), "/admin/v1/coupons/999", "/admin/v1/coupons/x"} {
@@ -174,8 +175,8 @@ func TestWrongChangesOfACampaignChangeNothing(t *testing.T) {
 		refused(t, send(o.Admin, "PATCH", path, `{"title":"y"}`), problem.SaleNotFound, "")
 	}
 	list := do[struct {
-		Coupons []saleJSON `json:"coupons"`
-		Next    string     `json:"next"`
+		Coupons []adminapi.Sale `json:"coupons"`
+		Next    string          `json:"next"`
 	}](o, 200, "GET", "/admin/v1/coupons?limit=1", "")
 	if len(list.Coupons) != 1 || list.Coupons[0].ID != coming.ID || list.Next == "" {
 		t.Errorf("got %+v", list)

@@ -8,8 +8,9 @@ import (
 	"net/http"
 	"time"
 
-	"floodgate.internal/backend/catalog"
+	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/backend/order"
+	"floodgate.internal/backend/sale"
 	"floodgate.internal/backend/sku"
 	"floodgate.internal/shared/failpoint"
 	"floodgate.internal/shared/problem"
@@ -34,19 +35,7 @@ type newSale struct {
 }
 
 func (a *Admin) createSale(r *request) (*answer, error) {
-	var in struct {
-		SKU          *int64         `json:"sku_id"`
-		Kind         *string        `json:"kind"`
-		Title        *string        `json:"title"`
-		Price        *int64         `json:"price"`
-		Currency     *string        `json:"currency"`
-		Stock        *int64         `json:"stock"`
-		StartsAt     *string        `json:"starts_at"`
-		EndsAt       *string        `json:"ends_at"`
-		PerUserLimit *int64         `json:"per_user_limit"`
-		PayWithin    *int64         `json:"pay_within_s"`
-		Tranches     *[]trancheJSON `json:"tranches"`
-	}
+	var in adminapi.NewSale
 	if err := r.decode(&in); err != nil {
 		return nil, err
 	}
@@ -102,7 +91,7 @@ func (a *Admin) create(r *request, asked newSale) (*answer, error) {
 		if err := tx.QueryRowContext(ctx, `SELECT COUNT(*) FROM sales WHERE archived_at IS NULL`).Scan(&live); err != nil {
 			return change{}, fmt.Errorf("live sales: %w", err)
 		}
-		if live >= catalog.MaxLive {
+		if live >= sale.MaxLive {
 			p := problem.New(problem.Overloaded, fmt.Sprintf("there are %d live sales, the most there may be: archive some", live))
 			p.RetryAfter = time.Minute
 			return change{}, p
@@ -165,7 +154,7 @@ func (a *Admin) allot(ctx context.Context, tx *sql.Tx, n *newSale) error {
 }
 
 // takeUnits allots available units of a SKU whose row is locked.
-func (a *Admin) takeUnits(ctx context.Context, tx *sql.Tx, k skuJSON, units int64, field string) error {
+func (a *Admin) takeUnits(ctx context.Context, tx *sql.Tx, k adminapi.SKU, units int64, field string) error {
 	n, err := affected(tx.ExecContext(ctx, `UPDATE skus SET available = available - ?, allotted = allotted + ? WHERE id = ? AND available >= ?`,
 		units, units, k.ID, units))
 	if err != nil {

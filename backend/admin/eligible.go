@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/backend/eligibility"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
@@ -36,10 +37,7 @@ func uids(field string, list *[]string) ([]string, error) {
 
 // difference reads {"add":[...],"remove":[...]}.
 func (r *request) difference() (add, remove []string, err error) {
-	var in struct {
-		Add    *[]string `json:"add"`
-		Remove *[]string `json:"remove"`
-	}
+	var in adminapi.ListChange
 	if err := r.decode(&in); err != nil {
 		return nil, nil, err
 	}
@@ -125,11 +123,7 @@ func (a *Admin) getList(r *request, list int64) (*answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &answer{status: http.StatusOK, value: struct {
-		eligibility.State `json:",inline"`
-		UIDs              []string `json:"uids"`
-		Next              string   `json:"next"`
-	}{s, page, next}}, nil
+	return &answer{status: http.StatusOK, value: adminapi.List{State: s, UIDs: page, Page: adminapi.Page{Next: next}}}, nil
 }
 
 // Bans are of everybody, for every sale. Orders that a banned uid has stand.
@@ -192,9 +186,7 @@ func (a *Admin) changeEligible(r *request) (*answer, error) {
 // setEligible makes the uids of the request a sale's whole list: from then on only they may buy. A longer list is begun
 // with its first uids and grows by changes; do that before the sale starts, or add and remove what differs.
 func (a *Admin) setEligible(r *request) (*answer, error) {
-	var in struct {
-		UIDs *[]string `json:"uids"`
-	}
+	var in adminapi.NewList
 	if err := r.decode(&in); err != nil {
 		return nil, err
 	}
@@ -230,10 +222,5 @@ func (a *Admin) concentration(r *request) (*answer, error) {
 		return nil, problem.New(problem.NotFound, "this process takes no orders: ask the admin listener of each process with the role api, they count what they took")
 	}
 	c := a.Concentration.Of(id)
-	return &answer{status: http.StatusOK, value: struct {
-		SaleID   int64     `json:"sale_id"`
-		Since    wire.Time `json:"since"`
-		Orders   int64     `json:"orders"`
-		Networks any       `json:"networks"`
-	}{id, wire.At(c.Since), c.Orders, c.Networks}}, nil
+	return &answer{status: http.StatusOK, value: adminapi.Concentration{SaleID: id, Since: wire.At(c.Since), Orders: c.Orders, Networks: c.Networks}}, nil
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/backend/eligibility"
 	"floodgate.internal/backend/origins"
 	"floodgate.internal/shared/problem"
@@ -26,7 +27,7 @@ type listJSON struct {
 func TestBansAndEligibleUIDs(t *testing.T) {
 	t.Attr("row", "D13")
 	o := newOffice(t, 1) // one connection is enough: the embedded profile has no more
-	lists := eligibility.New(o.DB, o.Log, prometheus.NewRegistry())
+	lists := eligibility.New(eligibility.Config{DB: o.DB, Log: o.Log, Register: prometheus.NewRegistry()})
 	o.Lists = lists
 	const bans = "/admin/v1/bans"
 	if got := do[listJSON](o, 200, "GET", bans, ""); !got.Active || got.Size != 0 || len(got.UIDs) != 0 {
@@ -51,7 +52,7 @@ func TestBansAndEligibleUIDs(t *testing.T) {
 		}
 	}
 
-	s := do[saleJSON](o, 201, "POST", "/admin/v1/sales", openSale(``))
+	s := do[adminapi.Sale](o, 201, "POST", "/admin/v1/sales", openSale(``))
 	list := fmt.Sprintf("/admin/v1/sales/%d/eligibility", s.ID)
 	if got := do[listJSON](o, 200, "GET", list, ""); got.Active || got.Size != 0 {
 		t.Errorf("a sale without a list: got %+v", got)
@@ -89,7 +90,7 @@ func TestBansAndEligibleUIDs(t *testing.T) {
 			continue
 		}
 		got := read[struct {
-			Entries []logJSON `json:"entries"`
+			Entries []adminapi.LogEntry `json:"entries"`
 		}](t, r)
 		var lines []string
 		for _, e := range got.Entries {
@@ -106,7 +107,7 @@ func TestBansAndEligibleUIDs(t *testing.T) {
 		t.Errorf("%d changes in the audit log, want 5: what changes nothing is none", n)
 	}
 
-	do[saleJSON](o, 200, "POST", fmt.Sprintf("/admin/v1/sales/%d/close", s.ID), "")
+	do[adminapi.Sale](o, 200, "POST", fmt.Sprintf("/admin/v1/sales/%d/close", s.ID), "")
 	for _, c := range [][2]string{{"PUT", `{"uids":[]}`}, {"POST", `{"add":["x"]}`}, {"DELETE", ""}} {
 		refused(t, send(o.Admin, c[0], list, c[1]), problem.SaleEnded, "")
 		refused(t, send(o.Admin, c[0], "/admin/v1/sales/999/eligibility", c[1]), problem.SaleNotFound, "")
@@ -136,7 +137,7 @@ func TestALargestChangeFits(t *testing.T) {
 
 func TestConcentrationIsReported(t *testing.T) {
 	o := newOffice(t, 1)
-	s := do[saleJSON](o, 201, "POST", "/admin/v1/sales", openSale(``))
+	s := do[adminapi.Sale](o, 201, "POST", "/admin/v1/sales", openSale(``))
 	path := fmt.Sprintf("/admin/v1/sales/%d/concentration", s.ID)
 	refused(t, send(o.Admin, "GET", path, ""), problem.NotFound, "")
 	since := time.Now().UTC().Truncate(time.Millisecond)

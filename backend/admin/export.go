@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
 )
@@ -53,7 +54,7 @@ func (a *Admin) exportOrders(r *request) (*answer, error) {
 				return err
 			}
 			for _, o := range page {
-				if err := out.Write(o.cells()); err != nil {
+				if err := out.Write(cells(o)); err != nil {
 					return err
 				}
 			}
@@ -75,13 +76,13 @@ func (a *Admin) exportOrders(r *request) (*answer, error) {
 }
 
 // exported is the next page after an order.
-func (a *Admin) exported(ctx context.Context, sale int64, after string) ([]orderJSON, error) {
+func (a *Admin) exported(ctx context.Context, sale int64, after string) ([]adminapi.Order, error) {
 	ctx, cancel := context.WithTimeout(ctx, exportTime)
 	defer cancel()
 	return readOrders(ctx, a.DB, fmt.Sprintf(`FORCE INDEX (orders_sale) WHERE sale_id = ? AND id > ? ORDER BY id LIMIT %d`, exportPage), sale, after)
 }
 
-func (o orderJSON) cells() []string {
+func cells(o adminapi.Order) []string {
 	num := func(n int64) string { return strconv.FormatInt(n, 10) }
 	at := func(t *wire.Time) string {
 		if t == nil {

@@ -8,6 +8,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/backend/eligibility"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/shared/problem"
@@ -162,19 +163,13 @@ func after(field string, value *string, at time.Time, startField string, start t
 	return problem.Invalid(field, fmt.Sprintf("%q is not after %s %q: give a later time", shown, startField, start.Format(wire.TimeFormat)))
 }
 
-// trancheJSON is a tranche in requests and answers.
-type trancheJSON struct {
-	At       *string `json:"at"`
-	Quantity *int64  `json:"quantity"`
-}
-
 type tranche struct {
 	at    time.Time
 	units int64
 }
 
 // schedule checks tranches: in the window, no two at once, together exactly the stock. They come back by time.
-func schedule(list []trancheJSON, stock int64, starts, ends time.Time) ([]tranche, error) {
+func schedule(list []adminapi.NewTranche, stock int64, starts, ends time.Time) ([]tranche, error) {
 	if len(list) == 0 || len(list) > maxTranches {
 		return nil, problem.Invalid("tranches", fmt.Sprintf("%d of them do not fit: give %s", len(list), wanted["tranches"]))
 	}

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"strconv"
 
+	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/backend/deadletter"
 	"floodgate.internal/shared/problem"
 )
@@ -36,10 +37,7 @@ func (a *Admin) listDeadLetters(r *request) (*answer, error) {
 		list = list[:limit]
 		next = strconv.FormatInt(list[limit-1].ID, 10)
 	}
-	return &answer{status: http.StatusOK, value: struct {
-		DeadLetters []deadletter.Letter `json:"dead_letters"`
-		Next        string              `json:"next"`
-	}{list, next}}, nil
+	return &answer{status: http.StatusOK, value: adminapi.DeadLetters{DeadLetters: list, Page: adminapi.Page{Next: next}}}, nil
 }
 
 func (a *Admin) getDeadLetter(r *request) (*answer, error) {

@@ -9,11 +9,12 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/go-json-experiment/json/jsontext"
 	"github.com/redis/rueidis"
 
+	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/broker"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
@@ -71,50 +72,13 @@ func (a *Admin) rebuildSale(r *request) (*answer, error) {
 	})
 }
 
-// queueJSON is where every order is that is not in MySQL yet.
-type queueJSON struct {
-	Now         wire.Time    `json:"now"`
-	Depth       int64        `json:"depth"` // entries in all outboxes: orders that are not settled and retired yet
-	OldestAgeMS int64        `json:"oldest_age_ms"`
-	Pending     int64        `json:"pending"`  // of them, those that a relay, a consumer or the broker holds
-	Outboxes    []outboxJSON `json:"outboxes"` // of the sales that have entries
-	// The broker's side; all zero and no queues without a broker: then the outbox is the queue. BrokerError is why the
-	// broker does not say; then it is all zero too.
-	BrokerError string              `json:"broker_error"`
-	Ready       int64               `json:"ready"`
-	Unacked     int64               `json:"unacked"` // -1: the broker does not say
-	Consumers   int64               `json:"consumers"`
-	DeadLetters int64               `json:"dead_letters"` // that were not replayed yet, of either driver
-	Queues      []broker.QueueState `json:"queues"`
-	Intents     int64               `json:"intents"` // admin changes and releases that Redis is still to be told
-}
-
-type outboxJSON struct {
-	SaleID      int64         `json:"sale_id"`
-	Depth       int64         `json:"depth"`
-	OldestAgeMS int64         `json:"oldest_age_ms"`
-	Pending     int64         `json:"pending"` // delivered, not retired
-	Consumers   []pendingJSON `json:"consumers"`
-}
-
-// pendingJSON is what one reader of an outbox holds. The reader "published" stands for the broker.
-type pendingJSON struct {
-	Name    string `json:"name"`
-	Pending int64  `json:"pending"`
-	IdleMS  int64  `json:"idle_ms"` // since it last did anything
-	// Of what it holds, the first hundred: for how long the one it has held longest, and how often the one was delivered
-	// that was delivered most often, since a failure of it was last reported.
-	HeldMS     int64 `json:"held_ms"`
-	Deliveries int64 `json:"deliveries"`
-}
-
 func (a *Admin) queue(r *request) (*answer, error) {
 	ctx := r.Context()
 	ids, err := a.Audit.Sales(ctx)
 	if err != nil {
 		return nil, err
 	}
-	q := queueJSON{Outboxes: []outboxJSON{}, Queues: []broker.QueueState{}, Now: wire.At(a.Clock.Now())}
+	q := adminapi.Queue{Outboxes: []adminapi.Outbox{}, Queues: []broker.QueueState{}, Now: wire.At(a.Clock.Now())}
 	for len(ids) > 0 { // so many in one round trip
 		n := min(len(ids), 200)
 		if err := a.outboxes(ctx, ids[:n], &q); err != nil {
@@ -138,13 +102,13 @@ func (a *Admin) queue(r *request) (*answer, error) {
 			a.Log.Warn("the broker does not say how its queues are", "error", err)
 			q.BrokerError = err.Error() // what waits for it in the outboxes is to be seen all the same
 		}
-		q.add(states)
+		addQueues(&q, states)
 	}
 	return &answer{status: http.StatusOK, value: q}, nil
 }
 
-// add takes in what the broker says of its queues.
-func (q *queueJSON) add(states []broker.QueueState) {
+// addQueues takes in what the broker says of its queues.
+func addQueues(q *adminapi.Queue, states []broker.QueueState) {
 	q.Queues = append(q.Queues, states...)
 	for _, s := range states {
 		switch s.Name {
@@ -164,7 +128,7 @@ func (q *queueJSON) add(states []broker.QueueState) {
 }
 
 // outboxes adds what some sales' outboxes hold.
-func (a *Admin) outboxes(ctx context.Context, ids []int64, q *queueJSON) error {
+func (a *Admin) outboxes(ctx context.Context, ids []int64, q *adminapi.Queue) error {
 	c := a.Redis.Client()
 	cmds := make(rueidis.Commands, 0, 2*len(ids))
 	for _, id := range ids {
@@ -180,13 +144,13 @@ func (a *Admin) outboxes(ctx context.Context, ids []int64, q *queueJSON) error {
 		if depth == 0 {
 			continue
 		}
-		o := outboxJSON{SaleID: id, Depth: depth, Consumers: []pendingJSON{}}
+		o := adminapi.Outbox{SaleID: id, Depth: depth, Consumers: []adminapi.Reader{}}
 		entries, err := answers[2*i+1].AsXRange()
 		if err != nil {
 			return fmt.Errorf("outbox of sale %d: %w", id, err)
 		}
 		for _, x := range entries {
-			if e, err := reserve.ParseEntry(id, x.ID, x.FieldValues); err == nil {
+			if e, err := queued.Parse(id, x.ID, x.FieldValues); err == nil {
 				o.OldestAgeMS = max(0, q.Now.UnixMilli()-e.At)
 			}
 		}
@@ -201,7 +165,7 @@ func (a *Admin) outboxes(ctx context.Context, ids []int64, q *queueJSON) error {
 	return nil
 }
 
-func (a *Admin) pending(ctx context.Context, o *outboxJSON) error {
+func (a *Admin) pending(ctx context.Context, o *adminapi.Outbox) error {
 	c := a.Redis.Client()
 	readers, err := c.Do(ctx, c.B().XinfoConsumers().Key(a.Redis.OutboxKey(o.SaleID)).Group(reserve.Group).Build()).ToArray()
 	if _, ok := rueidis.IsRedisErr(err); ok {
@@ -216,7 +180,7 @@ func (a *Admin) pending(ctx context.Context, o *outboxJSON) error {
 			return fmt.Errorf("readers of the outbox of sale %d: %w", o.SaleID, err)
 		}
 		name, pending, idle := m["name"], m["pending"], m["idle"]
-		var p pendingJSON
+		var p adminapi.Reader
 		p.Name, _ = name.ToString()
 		p.Pending, _ = pending.AsInt64()
 		p.IdleMS, _ = idle.AsInt64()
@@ -232,7 +196,7 @@ func (a *Admin) pending(ctx context.Context, o *outboxJSON) error {
 }
 
 // held adds what one reader holds.
-func (a *Admin) held(ctx context.Context, sale int64, p *pendingJSON) error {
+func (a *Admin) held(ctx context.Context, sale int64, p *adminapi.Reader) error {
 	c := a.Redis.Client()
 	list, err := c.Do(ctx, c.B().Xpending().Key(a.Redis.OutboxKey(sale)).Group(reserve.Group).Start("-").End("+").Count(100).Consumer(p.Name).Build()).ToArray()
 	if _, ok := rueidis.IsRedisErr(err); ok {
@@ -256,16 +220,6 @@ func (a *Admin) held(ctx context.Context, sale int64, p *pendingJSON) error {
 	return nil
 }
 
-type logJSON struct {
-	ID     int64          `json:"id"`
-	At     wire.Time      `json:"at"`
-	Who    string         `json:"who"`
-	Action string         `json:"action"`
-	Target string         `json:"target"`
-	Before jsontext.Value `json:"before"` // null: it was made
-	After  jsontext.Value `json:"after"`
-}
-
 func (a *Admin) auditLog(r *request) (*answer, error) {
 	const most = 200
 	below, limit, err := r.page(most, "target")
@@ -286,9 +240,9 @@ func (a *Admin) auditLog(r *request) (*answer, error) {
 		return nil, fmt.Errorf("audit_log: %w", err)
 	}
 	defer rows.Close()
-	list := []logJSON{}
+	list := []adminapi.LogEntry{}
 	for rows.Next() {
-		var l logJSON
+		var l adminapi.LogEntry
 		var at time.Time
 		if err := rows.Scan(&l.ID, &at, &l.Who, &l.Action, &l.Target, (*[]byte)(&l.Before), (*[]byte)(&l.After)); err != nil {
 			return nil, fmt.Errorf("audit_log: %w", err)
@@ -304,8 +258,5 @@ func (a *Admin) auditLog(r *request) (*answer, error) {
 		list = list[:limit]
 		next = strconv.FormatInt(list[limit-1].ID, 10)
 	}
-	return &answer{status: http.StatusOK, value: struct {
-		Entries []logJSON `json:"entries"`
-		Next    string    `json:"next"`
-	}{list, next}}, nil
+	return &answer{status: http.StatusOK, value: adminapi.Log{Entries: list, Page: adminapi.Page{Next: next}}}, nil
 }

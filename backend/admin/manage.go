@@ -13,7 +13,8 @@ import (
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 
-	"floodgate.internal/backend/catalog"
+	"floodgate.internal/backend/adminapi"
+	"floodgate.internal/backend/sale"
 	"floodgate.internal/shared/failpoint"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
@@ -60,7 +61,7 @@ func (a *Admin) patchSale(r *request) (*answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	var in salePatch
+	var in adminapi.SalePatch
 	path := "POST /admin/v1/sales/" + strconv.FormatInt(id, 10)
 	if err := first(
 		r.fixed("sku_id", "it stays as it was made; make another sale"),
@@ -82,7 +83,7 @@ func (a *Admin) patchSale(r *request) (*answer, error) {
 			return change{}, err
 		}
 		next := s
-		if err := in.apply(&next, a.Clock.Now()); err != nil {
+		if err := applyPatch(in, &next, a.Clock.Now()); err != nil {
 			return change{}, err
 		}
 		if same(s, next) {
@@ -96,22 +97,13 @@ func (a *Admin) patchSale(r *request) (*answer, error) {
 	})
 }
 
-type salePatch struct {
-	Title        *string `json:"title"`
-	Price        *int64  `json:"price"`
-	StartsAt     *string `json:"starts_at"`
-	EndsAt       *string `json:"ends_at"`
-	PerUserLimit *int64  `json:"per_user_limit"`
-	PayWithin    *int64  `json:"pay_within_s"`
-}
-
-func same(s, t catalog.Sale) bool {
+func same(s, t sale.Record) bool {
 	return s.Title == t.Title && s.Price == t.Price && s.StartsAt.Equal(t.StartsAt) && s.EndsAt.Equal(t.EndsAt) &&
 		s.PerUserLimit == t.PerUserLimit && s.PayWithin == t.PayWithin
 }
 
-// apply makes s what the patch says, or says why not.
-func (in salePatch) apply(s *catalog.Sale, now time.Time) error {
+// applyPatch makes s what the patch says, or says why not.
+func applyPatch(in adminapi.SalePatch, s *sale.Record, now time.Time) error {
 	was := *s
 	limit, payWithin := int64(s.PerUserLimit), int64(s.PayWithin/time.Second)
 	if err := first(
@@ -143,7 +135,7 @@ func (in salePatch) apply(s *catalog.Sale, now time.Time) error {
 	if err := after("ends_at", in.EndsAt, s.EndsAt, "starts_at", s.StartsAt); err != nil {
 		return err
 	}
-	outside := func(t catalog.Tranche) bool { return t.At.Before(s.StartsAt) || !t.At.Before(s.EndsAt) }
+	outside := func(t sale.Tranche) bool { return t.At.Before(s.StartsAt) || !t.At.Before(s.EndsAt) }
 	if i := slices.IndexFunc(s.Tranches, outside); i >= 0 {
 		field, value := "ends_at", s.EndsAt
 		if s.Tranches[i].At.Before(s.StartsAt) {
@@ -155,7 +147,7 @@ func (in salePatch) apply(s *catalog.Sale, now time.Time) error {
 	return nil
 }
 
-func notClosed(s saleJSON) error {
+func notClosed(s adminapi.Sale) error {
 	if s.ClosedAt == nil {
 		return nil
 	}
@@ -163,7 +155,7 @@ func notClosed(s saleJSON) error {
 }
 
 // redefine counts the version and intends the definition for Redis, and adjusts before it.
-func (a *Admin) redefine(ctx context.Context, tx *sql.Tx, action string, before saleJSON, adjusts ...intent) (change, error) {
+func (a *Admin) redefine(ctx context.Context, tx *sql.Tx, action string, before adminapi.Sale, adjusts ...intent) (change, error) {
 	if _, err := tx.ExecContext(ctx, `UPDATE sales SET version = version + 1 WHERE id = ?`, before.ID); err != nil {
 		return change{}, fmt.Errorf("version of sale %d: %w", before.ID, err)
 	}
@@ -176,21 +168,21 @@ func (a *Admin) redefine(ctx context.Context, tx *sql.Tx, action string, before 
 }
 
 func (a *Admin) pauseSale(r *request) (*answer, error) {
-	return a.switchSale(r, "sale.pause", `UPDATE sales SET paused = TRUE WHERE id = ?`, func(s saleJSON) (bool, error) { return s.Paused, notClosed(s) })
+	return a.switchSale(r, "sale.pause", `UPDATE sales SET paused = TRUE WHERE id = ?`, func(s adminapi.Sale) (bool, error) { return s.Paused, notClosed(s) })
 }
 
 func (a *Admin) resumeSale(r *request) (*answer, error) {
-	return a.switchSale(r, "sale.resume", `UPDATE sales SET paused = FALSE WHERE id = ?`, func(s saleJSON) (bool, error) { return !s.Paused, notClosed(s) })
+	return a.switchSale(r, "sale.resume", `UPDATE sales SET paused = FALSE WHERE id = ?`, func(s adminapi.Sale) (bool, error) { return !s.Paused, notClosed(s) })
 }
 
 // closeSale ends a sale for good: at once in Redis; what was promised before is honoured. ReturnUnsold gives the unsold
 // units back to the SKU when nothing is queued any more. Closing a closed sale changes nothing.
 func (a *Admin) closeSale(r *request) (*answer, error) {
-	return a.switchSale(r, "sale.close", `UPDATE sales SET closed_at = ? WHERE id = ?`, func(s saleJSON) (bool, error) { return s.ClosedAt != nil, nil })
+	return a.switchSale(r, "sale.close", `UPDATE sales SET closed_at = ? WHERE id = ?`, func(s adminapi.Sale) (bool, error) { return s.ClosedAt != nil, nil })
 }
 
 // switchSale changes what is one column; already says that there is nothing to change, or why it cannot be.
-func (a *Admin) switchSale(r *request, action, update string, already func(saleJSON) (bool, error)) (*answer, error) {
+func (a *Admin) switchSale(r *request, action, update string, already func(adminapi.Sale) (bool, error)) (*answer, error) {
 	id, err := r.pathID(problem.SaleNotFound, "sale")
 	if err != nil {
 		return nil, err

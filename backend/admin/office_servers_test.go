@@ -12,6 +12,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/broker"
@@ -45,9 +46,9 @@ func newOffice(t *testing.T, connections int) *office {
 		t.Fatal(err)
 	}
 	clk, log, reg := new(clock.Clock), backendtest.Log(t), prometheus.NewRegistry()
-	o := &office{t: t, book: order.NewStore(db, redis, clk, log, reg), shelf: sku.NewCache(db, redis, log, reg)}
-	reconciler := reconcile.New(db, redis, nil, log, reg)
-	o.Admin = New(Config{Token: token, DB: db, Redis: redis, Clock: clk, Audit: audit.New(db, redis, time.Minute),
+	o := &office{t: t, book: order.NewStore(order.Config{DB: db, Redis: redis, Clock: clk, Log: log, Register: reg}), shelf: sku.NewCache(db, redis, log, reg)}
+	reconciler := reconcile.New(reconcile.Config{DB: db, Redis: redis, Log: log, Register: reg})
+	o.Admin = New(Config{Token: token, DB: db, Redis: redis, Clock: clk, Audit: audit.New(audit.Config{DB: db, Redis: redis, QueuedBound: time.Minute}),
 		Reconcile: func(ctx context.Context, sale int64) error {
 			if o.down != nil {
 				return o.down
@@ -60,7 +61,7 @@ func newOffice(t *testing.T, connections int) *office {
 			return []broker.QueueState{{Name: broker.QueueName(0), Ready: 3, Unacked: 2, Consumers: 1}, {Name: broker.Dead, Ready: 1}}, nil
 		},
 		Book:    o.book,
-		Letters: deadletter.NewStore(db, o.book, clk, log, reg),
+		Letters: deadletter.NewStore(deadletter.Config{DB: db, Orders: o.book, Clock: clk, Log: log, Register: reg}),
 		Ready:   func(context.Context) []string { return nil }, Log: log, Gatherer: reg, Register: reg})
 	return o
 }
@@ -75,14 +76,14 @@ func do[T any](o *office, want int, method, path, body string, header ...string)
 	return read[T](o.t, r)
 }
 
-func (o *office) sale(id int64) saleJSON {
+func (o *office) sale(id int64) adminapi.Sale {
 	o.t.Helper()
-	return do[saleJSON](o, 200, "GET", fmt.Sprintf("/admin/v1/sales/%d", id), "")
+	return do[adminapi.Sale](o, 200, "GET", fmt.Sprintf("/admin/v1/sales/%d", id), "")
 }
 
-func (o *office) sku(id int64) skuJSON {
+func (o *office) sku(id int64) adminapi.SKU {
 	o.t.Helper()
-	return do[skuJSON](o, 200, "GET", fmt.Sprintf("/admin/v1/skus/%d", id), "")
+	return do[adminapi.SKU](o, 200, "GET", fmt.Sprintf("/admin/v1/skus/%d", id), "")
 }
 
 // state is the sale in Redis.

@@ -10,38 +10,23 @@ import (
 	"strings"
 	"time"
 
+	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
 )
 
-// orderJSON is an order as operators see it.
-type orderJSON struct {
-	OrderID   string           `json:"order_id"`
-	SaleID    int64            `json:"sale_id"` // 0 for a cart's
-	UID       string           `json:"uid"`
-	Quantity  int64            `json:"quantity"`
-	Amount    int64            `json:"amount"` // minor units of the sale's currency
-	Status    wire.OrderStatus `json:"status"`
-	Reason    string           `json:"reason"`
-	Key       string           `json:"idempotency_key"` // "" for none
-	CreatedAt wire.Time        `json:"created_at"`      // the press
-	DecidedAt wire.Time        `json:"decided_at"`      // when MySQL got it
-	PayBefore *wire.Time       `json:"pay_before"`
-	EndedAt   *wire.Time       `json:"ended_at"` // paid, cancelled or expired
-}
-
 const orderColumns = `id, sale_id, uid, quantity, amount, status, reason, COALESCE(idem_key, ''), created_at, decided_at, pay_before, ended_at`
 
-func readOrders(ctx context.Context, q *sql.DB, where string, args ...any) ([]orderJSON, error) {
+func readOrders(ctx context.Context, q *sql.DB, where string, args ...any) ([]adminapi.Order, error) {
 	rows, err := q.QueryContext(ctx, `SELECT `+orderColumns+` FROM orders `+where, args...)
 	if err != nil {
 		return nil, fmt.Errorf("orders: %w", err)
 	}
 	defer rows.Close()
-	list := []orderJSON{}
+	list := []adminapi.Order{}
 	for rows.Next() {
-		var o orderJSON
+		var o adminapi.Order
 		var created, decided time.Time
 		var payBefore, ended sql.NullTime
 		if err := rows.Scan(&o.OrderID, &o.SaleID, &o.UID, &o.Quantity, &o.Amount, &o.Status, &o.Reason, &o.Key, &created, &decided, &payBefore, &ended); err != nil {
@@ -127,16 +112,13 @@ func (a *Admin) searchOrders(r *request) (*answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &answer{status: http.StatusOK, value: struct {
-		Orders []orderJSON `json:"orders"`
-		Next   string      `json:"next"`
-	}{list, next}}, nil
+	return &answer{status: http.StatusOK, value: adminapi.Orders{Orders: list, Page: adminapi.Page{Next: next}}}, nil
 }
 
 // findOrders reads a page. Both queries go along one index, (uid, id), (sale_id, id) or the primary key, from the cursor on:
 // the first finds where the page's look ends, the second what is asked for in between. The index is forced: for a rare status
 // the planner may take the one of statuses and sort, which is as slow as it is wrong about how rare it is.
-func (a *Admin) findOrders(ctx context.Context, s search) (list []orderJSON, next string, err error) {
+func (a *Admin) findOrders(ctx context.Context, s search) (list []adminapi.Order, next string, err error) {
 	where, args := s.along()
 	var end string // the last order that this page looks at; "" if there are fewer
 	if s.status != "" || s.uid != "" && s.sale != 0 {

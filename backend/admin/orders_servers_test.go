@@ -20,6 +20,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
@@ -47,8 +48,8 @@ func (o *office) rows(sale int64, n int, status wire.OrderStatus) []string {
 }
 
 type found struct {
-	Orders []orderJSON `json:"orders"`
-	Next   string      `json:"next"`
+	Orders []adminapi.Order `json:"orders"`
+	Next   string           `json:"next"`
 }
 
 // all follows a search to its end, and says how many pages it had.
@@ -68,8 +69,8 @@ func (o *office) all(query string) (ids []string, pages int) {
 
 func TestSupportFindsOrders(t *testing.T) {
 	o := newOffice(t, 1)
-	one := do[saleJSON](o, 201, "POST", "/admin/v1/sales", openSale(`,"per_user_limit":9`)).ID
-	two := do[saleJSON](o, 201, "POST", "/admin/v1/sales", openSale(``)).ID
+	one := do[adminapi.Sale](o, 201, "POST", "/admin/v1/sales", openSale(`,"per_user_limit":9`)).ID
+	two := do[adminapi.Sale](o, 201, "POST", "/admin/v1/sales", openSale(``)).ID
 	var mine []string
 	for range 5 {
 		mine = append(mine, o.press(one, "ann", 1))
@@ -115,7 +116,7 @@ func TestSupportFindsOrders(t *testing.T) {
 // A search looks at a bounded number of orders a page, along an index, however rare what it is for.
 func TestARareStatusIsFoundInBoundedSteps(t *testing.T) {
 	o := newOffice(t, 2)
-	sale := do[saleJSON](o, 201, "POST", "/admin/v1/sales", openSale(``)).ID
+	sale := do[adminapi.Sale](o, 201, "POST", "/admin/v1/sales", openSale(``)).ID
 	rare := o.rows(sale, 3, wire.Rejected)
 	o.rows(sale, 2*orderScan, wire.Paid)
 	o.rows(sale+1, 1000, wire.Paid)
@@ -193,7 +194,7 @@ func (o *office) explain(what, key, query string, args ...any) {
 
 func TestSupportCancelsAnOrder(t *testing.T) {
 	o := newOffice(t, 1)
-	s := do[saleJSON](o, 201, "POST", "/admin/v1/sales", openSale(``))
+	s := do[adminapi.Sale](o, 201, "POST", "/admin/v1/sales", openSale(``))
 	unpaid, paid := o.press(s.ID, "ann", 1), o.press(s.ID, "bob", 1)
 	o.settle(s.ID)
 	if _, err := o.book.Pay(t.Context(), "bob", paid); err != nil {
@@ -217,7 +218,7 @@ func TestSupportCancelsAnOrder(t *testing.T) {
 		t.Errorf("%d rows in the audit log", n)
 	}
 	log := do[struct {
-		Entries []logJSON `json:"entries"`
+		Entries []adminapi.LogEntry `json:"entries"`
 	}](o, 200, "GET", "/admin/v1/audit-log?target=order%20"+unpaid, "")
 	if len(log.Entries) != 1 || !strings.Contains(string(log.Entries[0].Before), "pending_payment") || !strings.Contains(string(log.Entries[0].After), order.Support) {
 		t.Errorf("the audit log has %+v", log)
@@ -238,7 +239,7 @@ func TestSupportCancelsAnOrder(t *testing.T) {
 
 func TestExportIsTheWholeSale(t *testing.T) {
 	o := newOffice(t, 1)
-	s := do[saleJSON](o, 201, "POST", "/admin/v1/sales", openSale(``))
+	s := do[adminapi.Sale](o, 201, "POST", "/admin/v1/sales", openSale(``))
 	path := fmt.Sprintf("/admin/v1/sales/%d/orders.csv", s.ID)
 	read := func() [][]string {
 		t.Helper()
@@ -372,7 +373,7 @@ func (o *office) exports(status string, want float64) {
 
 func TestAnExportHoldsNothingForASlowClientAndBreaksOff(t *testing.T) {
 	o := newOffice(t, 1)
-	sale := do[saleJSON](o, 201, "POST", "/admin/v1/sales", openSale(``)).ID
+	sale := do[adminapi.Sale](o, 201, "POST", "/admin/v1/sales", openSale(``)).ID
 	o.rows(sale, 8000, wire.Paid) // of about 170 bytes
 	// While a client does not read, the one connection of MySQL's is free.
 	r, _ := o.stalled(t, sale)

@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
+	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/shared/clock"
 )
@@ -41,9 +42,9 @@ func over(t *testing.T, a *Admin, after time.Duration) {
 }
 
 // closed makes a closed sale with a paid order, a cancelled one and 98 unsold units.
-func (o *office) closed() saleJSON {
+func (o *office) closed() adminapi.Sale {
 	o.t.Helper()
-	s := do[saleJSON](o, 201, "POST", "/admin/v1/sales", openSale(``))
+	s := do[adminapi.Sale](o, 201, "POST", "/admin/v1/sales", openSale(``))
 	bought, cancelled := o.press(s.ID, "ann", 1), o.press(s.ID, "bob", 1)
 	o.settle(s.ID)
 	if _, err := o.book.Pay(o.t.Context(), "ann", bought); err != nil {
@@ -52,18 +53,18 @@ func (o *office) closed() saleJSON {
 	if _, err := o.book.Cancel(o.t.Context(), "bob", cancelled); err != nil {
 		o.t.Fatal(err)
 	}
-	return do[saleJSON](o, 200, "POST", fmt.Sprintf("/admin/v1/sales/%d/close", s.ID), "")
+	return do[adminapi.Sale](o, 200, "POST", fmt.Sprintf("/admin/v1/sales/%d/close", s.ID), "")
 }
 
 // Two timers archive what is over for long enough, each sale once, and nothing else.
 func TestTimersArchiveWhatIsOver(t *testing.T) {
 	o := newOffice(t, 8)
 	const sales = 4
-	var list []saleJSON
+	var list []adminapi.Sale
 	for range sales {
 		list = append(list, o.closed())
 	}
-	open := do[saleJSON](o, 201, "POST", "/admin/v1/sales", openSale(``))
+	open := do[adminapi.Sale](o, 201, "POST", "/admin/v1/sales", openSale(``))
 	over(t, o.later(time.Minute), 2*time.Minute)
 	if n := o.count(`SELECT COUNT(*) FROM sales WHERE archived_at IS NOT NULL`); n != 0 {
 		t.Fatalf("%d sales are archived before their time", n)
@@ -102,10 +103,10 @@ func TestTimersArchiveWhatIsOver(t *testing.T) {
 // A sale that cannot be archived is counted, keeps no other from being archived, and is looked at again much later.
 func TestATimerGoesPastASaleThatCannotBeArchived(t *testing.T) {
 	o := newOffice(t, 1)
-	s := do[saleJSON](o, 201, "POST", "/admin/v1/sales", openSale(``))
+	s := do[adminapi.Sale](o, 201, "POST", "/admin/v1/sales", openSale(``))
 	unpaid := o.press(s.ID, "ann", 1)
 	o.settle(s.ID)
-	do[saleJSON](o, 200, "POST", fmt.Sprintf("/admin/v1/sales/%d/close", s.ID), "")
+	do[adminapi.Sale](o, 200, "POST", fmt.Sprintf("/admin/v1/sales/%d/close", s.ID), "")
 	other := o.closed()
 	a := o.later(time.Hour)
 	over(t, a, time.Minute)

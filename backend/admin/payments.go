@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 
+	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/backend/payment"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
@@ -35,8 +36,5 @@ func (a *Admin) listPayments(r *request) (*answer, error) {
 		list = list[:limit]
 		next = strconv.FormatInt(list[limit-1].ID, 10)
 	}
-	return &answer{status: http.StatusOK, value: struct {
-		Payments []payment.Payment `json:"payments"`
-		Next     string            `json:"next"`
-	}{list, next}}, nil
+	return &answer{status: http.StatusOK, value: adminapi.Payments{Payments: list, Page: adminapi.Page{Next: next}}}, nil
 }

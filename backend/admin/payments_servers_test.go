@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/payment"
 	"floodgate.internal/shared/problem"
@@ -72,7 +73,7 @@ func TestOldIdempotencyKeysAreForgotten(t *testing.T) {
 			}
 		}
 	}
-	made := do[skuJSON](o, 201, "POST", "/admin/v1/skus", `{"title":"Lamp","price":500,"currency":"USD","stock":1}`, "Idempotency-Key: now")
+	made := do[adminapi.SKU](o, 201, "POST", "/admin/v1/skus", `{"title":"Lamp","price":500,"currency":"USD","stock":1}`, "Idempotency-Key: now")
 	for _, want := range []int{1000, 500, 0} {
 		reads, changes := backendtest.Rows(t, o.DB, func() {
 			if n, err := o.PruneKeys(t.Context()); n != want || err != nil {
@@ -86,7 +87,7 @@ func TestOldIdempotencyKeysAreForgotten(t *testing.T) {
 	if n := o.count(`SELECT COUNT(*) FROM admin_requests`); n != int64(recent+1) {
 		t.Errorf("%d keys are left, want %d", n, recent+1)
 	}
-	again := do[skuJSON](o, 201, "POST", "/admin/v1/skus", `{"title":"Lamp","price":500,"currency":"USD","stock":1}`, "Idempotency-Key: now")
+	again := do[adminapi.SKU](o, 201, "POST", "/admin/v1/skus", `{"title":"Lamp","price":500,"currency":"USD","stock":1}`, "Idempotency-Key: now")
 	if again.ID != made.ID {
 		t.Errorf("a key that is remembered: got SKU %d, want %d", again.ID, made.ID)
 	}

@@ -6,148 +6,84 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 
-	"floodgate.internal/backend/catalog"
+	"floodgate.internal/backend/adminapi"
+	"floodgate.internal/backend/sale"
 	"floodgate.internal/backend/standby"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
 )
-
-// saleJSON is a sale as operators see it. Available, locked and sold are MySQL's; queued orders are not in them yet.
-type saleJSON struct {
-	ID           int64            `json:"id"`
-	SKU          int64            `json:"sku_id"`
-	Kind         wire.SaleKind    `json:"kind"`
-	Title        string           `json:"title"`
-	Price        int64            `json:"price"`
-	Currency     string           `json:"currency"`
-	Stock        int64            `json:"stock"` // the same as total
-	StartsAt     wire.Time        `json:"starts_at"`
-	EndsAt       wire.Time        `json:"ends_at"`
-	PerUserLimit int              `json:"per_user_limit"`
-	PayWithin    int64            `json:"pay_within_s"`
-	Tranches     []plannedTranche `json:"tranches"`          // none: all at starts_at
-	Category     *string          `json:"category,omitzero"` // these five of coupons only
-	Published    *bool            `json:"published,omitzero"`
-	Guard        *string          `json:"guard,omitzero"`
-	ValidFrom    *wire.Time       `json:"valid_from,omitzero"`  // the same as starts_at
-	ValidUntil   *wire.Time       `json:"valid_until,omitzero"` // the same as ends_at
-	State        wire.SaleState   `json:"state"`
-	Paused       bool             `json:"paused"`
-	ClosedAt     *wire.Time       `json:"closed_at"`
-	ArchivedAt   *wire.Time       `json:"archived_at"`
-	Total        int64            `json:"total"`
-	Available    int64            `json:"available"`
-	Locked       int64            `json:"locked"`
-	Sold         int64            `json:"sold"`
-	Standby      standby.Length   `json:"standby"`
-	Version      int64            `json:"version"`
-	CreatedAt    wire.Time        `json:"created_at"`
-}
-
-type plannedTranche struct {
-	At       wire.Time `json:"at"`
-	Quantity int64     `json:"quantity"`
-}
-
-// queryer is a *sql.DB or a *sql.Tx.
-type queryer interface {
-	catalog.Queryer
-	rower
-}
 
 func noSale(id int64) error {
 	return problem.New(problem.SaleNotFound, fmt.Sprintf("no sale %d: GET /admin/v1/sales lists them", id))
 }
 
 // readSale reads a sale with its stock.
-func (a *Admin) readSale(ctx context.Context, q queryer, id int64) (saleJSON, catalog.Sale, error) {
-	list, err := a.readSales(ctx, q, []int64{id})
-	if err != nil {
-		return saleJSON{}, catalog.Sale{}, err
-	}
-	if len(list) == 0 {
-		return saleJSON{}, catalog.Sale{}, noSale(id)
-	}
-	return list[0].saleJSON, list[0].sale, nil
+func (a *Admin) readSale(ctx context.Context, q sale.Queryer, id int64) (adminapi.Sale, sale.Record, error) {
+	r, err := sale.Get(ctx, q, id)
+	return a.view(ctx, q, id, r, err)
 }
 
-type saleRow struct {
-	saleJSON
-	sale catalog.Sale
+// lockSale reads a sale that no other change can touch until the transaction ends.
+func (a *Admin) lockSale(ctx context.Context, tx *sql.Tx, id int64) (adminapi.Sale, sale.Record, error) {
+	r, err := sale.Lock(ctx, tx, id)
+	return a.view(ctx, tx, id, r, err)
 }
 
-// readSales reads sales with these ids, ascending.
-func (a *Admin) readSales(ctx context.Context, q queryer, ids []int64) ([]saleRow, error) {
-	if len(ids) == 0 {
-		return nil, nil
+func (a *Admin) view(ctx context.Context, q sale.Queryer, id int64, r sale.Record, err error) (adminapi.Sale, sale.Record, error) {
+	if errors.Is(err, sale.ErrNotFound) {
+		err = noSale(id)
 	}
-	sales, err := catalog.Read(ctx, q, ids...)
 	if err != nil {
-		return nil, err
+		return adminapi.Sale{}, r, err
 	}
-	now := a.Clock.Now()
-	rows := make([]saleRow, len(sales))
-	index := map[int64]*saleRow{}
-	for i, s := range sales {
-		rows[i] = saleRow{sale: s, saleJSON: saleJSON{
-			ID: s.ID, SKU: s.SKU, Kind: s.Kind, Title: s.Title, Price: s.Price, Currency: s.Currency,
-			StartsAt: wire.At(s.StartsAt), EndsAt: wire.At(s.EndsAt), PerUserLimit: s.PerUserLimit, PayWithin: int64(s.PayWithin / time.Second),
-			Tranches: []plannedTranche{}, Paused: s.Paused, ClosedAt: timeOf(s.ClosedAt), ArchivedAt: timeOf(s.ArchivedAt), Version: s.Version,
-		}}
-		for _, t := range s.Tranches {
-			rows[i].Tranches = append(rows[i].Tranches, plannedTranche{wire.At(t.At), t.Quantity})
-		}
-		index[s.ID] = &rows[i]
-	}
-	where, args := oneOfIDs(ids)
-	more, err := q.QueryContext(ctx, `SELECT s.id, s.created_at, s.category, s.stock_guard, k.total, k.available, k.locked, k.sold
-		FROM sales s JOIN sale_stock k ON k.sale_id = s.id WHERE s.id IN `+where, args...)
+	list, err := a.views(ctx, q, r)
 	if err != nil {
-		return nil, fmt.Errorf("sales: %w", err)
+		return adminapi.Sale{}, r, err
 	}
-	defer more.Close()
-	for more.Next() {
-		var id, total, available, locked, sold int64
-		var created time.Time
-		var category, guard string
-		if err := more.Scan(&id, &created, &category, &guard, &total, &available, &locked, &sold); err != nil {
-			return nil, fmt.Errorf("sales: %w", err)
-		}
-		r, ok := index[id]
-		if !ok {
-			continue
-		}
-		r.CreatedAt, r.Stock, r.Total, r.Available, r.Locked, r.Sold = wire.At(created), total, total, available, locked, sold
-		if r.Kind == wire.Coupon {
-			published := !r.sale.Hidden
-			r.Category, r.Published, r.Guard, r.ValidFrom, r.ValidUntil = &category, &published, &guard, &r.StartsAt, &r.EndsAt
-		}
-		r.State = state(r.sale, available, now)
+	return list[0], r, nil
+}
+
+// views are the sales as operators see them.
+func (a *Admin) views(ctx context.Context, q sale.Queryer, records ...sale.Record) ([]adminapi.Sale, error) {
+	list := make([]adminapi.Sale, len(records))
+	if len(records) == 0 {
+		return list, nil
 	}
-	if err := errors.Join(more.Err(), more.Close()); err != nil {
-		return nil, fmt.Errorf("sales: %w", err)
+	ids := make([]int64, len(records))
+	for i, r := range records {
+		ids[i] = r.ID
 	}
 	lines, err := standby.Lengths(ctx, q, ids)
 	if err != nil {
 		return nil, err
 	}
-	for id, n := range lines {
-		index[id].Standby = n
+	now := a.Clock.Now()
+	for i, r := range records {
+		list[i] = saleView(r, now)
+		list[i].Standby = lines[r.ID]
 	}
-	return rows, nil
+	return list, nil
 }
 
-// oneOfIDs is "(?,?)" and its arguments.
-func oneOfIDs(ids []int64) (string, []any) {
-	marks, args := []byte("("), make([]any, len(ids))
-	for i, id := range ids {
-		marks, args[i] = append(marks, "?,"...), id
+func saleView(r sale.Record, now time.Time) adminapi.Sale {
+	v := adminapi.Sale{
+		ID: r.ID, SKU: r.SKU, Kind: r.Kind, Title: r.Title, Price: r.Price, Currency: r.Currency, Stock: r.Total,
+		StartsAt: wire.At(r.StartsAt), EndsAt: wire.At(r.EndsAt), PerUserLimit: r.PerUserLimit, PayWithin: int64(r.PayWithin / time.Second),
+		Tranches: []adminapi.Tranche{}, State: r.State(now), Paused: r.Paused, ClosedAt: timeOf(r.ClosedAt), ArchivedAt: timeOf(r.ArchivedAt),
+		Total: r.Total, Available: r.Available, Locked: r.Locked, Sold: r.Sold, Version: r.Version, CreatedAt: wire.At(r.CreatedAt),
 	}
-	marks[len(marks)-1] = ')'
-	return string(marks), args
+	for _, t := range r.Tranches {
+		v.Tranches = append(v.Tranches, adminapi.Tranche{At: wire.At(t.At), Quantity: t.Quantity})
+	}
+	if r.Kind == wire.Coupon {
+		published := !r.Hidden
+		v.Category, v.Published, v.Guard, v.ValidFrom, v.ValidUntil = &r.Category, &published, &r.Guard, &v.StartsAt, &v.EndsAt
+	}
+	return v
 }
 
 func timeOf(t *time.Time) *wire.Time {
@@ -158,80 +94,36 @@ func timeOf(t *time.Time) *wire.Time {
 	return &at
 }
 
-// state is what the public is told, as far as MySQL knows it.
-func state(s catalog.Sale, available int64, now time.Time) wire.SaleState {
-	for _, t := range s.Definition().Later {
-		if t.At > now.UnixMilli() {
-			available -= t.Units
-		}
-	}
-	switch {
-	case s.ClosedAt != nil || !now.Before(s.EndsAt):
-		return wire.Ended
-	case s.Paused || s.Hidden:
-		return wire.Paused
-	case now.Before(s.StartsAt):
-		return wire.Upcoming
-	case available <= 0:
-		return wire.SoldOut
-	default:
-		return wire.Open
-	}
-}
-
 func saleName(id int64) string { return "sale " + strconv.FormatInt(id, 10) }
 
 func (a *Admin) listSales(r *request) (*answer, error) {
-	list, next, err := a.pageOfSales(r, `SELECT id FROM sales WHERE id < ? ORDER BY id DESC LIMIT ?`)
+	list, next, err := a.pageOfSales(r, false)
 	if err != nil {
 		return nil, err
 	}
-	return &answer{status: http.StatusOK, value: struct {
-		Sales []saleJSON `json:"sales"`
-		Next  string     `json:"next"`
-	}{list, next}}, nil
+	return &answer{status: http.StatusOK, value: adminapi.Sales{Sales: list, Page: adminapi.Page{Next: next}}}, nil
 }
 
-// pageOfSales reads the sales whose ids query selects, newest first: those below a cursor, at most so many.
-func (a *Admin) pageOfSales(r *request, query string) (list []saleJSON, next string, err error) {
+// pageOfSales reads the sales below a cursor, newest first, at most so many; of coupon campaigns alone where it is asked.
+func (a *Admin) pageOfSales(r *request, coupons bool) (list []adminapi.Sale, next string, err error) {
 	below, limit, err := r.page(maxPage)
 	if err != nil {
 		return nil, "", err
 	}
-	ids, err := newest(r.Context(), a.DB, query, below, limit+1)
+	ids, err := sale.Newest(r.Context(), a.DB, coupons, below, limit+1)
 	if err != nil {
-		return nil, "", fmt.Errorf("sales: %w", err)
+		return nil, "", err
 	}
 	if int64(len(ids)) > limit {
 		ids = ids[:limit]
 		next = strconv.FormatInt(ids[limit-1], 10)
 	}
-	rows, err := a.readSales(r.Context(), a.DB, ids)
-	if err != nil {
-		return nil, "", err
+	records, err := sale.Records(r.Context(), a.DB, ids...)
+	if err == nil {
+		list, err = a.views(r.Context(), a.DB, records...)
 	}
-	list = make([]saleJSON, 0, len(rows))
-	for i := len(rows) - 1; i >= 0; i-- {
-		list = append(list, rows[i].saleJSON)
-	}
-	return list, next, nil
-}
-
-func newest(ctx context.Context, q catalog.Queryer, query string, args ...any) ([]int64, error) {
-	rows, err := q.QueryContext(ctx, query, args...)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	var ids []int64
-	for rows.Next() {
-		var id int64
-		if err := rows.Scan(&id); err != nil {
-			return nil, err
-		}
-		ids = append(ids, id)
-	}
-	return ids, rows.Err()
+	slices.Reverse(list)
+	return list, next, err
 }
 
 func (a *Admin) getSale(r *request) (*answer, error) {
@@ -244,17 +136,4 @@ func (a *Admin) getSale(r *request) (*answer, error) {
 		return nil, err
 	}
 	return &answer{status: http.StatusOK, value: s}, nil
-}
-
-// lockSale reads a sale that no other change can touch until the transaction ends.
-func (a *Admin) lockSale(ctx context.Context, tx *sql.Tx, id int64) (saleJSON, catalog.Sale, error) {
-	var locked int64
-	err := tx.QueryRowContext(ctx, `SELECT id FROM sales WHERE id = ? FOR UPDATE`, id).Scan(&locked)
-	if errors.Is(err, sql.ErrNoRows) {
-		return saleJSON{}, catalog.Sale{}, noSale(id)
-	}
-	if err != nil {
-		return saleJSON{}, catalog.Sale{}, fmt.Errorf("lock sale %d: %w", id, err)
-	}
-	return a.readSale(ctx, tx, id)
 }

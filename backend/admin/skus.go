@@ -9,32 +9,17 @@ import (
 	"strconv"
 	"time"
 
+	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/sku"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
 )
 
-// skuJSON is a SKU as operators see it: available + allotted + locked + sold = total. Allotted units are its sales'.
-type skuJSON struct {
-	ID        int64     `json:"id"`
-	Title     string    `json:"title"`
-	Price     int64     `json:"price"`
-	Currency  string    `json:"currency"`
-	Own       bool      `json:"own"` // made for one sale
-	Total     int64     `json:"total"`
-	Available int64     `json:"available"`
-	Allotted  int64     `json:"allotted"`
-	Locked    int64     `json:"locked"`
-	Sold      int64     `json:"sold"`
-	Version   int64     `json:"version"`
-	CreatedAt wire.Time `json:"created_at"`
-}
-
 const skuColumns = `id, title, price, currency, own, total, available, allotted, locked, sold, version, created_at`
 
-func scanSKU(row interface{ Scan(...any) error }) (skuJSON, error) {
-	var s skuJSON
+func scanSKU(row interface{ Scan(...any) error }) (adminapi.SKU, error) {
+	var s adminapi.SKU
 	var created time.Time
 	err := row.Scan(&s.ID, &s.Title, &s.Price, &s.Currency, &s.Own, &s.Total, &s.Available, &s.Allotted, &s.Locked, &s.Sold, &s.Version, &created)
 	s.CreatedAt = wire.At(created)
@@ -46,7 +31,7 @@ type rower interface {
 }
 
 // readSKU reads a SKU; in a transaction, lock keeps it until the end.
-func readSKU(ctx context.Context, q rower, id int64, lock string) (skuJSON, error) {
+func readSKU(ctx context.Context, q rower, id int64, lock string) (adminapi.SKU, error) {
 	s, err := scanSKU(q.QueryRowContext(ctx, `SELECT `+skuColumns+` FROM skus WHERE id = ? `+lock, id))
 	if errors.Is(err, sql.ErrNoRows) {
 		return s, noSKU(id)
@@ -76,7 +61,7 @@ func (a *Admin) listSKUs(r *request) (*answer, error) {
 		return nil, fmt.Errorf("skus: %w", err)
 	}
 	defer rows.Close()
-	list := []skuJSON{}
+	list := []adminapi.SKU{}
 	for rows.Next() {
 		s, err := scanSKU(rows)
 		if err != nil {
@@ -92,10 +77,7 @@ func (a *Admin) listSKUs(r *request) (*answer, error) {
 		list = list[:limit]
 		next = strconv.FormatInt(list[limit-1].ID, 10)
 	}
-	return &answer{status: http.StatusOK, value: struct {
-		SKUs []skuJSON `json:"skus"`
-		Next string    `json:"next"`
-	}{list, next}}, nil
+	return &answer{status: http.StatusOK, value: adminapi.SKUs{SKUs: list, Page: adminapi.Page{Next: next}}}, nil
 }
 
 func (a *Admin) getSKU(r *request) (*answer, error) {
@@ -111,13 +93,8 @@ func (a *Admin) getSKU(r *request) (*answer, error) {
 }
 
 func (a *Admin) createSKU(r *request) (*answer, error) {
-	var in struct {
-		Title    *string `json:"title"`
-		Price    *int64  `json:"price"`
-		Currency *string `json:"currency"`
-		Stock    *int64  `json:"stock"`
-	}
-	var s skuJSON
+	var in adminapi.NewSKU
+	var s adminapi.SKU
 	if err := r.decode(&in); err != nil {
 		return nil, err
 	}
@@ -167,11 +144,7 @@ func (a *Admin) patchSKU(r *request) (*answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	var in struct {
-		Title    *string `json:"title"`
-		Price    *int64  `json:"price"`
-		Currency *string `json:"currency"`
-	}
+	var in adminapi.SKUPatch
 	if err := first(r.fixed("stock", fmt.Sprintf("POST /admin/v1/skus/%d/restock adds units", id)), r.decode(&in)); err != nil {
 		return nil, err
 	}
@@ -209,9 +182,7 @@ func (a *Admin) patchSKU(r *request) (*answer, error) {
 }
 
 func (r *request) quantity() (int64, error) {
-	var in struct {
-		Quantity *int64 `json:"quantity"`
-	}
+	var in adminapi.Restock
 	var n int64
 	if err := r.decode(&in); err != nil {
 		return 0, err

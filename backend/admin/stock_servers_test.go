@@ -7,6 +7,7 @@ import (
 	"sync"
 	"testing"
 
+	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/sku"
@@ -28,7 +29,7 @@ func (o *office) units(sku int64) backendtest.Units {
 func TestASKUInRedisFollowsOperators(t *testing.T) {
 	t.Attr("row", "E5 E10")
 	o := newOffice(t, 4)
-	sku := do[skuJSON](o, 201, "POST", "/admin/v1/skus", `{"title":"Mug","price":900,"currency":"EUR","stock":10}`).ID
+	sku := do[adminapi.SKU](o, 201, "POST", "/admin/v1/skus", `{"title":"Mug","price":900,"currency":"EUR","stock":10}`).ID
 	path := fmt.Sprintf("/admin/v1/skus/%d", sku)
 	if err := o.shelf.Load(t.Context(), sku); err != nil {
 		t.Fatal(err)
@@ -40,15 +41,15 @@ func TestASKUInRedisFollowsOperators(t *testing.T) {
 		}
 	}
 	want(10)
-	do[skuJSON](o, 200, "POST", path+"/restock", `{"quantity":5}`)
+	do[adminapi.SKU](o, 200, "POST", path+"/restock", `{"quantity":5}`)
 	want(15)
-	sale := do[saleJSON](o, 201, "POST", "/admin/v1/sales", openSale(fmt.Sprintf(`,"sku_id":%d,"stock":4`, sku))).ID
+	sale := do[adminapi.Sale](o, 201, "POST", "/admin/v1/sales", openSale(fmt.Sprintf(`,"sku_id":%d,"stock":4`, sku))).ID
 	want(11)
-	do[saleJSON](o, 200, "POST", fmt.Sprintf("/admin/v1/sales/%d/restock", sale), `{"quantity":2}`)
+	do[adminapi.Sale](o, 200, "POST", fmt.Sprintf("/admin/v1/sales/%d/restock", sale), `{"quantity":2}`)
 	want(9)
 	refused(t, send(o.Admin, "POST", fmt.Sprintf("/admin/v1/sales/%d/restock", sale), `{"quantity":10}`), problem.InsufficientStock, "quantity")
 	want(9)
-	do[saleJSON](o, 200, "POST", fmt.Sprintf("/admin/v1/sales/%d/close", sale), "")
+	do[adminapi.Sale](o, 200, "POST", fmt.Sprintf("/admin/v1/sales/%d/close", sale), "")
 	if n, err := o.ReturnUnsold(t.Context()); n != 1 || err != nil {
 		t.Fatalf("returned %d, %v", n, err)
 	}
@@ -60,9 +61,9 @@ func TestASKUInRedisFollowsOperators(t *testing.T) {
 	}
 
 	// A sale with a SKU of its own: carts have nothing of it.
-	own := do[saleJSON](o, 201, "POST", "/admin/v1/sales", openSale(``))
-	do[saleJSON](o, 200, "POST", fmt.Sprintf("/admin/v1/sales/%d/restock", own.ID), `{"quantity":2}`)
-	do[saleJSON](o, 200, "POST", fmt.Sprintf("/admin/v1/sales/%d/close", own.ID), "")
+	own := do[adminapi.Sale](o, 201, "POST", "/admin/v1/sales", openSale(``))
+	do[adminapi.Sale](o, 200, "POST", fmt.Sprintf("/admin/v1/sales/%d/restock", own.ID), `{"quantity":2}`)
+	do[adminapi.Sale](o, 200, "POST", fmt.Sprintf("/admin/v1/sales/%d/close", own.ID), "")
 	if n, err := o.ReturnUnsold(t.Context()); n != 1 || err != nil {
 		t.Fatalf("returned %d, %v", n, err)
 	}
@@ -77,13 +78,13 @@ func TestASKUInRedisFollowsOperators(t *testing.T) {
 // What cannot be done in Redis at once is left to the timer.
 func TestASKUBeingLoadedGetsItsChangesLater(t *testing.T) {
 	o := newOffice(t, 4)
-	skuID := do[skuJSON](o, 201, "POST", "/admin/v1/skus", `{"title":"Mug","price":900,"currency":"EUR","stock":10}`).ID
+	skuID := do[adminapi.SKU](o, 201, "POST", "/admin/v1/skus", `{"title":"Mug","price":900,"currency":"EUR","stock":10}`).ID
 	key := fmt.Sprintf("%s{sku:%d}:state", o.Redis.Prefix(), skuID)
 	c := o.Redis.Client()
 	if err := c.Do(t.Context(), c.B().Hset().Key(key).FieldValue().FieldValue("gate", "closed").FieldValue("token", "x").FieldValue("until", "1").Build()).Error(); err != nil {
 		t.Fatal(err)
 	}
-	do[skuJSON](o, 200, "POST", fmt.Sprintf("/admin/v1/skus/%d/restock", skuID), `{"quantity":5}`)
+	do[adminapi.SKU](o, 200, "POST", fmt.Sprintf("/admin/v1/skus/%d/restock", skuID), `{"quantity":5}`)
 	if n := o.count(`SELECT COUNT(*) FROM sku_intents WHERE done_at IS NULL`); n != 1 {
 		t.Errorf("%d intents are open", n)
 	}
@@ -102,7 +103,7 @@ func TestASKUBeingLoadedGetsItsChangesLater(t *testing.T) {
 func TestRebuildSKU(t *testing.T) {
 	t.Attr("row", "E6")
 	o := newOffice(t, 4)
-	sku := do[skuJSON](o, 201, "POST", "/admin/v1/skus", `{"title":"Mug","price":900,"currency":"EUR","stock":10}`).ID
+	sku := do[adminapi.SKU](o, 201, "POST", "/admin/v1/skus", `{"title":"Mug","price":900,"currency":"EUR","stock":10}`).ID
 	path := fmt.Sprintf("/admin/v1/skus/%d", sku)
 	if err := o.shelf.Load(t.Context(), sku); err != nil {
 		t.Fatal(err)
@@ -121,7 +122,7 @@ func TestRebuildSKU(t *testing.T) {
 	if again := do[audit.SKU](o, 200, "POST", path+"/rebuild", "", "Idempotency-Key: once"); again.Redis.Epoch != 2 {
 		t.Errorf("a repeat: got %+v", again)
 	}
-	own := do[saleJSON](o, 201, "POST", "/admin/v1/sales", openSale(``)).SKU
+	own := do[adminapi.Sale](o, 201, "POST", "/admin/v1/sales", openSale(``)).SKU
 	refused(t, send(o.Admin, "POST", fmt.Sprintf("/admin/v1/skus/%d/rebuild", own), ""), problem.NotFound, "")
 	for _, what := range []string{"/audit", "/rebuild"} {
 		method := map[string]string{"/audit": "GET", "/rebuild": "POST"}[what]
@@ -134,7 +135,7 @@ func TestRebuildSKU(t *testing.T) {
 func TestSKUsAreChangedOptimistically(t *testing.T) {
 	t.Attr("row", "E9")
 	o := newOffice(t, 16)
-	sku := do[skuJSON](o, 201, "POST", "/admin/v1/skus", `{"title":"Mug","price":900,"currency":"EUR","stock":10}`)
+	sku := do[adminapi.SKU](o, 201, "POST", "/admin/v1/skus", `{"title":"Mug","price":900,"currency":"EUR","stock":10}`)
 	path := fmt.Sprintf("/admin/v1/skus/%d", sku.ID)
 	many := func(title string, header ...string) map[int]int64 {
 		var mu sync.Mutex // guards count

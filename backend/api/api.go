@@ -26,6 +26,7 @@ import (
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/origins"
 	"floodgate.internal/backend/payment"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/standby"
@@ -96,7 +97,7 @@ type Payer interface {
 // Confirmer is outbox.Confirmer, as the API needs it.
 type Confirmer interface {
 	// Confirm returns nil once the broker has confirmed an order that Redis still holds as it was published.
-	Confirm(ctx context.Context, e reserve.Entry) error
+	Confirm(ctx context.Context, e queued.Entry) error
 	// Again is Confirm for an order that was made before.
 	Again(ctx context.Context, sale int64, orderID string) error
 }
@@ -118,7 +119,7 @@ type Server struct {
 	verifier *signing.Verifier
 	metrics  *metrics
 	sparse   sparse
-	line     *admission.Line
+	line     *admission.Queue
 	http     *fasthttp.Server
 	inFlight atomic.Int64
 	waiting  atomic.Int64
@@ -259,7 +260,7 @@ func (s *Server) guarded(r *request) (result string) {
 	if p := r.find(); p != nil {
 		return r.refuse(p)
 	}
-	if r.route == &healthRoute { // however many are in flight
+	if r.route.always {
 		return r.route.handle(s, r)
 	}
 	if ms, err := strconv.ParseInt(string(r.Request.Header.Peek(signing.HeaderDeadline)), 10, 64); err == nil {

@@ -70,13 +70,18 @@ func workOn(t testing.TB, limits Limits, addr string, direct *reserve.Store, db 
 			t.Error(err)
 		}
 	})
-	book := order.NewStore(db, redis, s.Clock, log, reg)
 	shelf := sku.NewCache(db, redis, log, reg)
-	carts := cart.New(cart.Config{PayWithin: time.Minute, MaxInFlight: 2}, db, shelf, s.Clock, log, reg)
-	line := standby.New(2, db, redis, known, s.Clock, log, reg)
-	book.Standby(time.Minute, line.Wake)
-	s.Begin(Parts{Catalog: known, Redis: redis, Book: book, Webhooks: payment.New([]payment.Provider{testProvider}, db, book, s.Clock, log, reg), Payer: book,
-		Orders: order.NewReader(db, redis, s.Clock, log, reg), Claims: coupon.New(db, s.Clock, reg), Carts: carts, Shelf: shelf, Standby: line, Timelines: timeline.New(db, book, s.Clock, timeline.Limits{Keep: time.Hour, Rows: 1000}, log, reg), Reconciler: reconcile.New(db, redis, nil, log, reg)})
+	carts := cart.New(cart.Config{PayWithin: time.Minute, MaxInFlight: 2, DB: db, SKUs: shelf, Clock: s.Clock, Log: log, Register: reg})
+	line := standby.New(standby.Config{MaxLine: 2, DB: db, Redis: redis, Catalog: known, Clock: s.Clock, Log: log, Register: reg})
+	book := order.NewStore(order.Config{DB: db, Redis: redis, Clock: s.Clock, Log: log, Register: reg, AcceptWithin: time.Minute, Returned: line.Wake})
+	s.Begin(Parts{
+		Catalog: known, Redis: redis, Book: book, Carts: carts, Shelf: shelf, Standby: line, Payer: book,
+		Orders:     order.NewReader(order.ReaderConfig{DB: db, Redis: redis, Log: log, Register: reg}),
+		Claims:     coupon.New(coupon.Config{DB: db, Clock: s.Clock, Register: reg}),
+		Webhooks:   payment.New(payment.Config{DB: db, Orders: book, Clock: s.Clock, Log: log, Register: reg, Providers: []payment.Provider{testProvider}}),
+		Timelines:  timeline.New(timeline.Config{DB: db, Orders: book, Clock: s.Clock, Log: log, Register: reg, Keep: time.Hour, MaxRows: 1000}),
+		Reconciler: reconcile.New(reconcile.Config{DB: db, Redis: redis, Log: log, Register: reg}),
+	})
 	w := &working{s, c, t, db, direct, reg}
 	return w
 }

@@ -26,7 +26,7 @@ import (
 
 // lists gives the server the lists of who may buy; the function changes one of them, and lets the server know.
 func (w *working) lists() (change func(list int64, add, remove []string)) {
-	w.Lists = eligibility.New(w.db, backendtest.Log(w.t), prometheus.NewRegistry())
+	w.Lists = eligibility.New(eligibility.Config{DB: w.db, Log: backendtest.Log(w.t), Register: prometheus.NewRegistry()})
 	return func(list int64, add, remove []string) {
 		w.t.Helper()
 		err := store.InTx(w.t.Context(), w.db, func(tx *sql.Tx) error {
@@ -153,7 +153,7 @@ func TestAnArchivedSaleAnswersLikeOneThatEnded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	book := order.NewStore(w.db, w.redis, w.Clock, backendtest.Log(t), prometheus.NewRegistry())
+	book := order.NewStore(order.Config{DB: w.db, Redis: w.redis, Clock: w.Clock, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
 	if err := book.Settle(t.Context(), snap.Outbox); err != nil {
 		t.Fatal(err)
 	}

@@ -5,7 +5,7 @@ import (
 	"errors"
 
 	"floodgate.internal/backend/outbox"
-	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/verdict"
 	"floodgate.internal/shared/wire"
@@ -41,7 +41,7 @@ func (s *Server) pressure(sale int64) *problem.Problem {
 
 // confirmed returns once the order that was just made may be promised: with a Confirmer, when the broker has it as well, or
 // when MySQL has it already. The order stands either way, and a relay publishes it.
-func (s *Server) confirmed(ctx context.Context, r *request, e reserve.Entry) *problem.Problem {
+func (s *Server) confirmed(ctx context.Context, r *request, e queued.Entry) *problem.Problem {
 	if s.Confirmer == nil {
 		return nil
 	}

@@ -18,7 +18,7 @@ import (
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/broker"
 	"floodgate.internal/backend/outbox"
-	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
 )
@@ -47,7 +47,7 @@ func confirming(t *testing.T, w *working) (b *broker.Broker, l *link) {
 			}
 		}
 	})
-	w.Confirmer = outbox.NewConfirmer(w.redis, far, 500*time.Millisecond, prometheus.NewRegistry())
+	w.Confirmer = outbox.NewConfirmer(outbox.ConfirmerConfig{Redis: w.redis, Broker: far, Within: 500 * time.Millisecond, Register: prometheus.NewRegistry()})
 	return direct, l
 }
 
@@ -58,12 +58,12 @@ func drain(t *testing.T, w *working, b *broker.Broker, sale int64) map[string]in
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		done <- b.Consume(ctx, 100, time.Millisecond, func(ctx context.Context, batch []reserve.Entry) error {
+		done <- b.Consume(ctx, 100, time.Millisecond, func(ctx context.Context, batch []queued.Entry) error {
 			for _, e := range batch {
 				times[e.ID]++
 			}
 			return w.Book.Settle(ctx, batch)
-		}, func(ctx context.Context, batch []reserve.Entry) {
+		}, func(ctx context.Context, batch []queued.Entry) {
 			if err := w.Book.Retire(ctx, batch); err != nil {
 				t.Error(err)
 			}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/go-json-experiment/json"
 
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
@@ -159,7 +160,7 @@ type holding struct {
 	sale   int64
 	now    time.Time
 	bound  time.Duration
-	outbox map[string]reserve.Entry
+	outbox map[string]queued.Entry
 	orders map[string]order
 }
 

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
 )
@@ -26,7 +26,7 @@ func TestForgedAnswersAreFound(t *testing.T) {
 				ann: {uid: "ann", key: "ka", status: wire.Paid}, bob: {uid: "bob", status: wire.Cancelled},
 				dan: {uid: "dan", status: wire.Rejected, reason: "out_of_stock"},
 			},
-			outbox: map[string]reserve.Entry{
+			outbox: map[string]queued.Entry{
 				cyd: {ID: cyd, UID: "cyd", Key: "kc", At: now.UnixMilli() - 1000},
 				eve: {ID: eve, UID: "eve", At: now.UnixMilli() - bound.Milliseconds() - 1},
 				ann: {ID: ann, UID: "ann", At: 1}, // settled, and not retired yet

@@ -116,9 +116,25 @@ type Auditor struct {
 	odd    *oddities
 }
 
-// New makes an Auditor; an order that is queued longer than bound is a finding.
-func New(db *sql.DB, redis *reserve.Store, bound time.Duration) *Auditor {
-	return &Auditor{db: db, redis: redis, bound: bound}
+// Config is what an Auditor needs.
+type Config struct {
+	DB     *sql.DB
+	Redis  *reserve.Store
+	Broker Queues // nil: there is none, and the outbox is the queue
+
+	// QueuedBound is how long an order may be queued; one that is queued longer is a finding.
+	QueuedBound time.Duration
+	// Abandoned is how old units that are locked in Redis, and that MySQL knows nothing of, may be. 0: as QueuedBound.
+	Abandoned time.Duration
+}
+
+// New makes an Auditor.
+func New(c Config) *Auditor {
+	a := &Auditor{db: c.DB, redis: c.Redis, bound: c.QueuedBound, abandoned: c.Abandoned, queues: c.Broker}
+	if c.Broker != nil {
+		a.odd = &oddities{since: map[string]sighting{}}
+	}
+	return a
 }
 
 // How often a sale is read before something odd counts as a finding, and how long to wait in between: what is under way

@@ -37,8 +37,8 @@ type shop struct {
 func newShop(t *testing.T, o backendtest.SaleOptions, bound time.Duration) *shop {
 	t.Helper()
 	db, redis := backendtest.MySQL(t), backendtest.Redis(t)
-	s := &shop{t: t, db: db, redis: redis, sale: backendtest.Sale(t, db, o), auditor: audit.New(db, redis, bound),
-		book: order.NewStore(db, redis, new(clock.Clock), backendtest.Log(t), prometheus.NewRegistry())}
+	s := &shop{t: t, db: db, redis: redis, sale: backendtest.Sale(t, db, o), auditor: audit.New(audit.Config{DB: db, Redis: redis, QueuedBound: bound}),
+		book: order.NewStore(order.Config{DB: db, Redis: redis, Clock: new(clock.Clock), Log: backendtest.Log(t), Register: prometheus.NewRegistry()})}
 	backendtest.Load(t, db, redis, s.sale)
 	return s
 }

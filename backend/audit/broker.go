@@ -41,11 +41,6 @@ type Broker struct {
 	Error       string `json:"error"`
 }
 
-// WithBroker makes an Auditor that asks the broker too. Without one the outbox is the queue.
-func (a *Auditor) WithBroker(q Queues) *Auditor {
-	return &Auditor{db: a.db, redis: a.redis, bound: a.bound, abandoned: a.abandoned, queues: q, odd: &oddities{since: map[string]sighting{}}}
-}
-
 // oddities are since when what should pass has been seen at every look.
 type oddities struct {
 	mu    sync.Mutex // guards since

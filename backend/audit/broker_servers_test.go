@@ -17,7 +17,7 @@ import (
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/broker"
 	"floodgate.internal/backend/deadletter"
-	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/wire"
 )
@@ -54,6 +54,11 @@ func TestASettledEntryThatStaysIsFound(t *testing.T) {
 	s.balanced(9, 0, 1, 0, 10)
 }
 
+// withBroker is the shop's auditor, which asks the broker too.
+func (s *shop) withBroker(q audit.Queues, bound time.Duration) *audit.Auditor {
+	return audit.New(audit.Config{DB: s.db, Redis: s.redis, Broker: q, QueuedBound: bound})
+}
+
 // What the broker holds is no finding while an outbox accounts for it, nor before the bound; then it is.
 func TestWhatTheBrokerKeepsIsFound(t *testing.T) {
 	s := newShop(t, backendtest.SaleOptions{}, time.Second)
@@ -68,12 +73,12 @@ func TestWhatTheBrokerKeepsIsFound(t *testing.T) {
 		}
 	})
 	quiet := s.auditor
-	s.auditor = quiet.WithBroker(b)
+	s.auditor = s.withBroker(b, time.Second)
 	if r := s.audit(); !r.Balanced || r.Broker == nil || *r.Broker != (audit.Broker{Queue: broker.QueueName(b.Partition(s.sale)), Unacked: -1}) {
 		t.Errorf("got %+v", r.Broker)
 	}
-	forged := reserve.Entry{ID: wire.NewOrderID(uuid.Must(uuid.NewV7()).String(), s.sale), Sale: s.sale, UID: "ann", Quantity: 1, Slots: "1", Epoch: 1, At: 1, Entry: "1-1"}
-	if err := b.Publish(t.Context(), []reserve.Entry{forged}); err != nil {
+	forged := queued.Entry{ID: wire.NewOrderID(uuid.Must(uuid.NewV7()).String(), s.sale), Sale: s.sale, UID: "ann", Quantity: 1, Slots: "1", Epoch: 1, At: 1, Entry: "1-1"}
+	if err := b.Publish(t.Context(), []queued.Entry{forged}); err != nil {
 		t.Fatal(err)
 	}
 	if r := s.audit(); !r.Balanced || r.Broker.Ready != 1 || !r.Broker.Unexplained {
@@ -136,15 +141,15 @@ func TestWhatPassesAtEveryLookIsNoFinding(t *testing.T) {
 			s.settle()
 		}, "queue " + broker.QueueName(0)},
 		"dead messages": {steady{{Name: broker.Dead, Ready: 1}}, func(s *shop, box *deadletter.Store, i int) {
-			if err := box.Take(s.t.Context(), deadletter.Message{Queue: "q", Payload: fmt.Append(nil, "garbage ", i%2)}); err != nil {
+			if err := box.Take(s.t.Context(), queued.DeadMessage{Queue: "q", Payload: fmt.Append(nil, "garbage ", i%2)}); err != nil {
 				s.t.Fatal(err)
 			}
 		}, "queue " + broker.Dead},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newShop(t, backendtest.SaleOptions{Stock: 1000}, bound)
-			s.auditor = s.auditor.WithBroker(c.queues)
-			box := deadletter.NewStore(s.db, s.book, new(clock.Clock), backendtest.Log(t), prometheus.NewRegistry())
+			s.auditor = s.withBroker(c.queues, bound)
+			box := deadletter.NewStore(deadletter.Config{DB: s.db, Orders: s.book, Clock: new(clock.Clock), Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
 			began := time.Now()
 			for i := 0; i < 5 || time.Since(began) < 4*bound; i++ {
 				c.passes(s, box, i)

@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"strings"
 
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 )
 
@@ -216,8 +217,8 @@ func byID(held []reserve.Held) map[string]reserve.Held {
 	return m
 }
 
-func entries(outbox []reserve.Entry) map[string]reserve.Entry {
-	m := make(map[string]reserve.Entry, len(outbox))
+func entries(outbox []queued.Entry) map[string]queued.Entry {
+	m := make(map[string]queued.Entry, len(outbox))
 	for _, e := range outbox {
 		m[e.ID] = e // two entries under two epochs are one order
 	}

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/wire"
@@ -38,7 +39,7 @@ func life() *reading {
 			r.before.Orders = append(r.before.Orders, reserve.Held{ID: id, UID: uid, Quantity: quantity, Slots: slots, Entry: "1-1", At: now.UnixMilli() - 1000})
 		}
 		if inOutbox {
-			r.before.Outbox = append(r.before.Outbox, reserve.Entry{ID: id, Sale: 7, UID: uid, Quantity: quantity, Slots: slots, Epoch: 1, At: now.UnixMilli() - 1000, Entry: "1-1"})
+			r.before.Outbox = append(r.before.Outbox, queued.Entry{ID: id, Sale: 7, UID: uid, Quantity: quantity, Slots: slots, Epoch: 1, At: now.UnixMilli() - 1000, Entry: "1-1"})
 		}
 		if status == wire.Queued {
 			return
@@ -124,7 +125,7 @@ func TestANormalLifeBalances(t *testing.T) {
 func TestWhatIsUnderWayIsNoFinding(t *testing.T) {
 	for name, f := range map[string]func(*reading){
 		"brought back by Redis into the outbox, to get what is left": func(r *reading) {
-			ghost := reserve.Entry{ID: "n", Sale: 7, UID: "u-n", Quantity: 1, Slots: "1", Epoch: 0, At: now.UnixMilli() - 1000, Entry: "2-1"}
+			ghost := queued.Entry{ID: "n", Sale: 7, UID: "u-n", Quantity: 1, Slots: "1", Epoch: 0, At: now.UnixMilli() - 1000, Entry: "2-1"}
 			r.before.Outbox = append(slices.Clone(r.before.Outbox), ghost)
 			r.after.Outbox = r.before.Outbox
 		},
@@ -206,7 +207,7 @@ func TestEveryBrokenEquationIsFound(t *testing.T) {
 		"stock row does not add up":       {func(r *reading) { r.books.available++ }, []string{eqUnits + ":", eqLedger + ":"}},
 		"a release that is not under way": {func(r *reading) { r.books.releasing = nil }, []string{eqOrders + ":e"}},
 		"neither queued nor in MySQL": {func(r *reading) {
-			r.before.Outbox = slices.DeleteFunc(slices.Clone(r.before.Outbox), func(e reserve.Entry) bool { return e.ID == "a" })
+			r.before.Outbox = slices.DeleteFunc(slices.Clone(r.before.Outbox), func(e queued.Entry) bool { return e.ID == "a" })
 		}, []string{eqOrders + ":a"}},
 		"live and not reserved": {func(r *reading) {
 			r.before.Orders, r.after.Orders = without(r.before.Orders, "c"), without(r.after.Orders, "c")
@@ -300,7 +301,7 @@ func TestAnArchivedSaleNeedsNoRedis(t *testing.T) {
 			r.books.orders["b"] = o
 		}, "b"},
 		"an order was queued": {func(r *reading) {
-			r.after.Outbox = []reserve.Entry{{ID: "n", Sale: 7, UID: "u-n", Quantity: 1}, {ID: "b", Sale: 7, UID: "u-b", Quantity: 2}}
+			r.after.Outbox = []queued.Entry{{ID: "n", Sale: 7, UID: "u-n", Quantity: 1}, {ID: "b", Sale: 7, UID: "u-b", Quantity: 2}}
 		}, "n"},
 	} {
 		r := archived()

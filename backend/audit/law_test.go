@@ -10,6 +10,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/wire"
@@ -63,11 +64,11 @@ func (s *system) press(uid string, quantity int) {
 	s.redis.State.Stock -= int64(quantity)
 	s.redis.Buyers[uid] = held
 	s.redis.Orders = append(s.redis.Orders, reserve.Held{ID: id, UID: uid, Quantity: quantity, Slots: list, At: s.clock})
-	s.redis.Outbox = append(s.redis.Outbox, reserve.Entry{ID: id, UID: uid, Quantity: quantity, Slots: list, At: s.clock})
+	s.redis.Outbox = append(s.redis.Outbox, queued.Entry{ID: id, UID: uid, Quantity: quantity, Slots: list, At: s.clock})
 }
 
 // settle is the consumer's transaction; a rejected order gets its release in the same one.
-func (s *system) settle(e reserve.Entry, reject bool) {
+func (s *system) settle(e queued.Entry, reject bool) {
 	if _, ok := s.books.orders[e.ID]; ok {
 		return
 	}

@@ -59,14 +59,6 @@ type SKURedis struct {
 	InFlight  int64 `json:"in_flight"` // units of orders that MySQL does not have
 }
 
-// Abandoned says how old units that are locked in Redis, and that MySQL knows nothing of, may be; without it, as old as an
-// order may be queued.
-func (a *Auditor) Abandoned(after time.Duration) *Auditor {
-	b := *a
-	b.abandoned = after
-	return &b
-}
-
 // SKUs returns the ids of the SKUs that carts can hold.
 func (a *Auditor) SKUs(ctx context.Context) ([]int64, error) {
 	rows, err := a.db.QueryContext(ctx, `SELECT id FROM skus WHERE own = FALSE ORDER BY id`)

@@ -39,8 +39,8 @@ func newStore(t *testing.T) *store {
 	s := &store{t: t, db: backendtest.MySQL(t), redis: backendtest.Redis(t)}
 	clk, log, reg := new(clock.Clock), backendtest.Log(t), prometheus.NewRegistry()
 	s.shelf = sku.NewCache(s.db, s.redis, log, reg)
-	s.carts = cart.New(cart.Config{PayWithin: time.Minute, MaxInFlight: 10}, s.db, s.shelf, clk, log, reg)
-	s.book = orders.NewStore(s.db, s.redis, clk, log, reg)
+	s.carts = cart.New(cart.Config{PayWithin: time.Minute, MaxInFlight: 10, DB: s.db, SKUs: s.shelf, Clock: clk, Log: log, Register: reg})
+	s.book = orders.NewStore(orders.Config{DB: s.db, Redis: s.redis, Clock: clk, Log: log, Register: reg})
 	return s
 }
 
@@ -105,7 +105,7 @@ func TestASKUInOrderIsBalanced(t *testing.T) {
 	t.Attr("row", "E1 E5")
 	s := newStore(t)
 	skuID, unpaid, _ := s.sku()
-	a := New(s.db, s.redis, time.Hour)
+	a := New(Config{DB: s.db, Redis: s.redis, QueuedBound: time.Hour})
 	want := func(f func(SKU) bool) {
 		t.Helper()
 		r, err := a.SKU(t.Context(), skuID)
@@ -205,7 +205,7 @@ func TestWhatIsWrongWithASKUIsFound(t *testing.T) {
 			c.plant(skuID, unpaid, paid)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			r, err := New(s.db, s.redis, time.Second).Abandoned(time.Minute).SKU(ctx, skuID)
+			r, err := New(Config{DB: s.db, Redis: s.redis, QueuedBound: time.Second, Abandoned: time.Minute}).SKU(ctx, skuID)
 			if err != nil || r.Balanced {
 				t.Fatalf("got %+v, %v", r, err)
 			}

@@ -20,8 +20,7 @@ import (
 
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/broker"
-	"floodgate.internal/backend/order"
-	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/shared/wire"
 )
 
@@ -48,11 +47,11 @@ func openWith(t *testing.T, cfg broker.Config) *broker.Broker {
 	return b
 }
 
-func orders(sale int64, n int) []reserve.Entry {
-	es := make([]reserve.Entry, n)
+func orders(sale int64, n int) []queued.Entry {
+	es := make([]queued.Entry, n)
 	for i := range es {
 		id := uuid.Must(uuid.NewV7()).String()
-		es[i] = reserve.Entry{ID: wire.NewOrderID(id, sale), Sale: sale, UID: fmt.Sprintf("u%d", i), Quantity: 1, Slots: "1", Epoch: 1,
+		es[i] = queued.Entry{ID: wire.NewOrderID(id, sale), Sale: sale, UID: fmt.Sprintf("u%d", i), Quantity: 1, Slots: "1", Epoch: 1,
 			At: 1_700_000_000_000, Entry: fmt.Sprintf("1-%d", i)}
 	}
 	return es
@@ -61,15 +60,15 @@ func orders(sale int64, n int) []reserve.Entry {
 // book is where the orders of a test are settled.
 type book struct {
 	mu      sync.Mutex // guards what follows
-	seen    []reserve.Entry
-	retired []reserve.Entry
+	seen    []queued.Entry
+	retired []queued.Entry
 	largest int
 	changed chan struct{}
 }
 
 func newBook() *book { return &book{changed: make(chan struct{})} }
 
-func (b *book) settle(_ context.Context, es []reserve.Entry) error {
+func (b *book) settle(_ context.Context, es []queued.Entry) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.seen = append(b.seen, es...)
@@ -79,7 +78,7 @@ func (b *book) settle(_ context.Context, es []reserve.Entry) error {
 	return nil
 }
 
-func (b *book) settled(_ context.Context, es []reserve.Entry) {
+func (b *book) settled(_ context.Context, es []queued.Entry) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.retired = append(b.retired, es...)
@@ -107,7 +106,7 @@ func (b *book) until(t *testing.T, what string, f func() bool) {
 	}
 }
 
-func ids(es []reserve.Entry) []string {
+func ids(es []queued.Entry) []string {
 	out := make([]string, len(es))
 	for i, e := range es {
 		out[i] = e.ID
@@ -115,7 +114,7 @@ func ids(es []reserve.Entry) []string {
 	return out
 }
 
-func ofSale(es []reserve.Entry, sale int64) []string {
+func ofSale(es []queued.Entry, sale int64) []string {
 	var out []string
 	for _, e := range es {
 		if e.Sale == sale {
@@ -126,7 +125,7 @@ func ofSale(es []reserve.Entry, sale int64) []string {
 }
 
 // consume runs Consume until the returned function is called, which waits for its end.
-func consume(t *testing.T, b *broker.Broker, batch int, settle func(context.Context, []reserve.Entry) error, settled func(context.Context, []reserve.Entry)) (stop func()) {
+func consume(t *testing.T, b *broker.Broker, batch int, settle func(context.Context, []queued.Entry) error, settled func(context.Context, []queued.Entry)) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -144,7 +143,7 @@ func consume(t *testing.T, b *broker.Broker, batch int, settle func(context.Cont
 	return stop
 }
 
-func publish(t *testing.T, b *broker.Broker, es []reserve.Entry) {
+func publish(t *testing.T, b *broker.Broker, es []queued.Entry) {
 	t.Helper()
 	if err := b.Publish(t.Context(), es); err != nil {
 		t.Fatal(err)
@@ -187,7 +186,7 @@ func ready(t *testing.T, ch *amqp.Channel, queue string) int {
 
 func TestOrdersComeInOrderOnceAndInBatches(t *testing.T) {
 	b := open(t, backendtest.AMQP(t), 3)
-	var all [4][]reserve.Entry
+	var all [4][]queued.Entry
 	var wg sync.WaitGroup
 	for sale := range all {
 		all[sale] = orders(int64(sale)+1, 700)
@@ -226,7 +225,7 @@ func TestABatchThatCannotBeSettledIsHeldAndOthersGoOn(t *testing.T) {
 	bk := newBook()
 	var mu sync.Mutex // guards failed
 	failed := 0
-	settle := func(ctx context.Context, es []reserve.Entry) error {
+	settle := func(ctx context.Context, es []queued.Entry) error {
 		mu.Lock()
 		defer mu.Unlock()
 		if es[0].Sale == 2 && failed < 3 {
@@ -266,7 +265,7 @@ func TestAFenceWaitsForWhatIsBeforeIt(t *testing.T) {
 	go func() { passed <- b.Fence(t.Context(), 4) }()
 	ch := channel(t, url)
 	eventually(t, "two fences and three orders are queued", func() bool { return ready(t, ch, broker.QueueName(0)) >= 5 })
-	consume(t, b, 100, func(ctx context.Context, es []reserve.Entry) error {
+	consume(t, b, 100, func(ctx context.Context, es []queued.Entry) error {
 		if es[0].Sale == 4 {
 			inSettle <- struct{}{}
 			select {
@@ -304,7 +303,7 @@ func TestAFenceInABatchWaitsForTheBatch(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		done <- b.Consume(ctx, 100, time.Hour, func(ctx context.Context, es []reserve.Entry) error { // a batch ends with a fence
+		done <- b.Consume(ctx, 100, time.Hour, func(ctx context.Context, es []queued.Entry) error { // a batch ends with a fence
 			if es[0].ID == last[0].ID {
 				close(inSettle)
 				<-release
@@ -353,7 +352,7 @@ func TestAConsumerTakesNoMoreThanItMayHoldAndWaitsForMore(t *testing.T) {
 	var calls int
 	gate := make(chan struct{})
 	close(gate)
-	consume(t, b, batch, func(ctx context.Context, es []reserve.Entry) error {
+	consume(t, b, batch, func(ctx context.Context, es []queued.Entry) error {
 		mu.Lock()
 		calls++
 		open := gate
@@ -404,10 +403,10 @@ func TestStoppingEndsAHoldAndPutsTheOrdersBack(t *testing.T) {
 	b := open(t, url, 1)
 	publish(t, b, orders(1, 10))
 	tried := make(chan struct{}, 1000)
-	stop := consume(t, b, 100, func(context.Context, []reserve.Entry) error {
+	stop := consume(t, b, 100, func(context.Context, []queued.Entry) error {
 		tried <- struct{}{}
 		return errors.New("no MySQL")
-	}, func(context.Context, []reserve.Entry) { t.Error("settled was called") })
+	}, func(context.Context, []queued.Entry) { t.Error("settled was called") })
 	<-tried
 	stop()
 	if t.Failed() {
@@ -427,7 +426,7 @@ func TestStoppingLetsASettleUnderWayFinish(t *testing.T) {
 	done := make(chan error, 1)
 	last := orders(1, 10)
 	go func() {
-		done <- b.Consume(ctx, 10, 5*time.Second, func(ctx context.Context, es []reserve.Entry) error {
+		done <- b.Consume(ctx, 10, 5*time.Second, func(ctx context.Context, es []queued.Entry) error {
 			if es[0].ID == last[0].ID {
 				close(in)
 				<-release
@@ -494,8 +493,8 @@ func TestWhatCanNeverBeSettledIsADeadLetter(t *testing.T) {
 	publish(t, b, es)
 	ch := channel(t, url)
 	bk := newBook()
-	consume(t, b, 100, func(ctx context.Context, batch []reserve.Entry) error {
-		var good, bad []reserve.Entry
+	consume(t, b, 100, func(ctx context.Context, batch []queued.Entry) error {
+		var good, bad []queued.Entry
 		for _, e := range batch {
 			if e.ID == es[3].ID || e.ID == es[9].ID {
 				bad = append(bad, e)
@@ -506,7 +505,7 @@ func TestWhatCanNeverBeSettledIsADeadLetter(t *testing.T) {
 		if err := bk.settle(ctx, good); err != nil || len(bad) == 0 {
 			return err
 		}
-		return fmt.Errorf("settle: %w", &order.PoisonError{Entries: bad, Err: errors.New("no row fits")})
+		return fmt.Errorf("settle: %w", &queued.PoisonError{Entries: bad, Err: errors.New("no row fits")})
 	}, bk.settled)
 	fence(t, b, 1)
 	dead, err := ch.Consume(broker.Dead, "", true, false, false, false, nil)
@@ -532,8 +531,8 @@ func TestADeferredOrderIsAcknowledgedAndNotSettled(t *testing.T) {
 	es := orders(1, 10)
 	publish(t, b, es)
 	bk := newBook()
-	stop := consume(t, b, 100, func(ctx context.Context, batch []reserve.Entry) error {
-		var good, later, bad []reserve.Entry
+	stop := consume(t, b, 100, func(ctx context.Context, batch []queued.Entry) error {
+		var good, later, bad []queued.Entry
 		for _, e := range batch {
 			switch e.ID {
 			case es[0].ID, es[4].ID, es[9].ID: // the only one of a careful batch; the last
@@ -549,10 +548,10 @@ func TestADeferredOrderIsAcknowledgedAndNotSettled(t *testing.T) {
 		}
 		var errs []error
 		if len(bad) > 0 {
-			errs = append(errs, &order.PoisonError{Entries: bad, Err: errors.New("no row fits")})
+			errs = append(errs, &queued.PoisonError{Entries: bad, Err: errors.New("no row fits")})
 		}
 		if len(later) > 0 {
-			errs = append(errs, &order.DeferredError{Entries: later})
+			errs = append(errs, &queued.DeferredError{Entries: later})
 		}
 		return errors.Join(errs...)
 	}, bk.settled)
@@ -615,8 +614,8 @@ func TestTwoConsumersTakeTurns(t *testing.T) {
 	var mu sync.Mutex // guards who and both
 	who := map[int]int{}
 	bk := newBook()
-	settle := func(n int) func(context.Context, []reserve.Entry) error {
-		return func(ctx context.Context, es []reserve.Entry) error {
+	settle := func(n int) func(context.Context, []queued.Entry) error {
+		return func(ctx context.Context, es []queued.Entry) error {
 			mu.Lock()
 			who[n] += len(es)
 			mu.Unlock()

@@ -13,7 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	amqp "github.com/rabbitmq/amqp091-go"
 
-	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/shared/wire"
 )
 
@@ -37,11 +37,8 @@ func TestOpenNamesWhatIsWrong(t *testing.T) {
 }
 
 func TestWhatIsEncodedIsDecoded(t *testing.T) {
-	e := reserve.Entry{ID: wire.NewOrderID(uuid.NewString(), 9), Sale: 9, UID: "a.b-c", Quantity: 3, Slots: "1,2,3", Key: "k", Epoch: 4, At: 5, Trace: "00-t", Entry: "1-1"}
-	p, err := encode(e, 77)
-	if err != nil {
-		t.Fatal(err)
-	}
+	e := queued.Entry{ID: wire.NewOrderID(uuid.NewString(), 9), Sale: 9, UID: "a.b-c", Quantity: 3, Slots: "1,2,3", Key: "k", Epoch: 4, At: 5, Trace: "00-t", Entry: "1-1"}
+	p := encode(e, 77)
 	if p.DeliveryMode != amqp.Persistent || p.CorrelationId != "77" || p.MessageId != e.ID || p.Headers["traceparent"] != "00-t" {
 		t.Errorf("got %+v", p)
 	}

@@ -11,8 +11,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"golang.org/x/sync/errgroup"
 
-	"floodgate.internal/backend/order"
-	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/shared/failpoint"
 )
 
@@ -28,14 +27,14 @@ const drainGrace = 5 * time.Second
 // was lost; a batch that is not full waits for more, at most wait after its first order.
 //
 // settle is called until it succeeds, with growing pauses: meanwhile the batch is held, never returned to the queue. Then
-// the batch is acknowledged, then settled is called. An order.PoisonError is a success, but for the entries that it names:
-// they become dead letters. So is an order.DeferredError: the entries that it names are safe elsewhere, so they are
+// the batch is acknowledged, then settled is called. A queued.PoisonError is a success, but for the entries that it names:
+// they become dead letters. So is a queued.DeferredError: the entries that it names are safe elsewhere, so they are
 // acknowledged, but settled is not called with them. When the connection is lost, what was delivered over it is forgotten
 // and delivered anew. When ctx is cancelled, a settle under way may finish (within 5 s) and is acknowledged; what is not
 // settled goes back. It returns nil after that; it never returns on account of the broker. Settle and settled are called
 // concurrently for different partitions.
 func (b *Broker) Consume(ctx context.Context, batch int, wait time.Duration,
-	settle func(context.Context, []reserve.Entry) error, settled func(context.Context, []reserve.Entry)) error {
+	settle func(context.Context, []queued.Entry) error, settled func(context.Context, []queued.Entry)) error {
 	if batch < 1 || batch > maxBatch {
 		return fmt.Errorf("consume: a batch of %d orders is not between 1 and %d", batch, maxBatch)
 	}
@@ -57,7 +56,7 @@ func (b *Broker) Consume(ctx context.Context, batch int, wait time.Duration,
 var errGone = errors.New("the connection, a channel or a queue is gone")
 
 func (b *Broker) consumeOnce(ctx context.Context, batch int, wait time.Duration,
-	settle func(context.Context, []reserve.Entry) error, settled func(context.Context, []reserve.Entry)) error {
+	settle func(context.Context, []queued.Entry) error, settled func(context.Context, []queued.Entry)) error {
 	conn, err := b.dial(ctx, "consume")
 	b.m.connects.WithLabelValues("consume", result(err)).Inc()
 	if err != nil {
@@ -133,7 +132,7 @@ func (b *Broker) consumeOnce(ctx context.Context, batch int, wait time.Duration,
 		partition(QueueName(i), lane{batch: batch, wait: wait, settle: settle, settled: settled, answer: b.answerFence})
 	}
 	// What found no queue is not lost: it may be the only copy of an order.
-	partition(Unrouted, lane{batch: batch, wait: wait, settle: b.Publish, settled: func(_ context.Context, es []reserve.Entry) {
+	partition(Unrouted, lane{batch: batch, wait: wait, settle: b.Publish, settled: func(_ context.Context, es []queued.Entry) {
 		b.m.rerouted.Add(float64(len(es)))
 	}, answer: func(context.Context, amqp.Delivery) {}}) // a fence that missed its partition passed nothing
 	return g.Wait()
@@ -171,8 +170,8 @@ type lane struct {
 	gone       chan struct{} // closed when the channel is
 	batch      int
 	wait       time.Duration
-	settle     func(context.Context, []reserve.Entry) error
-	settled    func(context.Context, []reserve.Entry)
+	settle     func(context.Context, []queued.Entry) error
+	settled    func(context.Context, []queued.Entry)
 	answer     func(context.Context, amqp.Delivery) // a fence
 	patience   time.Duration                        // without a delivery, before it looks
 	ask        func(func() error) error             // calls what waits for the broker; the end of the consumer ends it
@@ -180,7 +179,7 @@ type lane struct {
 
 // batch is what is settled at once.
 type batch struct {
-	entries []reserve.Entry
+	entries []queued.Entry
 	tags    []uint64       // of their deliveries, and of those that are deferred
 	clean   bool           // the first of them was hardly delivered before
 	fence   *amqp.Delivery // after them; nil for none
@@ -334,7 +333,7 @@ func (l lane) bury(tag uint64, why error) error {
 }
 
 // exclude buries the entries of a batch that can never be settled, and leaves only the deliveries of those that are deferred.
-func (l lane) exclude(b *batch, poison *order.PoisonError, deferred *order.DeferredError) error {
+func (l lane) exclude(b *batch, poison *queued.PoisonError, deferred *queued.DeferredError) error {
 	bad, later := map[string]bool{}, map[string]bool{}
 	if poison != nil {
 		for _, e := range poison.Entries {
@@ -379,8 +378,8 @@ func (l lane) hold(ctx context.Context, b *batch) error {
 		if err == nil {
 			return nil
 		}
-		var poison *order.PoisonError
-		var deferred *order.DeferredError
+		var poison *queued.PoisonError
+		var deferred *queued.DeferredError
 		isPoison, isDeferred := errors.As(err, &poison), errors.As(err, &deferred)
 		if isPoison || isDeferred {
 			return l.exclude(b, poison, deferred)

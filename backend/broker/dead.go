@@ -8,7 +8,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"golang.org/x/sync/errgroup"
 
-	"floodgate.internal/backend/deadletter"
+	"floodgate.internal/backend/queued"
 )
 
 // deadAtOnce is how many dead letters a consumer of them holds.
@@ -17,7 +17,7 @@ const deadAtOnce = 20
 // ConsumeDead hands each message of the dead-letter queue to take, as long as ctx lives, on a connection of its own. take is
 // called until it succeeds, with growing pauses; then the message is acknowledged. When ctx is cancelled, a take under
 // way may finish (within 5 s); what is not taken goes back. It returns nil after that, never on account of the broker.
-func (b *Broker) ConsumeDead(ctx context.Context, take func(context.Context, deadletter.Message) error) error {
+func (b *Broker) ConsumeDead(ctx context.Context, take func(context.Context, queued.DeadMessage) error) error {
 	for pause := newPause(); ; {
 		began := time.Now()
 		err := b.consumeDeadOnce(ctx, take)
@@ -32,7 +32,7 @@ func (b *Broker) ConsumeDead(ctx context.Context, take func(context.Context, dea
 	}
 }
 
-func (b *Broker) consumeDeadOnce(ctx context.Context, take func(context.Context, deadletter.Message) error) error {
+func (b *Broker) consumeDeadOnce(ctx context.Context, take func(context.Context, queued.DeadMessage) error) error {
 	conn, err := b.dial(ctx, "dead letters")
 	b.m.connects.WithLabelValues("dead", result(err)).Inc()
 	if err != nil {
@@ -88,8 +88,8 @@ func (b *Broker) consumeDeadOnce(ctx context.Context, take func(context.Context,
 }
 
 // takeDead holds one message until it is taken.
-func (b *Broker) takeDead(ctx context.Context, d amqp.Delivery, gone <-chan struct{}, take func(context.Context, deadletter.Message) error) error {
-	m := corpse(d)
+func (b *Broker) takeDead(ctx context.Context, d amqp.Delivery, gone <-chan struct{}, take func(context.Context, queued.DeadMessage) error) error {
+	m := deadMessage(d)
 	for pause, warned := newPause(), false; ; {
 		tctx, cancel := lasting(ctx)
 		err := take(tctx, m)
@@ -117,9 +117,9 @@ func (b *Broker) takeDead(ctx context.Context, d amqp.Delivery, gone <-chan stru
 	return nil
 }
 
-// corpse is a dead message, with what RabbitMQ says of how it died.
-func corpse(d amqp.Delivery) deadletter.Message {
-	m := deadletter.Message{Queue: Dead, Payload: d.Body, Deliveries: 1}
+// deadMessage is a dead message, with what RabbitMQ says of how it died.
+func deadMessage(d amqp.Delivery) queued.DeadMessage {
+	m := queued.DeadMessage{Queue: Dead, Payload: d.Body, Deliveries: 1}
 	how := ""
 	if deaths, ok := d.Headers["x-death"].([]any); ok && len(deaths) > 0 {
 		if last, ok := deaths[0].(amqp.Table); ok {

@@ -14,22 +14,21 @@ import (
 
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/broker"
-	"floodgate.internal/backend/deadletter"
-	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/queued"
 )
 
 // bin takes dead letters.
 type bin struct {
-	got chan deadletter.Message
+	got chan queued.DeadMessage
 }
 
 func collectDead(t *testing.T, b *broker.Broker, fail func() error) *bin {
 	t.Helper()
-	c := &bin{got: make(chan deadletter.Message, 1000)}
+	c := &bin{got: make(chan queued.DeadMessage, 1000)}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() {
-		done <- b.ConsumeDead(ctx, func(_ context.Context, m deadletter.Message) error {
+		done <- b.ConsumeDead(ctx, func(_ context.Context, m queued.DeadMessage) error {
 			if err := fail(); err != nil {
 				return err
 			}
@@ -46,14 +45,14 @@ func collectDead(t *testing.T, b *broker.Broker, fail func() error) *bin {
 	return c
 }
 
-func (c *bin) next(t *testing.T) deadletter.Message {
+func (c *bin) next(t *testing.T) queued.DeadMessage {
 	t.Helper()
 	select {
 	case m := <-c.got:
 		return m
 	case <-time.After(60 * time.Second):
 		t.Fatal("there is no dead letter")
-		return deadletter.Message{}
+		return queued.DeadMessage{}
 	}
 }
 
@@ -69,7 +68,7 @@ func TestOnlyTheCulpritReachesTheDeliveryLimit(t *testing.T) {
 	deaths := 0
 	for alive.Err() == nil { // each consumer ends, with its connection and all that it holds, as soon as it gets the culprit
 		ctx, cancel := context.WithCancel(alive)
-		err := b.Consume(ctx, 50, 2*time.Millisecond, func(sctx context.Context, es []reserve.Entry) error {
+		err := b.Consume(ctx, 50, 2*time.Millisecond, func(sctx context.Context, es []queued.Entry) error {
 			if slices.Contains(ids(es), culprit) {
 				deaths++
 				cancel()

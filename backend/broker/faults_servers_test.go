@@ -21,7 +21,7 @@ import (
 
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/broker"
-	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/shared/netfault"
 )
 
@@ -268,7 +268,7 @@ func TestALostConnectionLosesNoOrder(t *testing.T) {
 	bk := newBook()
 	blocked := make(chan struct{}, 1)
 	proceed := make(chan struct{})
-	consume(t, b, 50, func(ctx context.Context, es []reserve.Entry) error {
+	consume(t, b, 50, func(ctx context.Context, es []queued.Entry) error {
 		if es[0].Sale == 2 {
 			select {
 			case blocked <- struct{}{}:
@@ -336,7 +336,7 @@ func TestAFenceThatCameBackHasPassedNothing(t *testing.T) {
 	}
 	bk := newBook()
 	var early error
-	consume(t, b, 1, func(ctx context.Context, got []reserve.Entry) error {
+	consume(t, b, 1, func(ctx context.Context, got []queued.Entry) error {
 		if got[0].ID == es[0].ID { // held until the fence has passed, or is queued again
 			eventually(t, "the fence's verdict", func() bool {
 				select {

@@ -10,7 +10,7 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
-	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/shared/backoff"
 	"floodgate.internal/shared/failpoint"
 )
@@ -292,7 +292,7 @@ const window = 1000
 // be in the broker all the same. It takes at most the confirm time-out for each 1,000 orders, and fails at once while there
 // is no connection or the broker blocks publishers. When the broker refuses an order, or confirms nothing in that time, the
 // connection is replaced: what others publish over it then is unconfirmed, too.
-func (b *Broker) Publish(ctx context.Context, entries []reserve.Entry) error {
+func (b *Broker) Publish(ctx context.Context, entries []queued.Entry) error {
 	for len(entries) > 0 {
 		n := min(len(entries), window)
 		if err := b.publish(ctx, entries[:n]); err != nil {
@@ -305,7 +305,7 @@ func (b *Broker) Publish(ctx context.Context, entries []reserve.Entry) error {
 	return nil
 }
 
-func (b *Broker) publish(caller context.Context, entries []reserve.Entry) error {
+func (b *Broker) publish(caller context.Context, entries []queued.Entry) error {
 	ctx, cancel := context.WithTimeout(caller, b.cfg.ConfirmTimeout)
 	defer cancel()
 	p, err := b.publisher(ctx)
@@ -322,10 +322,7 @@ func (b *Broker) publish(caller context.Context, entries []reserve.Entry) error 
 			return ErrBlocked
 		default:
 		}
-		msg, err := encode(e, p.seq.Add(1))
-		if err != nil {
-			return err
-		}
+		msg := encode(e, p.seq.Add(1))
 		ids = append(ids, msg.CorrelationId)
 		p.expect(msg.CorrelationId)
 		c, err := p.orders.PublishWithDeferredConfirmWithContext(ctx, Exchange, strconv.Itoa(b.Partition(e.Sale)), true, false, msg)

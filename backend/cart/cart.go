@@ -40,8 +40,14 @@ var (
 	ErrUndecided = errors.New("the cart's outcome is unknown")
 )
 
-// Config is what differs from one system to another.
+// Config is what Carts need.
 type Config struct {
+	DB       *sql.DB
+	SKUs     *sku.Cache
+	Clock    *clock.Clock // follows Redis's clock before anything is decided
+	Log      *slog.Logger
+	Register prometheus.Registerer
+
 	PayWithin      time.Duration // time to pay for a cart's order
 	AbandonedAfter time.Duration // units that were locked in Redis this long ago are compared with MySQL
 	MaxInFlight    int           // carts that are being decided at once by this process; one more is ErrBusy
@@ -49,11 +55,11 @@ type Config struct {
 
 // Carts makes orders. It is safe for concurrent use, by any number of processes.
 type Carts struct {
-	Config
 	db      *sql.DB
-	shelf   *sku.Cache
+	skus    *sku.Cache
 	clk     *clock.Clock
 	log     *slog.Logger
+	config  Config
 	places  chan struct{} // a cart that is being decided holds one
 	metrics metrics
 	swept   int64 // the SKU up to which the last pass of Sweep came; for Sweep alone
@@ -64,8 +70,8 @@ type metrics struct {
 	again               prometheus.Counter
 }
 
-// New makes a Carts.
-func New(c Config, db *sql.DB, shelf *sku.Cache, clk *clock.Clock, log *slog.Logger, reg prometheus.Registerer) *Carts {
+// New makes Carts and registers their metrics.
+func New(c Config) *Carts {
 	m := metrics{
 		carts: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "backend_carts_total",
 			Help: "Carts by result: ordered (some line is), empty (none is), repeated, busy, refused (the key was used for another) or failed."}, []string{"result"}),
@@ -76,8 +82,8 @@ func New(c Config, db *sql.DB, shelf *sku.Cache, clk *clock.Clock, log *slog.Log
 		again: prometheus.NewCounter(prometheus.CounterOpts{Name: "backend_cart_again_total",
 			Help: "Decisions that were begun anew: a SKU was loaded into Redis, or the units were given back, in between."}),
 	}
-	reg.MustRegister(m.carts, m.lines, m.swept, m.again)
-	return &Carts{Config: c, db: db, shelf: shelf, clk: clk, log: log, places: make(chan struct{}, c.MaxInFlight), metrics: m}
+	c.Register.MustRegister(m.carts, m.lines, m.swept, m.again)
+	return &Carts{db: c.DB, skus: c.SKUs, clk: c.Clock, log: c.Log, config: c, places: make(chan struct{}, c.MaxInFlight), metrics: m}
 }
 
 // Place decides a cart of different SKUs and returns its answer as JSON: see wire.CartAnswer. repeated says that it was
@@ -251,7 +257,7 @@ func (c *Carts) decide(ctx context.Context, r *request) (err error) {
 				}
 				r.lines[i] = line{}
 				if attempt > 1 { // once it was loaded in between; if that comes again, Redis may not have what was loaded last
-					if err := c.shelf.Renew(ctx, item.SKU, epoch); err != nil {
+					if err := c.skus.Renew(ctx, item.SKU, epoch); err != nil {
 						return err
 					}
 				}
@@ -284,7 +290,7 @@ func (c *Carts) lock(ctx context.Context, r *request) error {
 		if len(ask) == 0 {
 			return nil
 		}
-		verdicts, err := c.shelf.Reduce(ctx, r.order, ask)
+		verdicts, err := c.skus.Reduce(ctx, r.order, ask)
 		if err != nil {
 			return err
 		}
@@ -310,7 +316,7 @@ func (c *Carts) lock(ctx context.Context, r *request) error {
 		if round == loadRounds {
 			return fmt.Errorf("SKUs %v do not stay in redis", absent)
 		}
-		unknown, err := c.shelf.LoadAll(ctx, absent)
+		unknown, err := c.skus.LoadAll(ctx, absent)
 		if err != nil {
 			return err
 		}
@@ -431,7 +437,7 @@ func (c *Carts) write(ctx context.Context, tx *sql.Tx, r *request) error {
 		r.ordered = true
 		answer.OrderID = &r.order
 		if _, err := tx.ExecContext(ctx, `INSERT INTO orders (id, sale_id, uid, quantity, amount, status, created_at, decided_at, pay_before) VALUES (?, 0, ?, ?, ?, ?, ?, ?, ?)`,
-			r.order, r.uid, quantity, amount, string(wire.PendingPayment), now, now, now.Add(c.PayWithin)); err != nil {
+			r.order, r.uid, quantity, amount, string(wire.PendingPayment), now, now, now.Add(c.config.PayWithin)); err != nil {
 			return fmt.Errorf("write the order: %w", err)
 		}
 		if _, err := tx.ExecContext(ctx, `INSERT INTO cart_lines (order_id, sku_id, quantity, price, currency, lock_id) VALUES `+tuples(len(changes), 6), lines...); err != nil {
@@ -461,7 +467,7 @@ func (c *Carts) giveBack(ctx context.Context, r *request) {
 				refused = append(refused, sku.Hold{SKU: l.SKU, Order: r.order, Lock: lock})
 			}
 		}
-		_, err = c.shelf.Unlock(ctx, lua.ToBack, refused...)
+		_, err = c.skus.Unlock(ctx, lua.ToBack, refused...)
 	} else { // another call decided, and these may be units that it did not have, or that the order's end has given back
 		_, err = c.compare(ctx, r.fresh)
 	}

@@ -50,9 +50,10 @@ func newShop(t *testing.T) *shop {
 func shopOn(t *testing.T, db *sql.DB, redis *reserve.Store, c Config) *shop {
 	t.Helper()
 	clk, log, reg := new(clock.Clock), backendtest.Log(t), prometheus.NewRegistry()
-	shelf := sku.NewCache(db, redis, log, reg)
-	return &shop{Carts: New(c, db, shelf, clk, log, reg), t: t, redis: redis,
-		book: order.NewStore(db, redis, clk, log, reg), reader: order.NewReader(db, redis, clk, log, reg)}
+	cache := sku.NewCache(db, redis, log, reg)
+	c.DB, c.SKUs, c.Clock, c.Log, c.Register = db, cache, clk, log, reg
+	return &shop{Carts: New(c), t: t, redis: redis,
+		book: order.NewStore(order.Config{DB: db, Redis: redis, Clock: clk, Log: log, Register: reg}), reader: order.NewReader(order.ReaderConfig{DB: db, Redis: redis, Log: log, Register: reg})}
 }
 
 // behind is a shop whose connections to MySQL go through a Link.
@@ -189,7 +190,7 @@ func (s *shop) balanced(sku int64, available, locked, sold int64) {
 
 func (s *shop) audited(sku int64) {
 	s.t.Helper()
-	r, err := audit.New(s.db, s.redis, time.Second).SKU(s.t.Context(), sku)
+	r, err := audit.New(audit.Config{DB: s.db, Redis: s.redis, QueuedBound: time.Second}).SKU(s.t.Context(), sku)
 	s.must(err)
 	if !r.Balanced {
 		s.t.Errorf("SKU %d: the auditor says %+v", sku, r)
@@ -208,7 +209,7 @@ func (s *shop) begun(uid, key string, items []wire.CartItem) *request {
 // reduce locks units under an order id, as a process does that slept for long.
 func (s *shop) reduce(order string, skuID, units int64) {
 	s.t.Helper()
-	if _, err := s.shelf.Reduce(s.t.Context(), order, []sku.Line{{SKU: skuID, Units: units}}); err != nil {
+	if _, err := s.skus.Reduce(s.t.Context(), order, []sku.Line{{SKU: skuID, Units: units}}); err != nil {
 		s.t.Fatal(err)
 	}
 }

@@ -1,3 +1,5 @@
+// Package catalog is the live sales in memory: what operators decided (from MySQL), what is available (from Redis), and what
+// the public is told of both, as answers to readers and as the feed that gateways follow.
 package catalog
 
 import (
@@ -15,9 +17,14 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/sale"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/clock"
 )
+
+// MaxArchived is how many archived sales are still told of, as ended: the newest. A sale archived before them is unknown to
+// the public; its orders stay.
+const MaxArchived = 1000
 
 // How often MySQL and Redis are asked, and the clock is set.
 const (
@@ -30,8 +37,6 @@ const (
 var (
 	// ErrUnknown: there is no such sale, or it is hidden.
 	ErrUnknown = errors.New("no such sale")
-	// ErrArchived: the sale is archived: it is over, and nothing of it is in Redis.
-	ErrArchived = errors.New("the sale is archived")
 	// ErrEmpty: the catalog has not been read yet.
 	ErrEmpty = errors.New("the sales have not been read from mysql yet")
 )
@@ -63,7 +68,7 @@ type view struct {
 
 // item is a sale and what is known of its stock, which outlives the view.
 type item struct {
-	Sale
+	sale.Sale
 	stock *stock
 }
 
@@ -208,7 +213,7 @@ func (c *Catalog) readDefinitions(ctx context.Context) error {
 		return err
 	}
 	defer c.give()
-	sales, err := Read(ctx, c.db)
+	sales, err := sale.Read(ctx, c.db)
 	if err != nil {
 		return err
 	}
@@ -217,7 +222,7 @@ func (c *Catalog) readDefinitions(ctx context.Context) error {
 		return err
 	}
 	c.heard.Store(int64(time.Since(c.begun)))
-	if len(sales) >= MaxLive {
+	if len(sales) >= sale.MaxLive {
 		c.log.Error("catalog: no more sales can be live; archive ended ones", "live", len(sales))
 	}
 	c.install(append(sales, archived...))
@@ -225,12 +230,12 @@ func (c *Catalog) readDefinitions(ctx context.Context) error {
 }
 
 // readArchived returns the newest archived sales. One never changes again, so it is read once.
-func (c *Catalog) readArchived(ctx context.Context) ([]Sale, error) {
-	ids, err := newestArchived(ctx, c.db)
+func (c *Catalog) readArchived(ctx context.Context) ([]sale.Sale, error) {
+	ids, err := sale.NewestArchived(ctx, c.db, MaxArchived)
 	if err != nil {
 		return nil, err
 	}
-	var sales []Sale
+	var sales []sale.Sale
 	var fresh []int64
 	v := c.live.Load()
 	for _, id := range ids {
@@ -243,20 +248,20 @@ func (c *Catalog) readArchived(ctx context.Context) ([]Sale, error) {
 	if len(fresh) == 0 {
 		return sales, nil
 	}
-	more, err := Read(ctx, c.db, fresh...)
+	more, err := sale.Read(ctx, c.db, fresh...)
 	return append(sales, more...), err
 }
 
 // install makes sales what is known: the live ones by ascending id, and archived ones anywhere. One that is there twice, since
 // it was archived between two readings, is archived. The caller holds the slot.
-func (c *Catalog) install(sales []Sale) {
+func (c *Catalog) install(sales []sale.Sale) {
 	old := c.live.Load()
 	v := &view{byID: make(map[int64]*item, len(sales)), ids: make([]int64, 0, len(sales))}
 	same := old != nil
 	for i := range sales {
 		s := &item{Sale: sales[i]}
 		if before := old.item(s.ID); before != nil {
-			same = same && before.equal(&s.Sale)
+			same = same && before.Equal(&s.Sale)
 			s.stock = before.stock
 			if s.ArchivedAt != nil && before.ArchivedAt == nil {
 				s.stock = &stock{} // what was last read of its queue is no news any more
@@ -308,7 +313,7 @@ func (c *Catalog) readStates(ctx context.Context) error {
 	var ids []int64
 	var seen []uint64
 	for _, id := range v.ids {
-		if s := v.byID[id]; !s.ended(now) {
+		if s := v.byID[id]; !s.Ended(now) {
 			ids = append(ids, id)
 			seen = append(seen, s.stock.sightings.Load())
 		}
@@ -336,9 +341,9 @@ func (c *Catalog) readStates(ctx context.Context) error {
 }
 
 // Get returns a live sale that the public may know of. One that is not in memory is looked up in MySQL once; what is not
-// there either is ErrUnknown, what is archived ErrArchived, and remembered as that for some seconds. Any other error: MySQL
+// there either is ErrUnknown, what is archived sale.ErrArchived, and remembered as that for some seconds. Any other error: MySQL
 // could not be asked.
-func (c *Catalog) Get(ctx context.Context, id int64) (Sale, error) {
+func (c *Catalog) Get(ctx context.Context, id int64) (sale.Sale, error) {
 	if s, known, err := c.known(id); known {
 		return s, err
 	}
@@ -347,7 +352,7 @@ func (c *Catalog) Get(ctx context.Context, id int64) (Sale, error) {
 	// One lookup at a time, for all ids: a rain of random ids is no load on MySQL, and of those who ask for the same
 	// id at once the first one asks for all.
 	if err := c.take(ctx); err != nil {
-		return Sale{}, err
+		return sale.Sale{}, err
 	}
 	defer c.give()
 	if s, known, err := c.known(id); known {
@@ -355,51 +360,51 @@ func (c *Catalog) Get(ctx context.Context, id int64) (Sale, error) {
 	}
 	v := c.live.Load()
 	c.metrics.lookups.Inc()
-	found, err := Read(ctx, c.db, id)
+	found, err := sale.Read(ctx, c.db, id)
 	if err != nil {
-		return Sale{}, fmt.Errorf("look up sale %d: %w", id, err)
+		return sale.Sale{}, fmt.Errorf("look up sale %d: %w", id, err)
 	}
 	if len(found) == 0 || found[0].Hidden && found[0].ArchivedAt != nil {
 		c.unknown.add(id)
-		return Sale{}, ErrUnknown
+		return sale.Sale{}, ErrUnknown
 	}
 	if found[0].ArchivedAt != nil {
 		c.over.add(id)
-		return Sale{}, ErrArchived
+		return sale.Sale{}, sale.ErrArchived
 	}
-	if v != nil && len(v.ids) < MaxLive {
+	if v != nil && len(v.ids) < sale.MaxLive {
 		c.install(v.with(found[0]))
 	}
-	return found[0].shown()
+	return shown(found[0])
 }
 
 // shown is the sale, or ErrUnknown where it is hidden.
-func (s *Sale) shown() (Sale, error) {
+func shown(s sale.Sale) (sale.Sale, error) {
 	if s.Hidden {
-		return Sale{}, ErrUnknown
+		return sale.Sale{}, ErrUnknown
 	}
-	return *s, nil
+	return s, nil
 }
 
 // known is what memory says of a sale; false if that is nothing.
-func (c *Catalog) known(id int64) (s Sale, known bool, err error) {
+func (c *Catalog) known(id int64) (s sale.Sale, known bool, err error) {
 	switch i := c.live.Load().item(id); {
 	case i != nil && i.ArchivedAt == nil:
-		s, err = i.shown()
+		s, err = shown(i.Sale)
 		return s, true, err
 	case i != nil && i.Hidden:
-		return Sale{}, true, ErrUnknown
+		return sale.Sale{}, true, ErrUnknown
 	case i != nil || c.over.has(id):
-		return Sale{}, true, ErrArchived
+		return sale.Sale{}, true, sale.ErrArchived
 	case c.unknown.has(id):
-		return Sale{}, true, ErrUnknown
+		return sale.Sale{}, true, ErrUnknown
 	}
-	return Sale{}, false, nil
+	return sale.Sale{}, false, nil
 }
 
 // with is the sales of v and one more live one.
-func (v *view) with(s Sale) []Sale {
-	sales := make([]Sale, 0, len(v.byID)+1)
+func (v *view) with(s sale.Sale) []sale.Sale {
+	sales := make([]sale.Sale, 0, len(v.byID)+1)
 	placed := false
 	for _, id := range v.ids {
 		if !placed && id > s.ID {
@@ -441,7 +446,7 @@ func (c *Catalog) Left(id int64) (units int64, known bool) {
 	if s.stock.waited.Load() {
 		return 0, true
 	}
-	return s.stock.left.Load() - s.unreleased(c.clk.Now()), true
+	return s.stock.left.Load() - s.Unreleased(c.clk.Now()), true
 }
 
 // Waited is the live sales in whose standby line somebody waits, as Redis last said it.
@@ -452,7 +457,7 @@ func (c *Catalog) Waited() (sales []int64) {
 	}
 	now := c.clk.Now()
 	for _, id := range v.ids {
-		if s := v.byID[id]; s.stock.waited.Load() && !s.ended(now) {
+		if s := v.byID[id]; s.stock.waited.Load() && !s.Ended(now) {
 			sales = append(sales, id)
 		}
 	}
@@ -485,7 +490,7 @@ func (c *Catalog) Observe(id, available int64) {
 		return
 	}
 	s.stock.sightings.Add(1)
-	unreleased := s.unreleased(c.clk.Now())
+	unreleased := s.Unreleased(c.clk.Now())
 	if s.stock.known.Load() && s.stock.left.Load() <= unreleased {
 		return
 	}

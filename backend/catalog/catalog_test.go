@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"pgregory.net/rapid"
 
+	"floodgate.internal/backend/sale"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/wire"
 )
@@ -24,8 +25,8 @@ func unread() *Catalog {
 	return New(nil, nil, &clock.Clock{}, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
 }
 
-func testSale(id int64, starts time.Time, ends time.Time, tranches ...Tranche) Sale {
-	return Sale{ID: id, SKU: id, Kind: wire.Goods, Title: fmt.Sprint("sale ", id), Price: 4900, Currency: "EUR", StartsAt: starts, EndsAt: ends,
+func testSale(id int64, starts time.Time, ends time.Time, tranches ...sale.Tranche) sale.Sale {
+	return sale.Sale{ID: id, SKU: id, Kind: wire.Goods, Title: fmt.Sprint("sale ", id), Price: 4900, Currency: "EUR", StartsAt: starts, EndsAt: ends,
 		PerUserLimit: 1, PayWithin: time.Minute, Version: 1, Tranches: tranches}
 }
 
@@ -39,7 +40,7 @@ func TestStateFollowsTimeAndStock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := unread()
 		t0 := time.Now()
-		c.install([]Sale{testSale(1, t0.Add(time.Minute), t0.Add(time.Hour), Tranche{t0.Add(10 * time.Minute), 5})})
+		c.install([]sale.Sale{testSale(1, t0.Add(time.Minute), t0.Add(time.Hour), sale.Tranche{At: t0.Add(10 * time.Minute), Quantity: 5})})
 		state := func(want wire.SaleState, releases bool) {
 			t.Helper()
 			got, ok := c.Public(1)
@@ -73,18 +74,18 @@ func TestStateFollowsTimeAndStock(t *testing.T) {
 func TestUnknownStockIsOpen(t *testing.T) {
 	c := unread()
 	now := time.Now()
-	c.install([]Sale{testSale(1, now.Add(-time.Hour), now.Add(time.Hour))})
+	c.install([]sale.Sale{testSale(1, now.Add(-time.Hour), now.Add(time.Hour))})
 	if got, _ := c.Public(1); got.State != wire.Open {
 		t.Errorf("got %s, want open: Redis decides", got.State)
 	}
 	paused := testSale(1, now.Add(-time.Hour), now.Add(time.Hour))
 	paused.Paused = true
-	c.install([]Sale{paused})
+	c.install([]sale.Sale{paused})
 	if got, _ := c.Public(1); got.State != wire.Paused {
 		t.Errorf("got %s, want paused", got.State)
 	}
 	paused.ClosedAt = &now
-	c.install([]Sale{paused})
+	c.install([]sale.Sale{paused})
 	if got, _ := c.Public(1); got.State != wire.Ended {
 		t.Errorf("got %s, want ended", got.State)
 	}
@@ -112,7 +113,7 @@ func TestAHiddenSaleIsNobodysBusiness(t *testing.T) {
 			t.Errorf("got %v live: its orders are to be settled all the same", c.Live())
 		}
 	}
-	c.install([]Sale{open, hidden})
+	c.install([]sale.Sale{open, hidden})
 	c.publish()
 	look(1)
 	first := c.Feed(t.Context(), "", 0, 0)
@@ -120,7 +121,7 @@ func TestAHiddenSaleIsNobodysBusiness(t *testing.T) {
 		t.Errorf("got %+v", first)
 	}
 	hidden.Hidden = false
-	c.install([]Sale{open, hidden})
+	c.install([]sale.Sale{open, hidden})
 	c.publish()
 	look(1, 2)
 	second := c.Feed(t.Context(), first.Instance, first.Version, 0)
@@ -128,7 +129,7 @@ func TestAHiddenSaleIsNobodysBusiness(t *testing.T) {
 		t.Errorf("published: got %+v", second)
 	}
 	hidden.Hidden = true
-	c.install([]Sale{open, hidden})
+	c.install([]sale.Sale{open, hidden})
 	c.publish()
 	look(1)
 	third := c.Feed(t.Context(), first.Instance, second.Version, 0)
@@ -137,18 +138,6 @@ func TestAHiddenSaleIsNobodysBusiness(t *testing.T) {
 	}
 	if again := c.Feed(t.Context(), first.Instance, third.Version, 0); len(again.Sales)+len(again.Removed) != 0 || again.Version != third.Version {
 		t.Errorf("nothing changed: got %+v", again)
-	}
-}
-
-func TestDefinitionHasTheLaterTranches(t *testing.T) {
-	t0 := time.UnixMilli(1_000_000)
-	s := testSale(1, t0, t0.Add(time.Hour), Tranche{t0.Add(-time.Minute), 3}, Tranche{t0, 4}, Tranche{t0.Add(time.Minute), 5})
-	d := s.Definition()
-	if len(d.Later) != 1 || d.Later[0].At != 1_060_000 || d.Later[0].Units != 5 || d.Starts != 1_000_000 || d.Ends != 4_600_000 || d.Limit != 1 {
-		t.Errorf("got %+v", d)
-	}
-	if got := s.unreleased(t0.Add(-time.Hour)); got != 5 {
-		t.Errorf("before the start: got %d units unreleased, want 5: those of the start are not counted as later", got)
 	}
 }
 
@@ -174,7 +163,7 @@ func TestFeedWakesAtOnceAndTimesOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := unread()
 		began := time.Now()
-		c.install([]Sale{testSale(1, began, began.Add(time.Hour))})
+		c.install([]sale.Sale{testSale(1, began, began.Add(time.Hour))})
 		c.said(1, 1)
 		c.publish()
 		first := c.Feed(t.Context(), "somebody else", 77, time.Minute)
@@ -209,7 +198,7 @@ func TestPublishSaysWhenTimeChangesSomething(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := unread()
 		now := time.Now()
-		c.install([]Sale{testSale(1, now.Add(700*time.Millisecond), now.Add(time.Hour)), testSale(2, now.Add(-time.Hour), now)})
+		c.install([]sale.Sale{testSale(1, now.Add(700*time.Millisecond), now.Add(time.Hour)), testSale(2, now.Add(-time.Hour), now)})
 		if got := c.publish(); got != 700*time.Millisecond {
 			t.Errorf("got %v, want 700ms", got)
 		}
@@ -227,7 +216,7 @@ func TestFollowersSeeWhatIsListed(t *testing.T) {
 		c := unread()
 		start := time.Now().Add(-time.Hour)
 		have, version, instance := map[int64]wire.Sale{}, uint64(0), ""
-		sales := map[int64]Sale{}
+		sales := map[int64]sale.Sale{}
 		for range rapid.IntRange(1, 40).Draw(t, "steps") {
 			for range rapid.IntRange(0, 5).Draw(t, "changes") {
 				id := rapid.Int64Range(1, 6).Draw(t, "id")
@@ -244,7 +233,7 @@ func TestFollowersSeeWhatIsListed(t *testing.T) {
 				case 3:
 					c.Observe(id, 0)
 				}
-				list := slices.SortedFunc(maps.Values(sales), func(a, b Sale) int { return int(a.ID - b.ID) })
+				list := slices.SortedFunc(maps.Values(sales), func(a, b sale.Sale) int { return int(a.ID - b.ID) })
 				c.install(list)
 				c.publish()
 			}
@@ -278,10 +267,10 @@ func TestFollowersSeeWhatIsListed(t *testing.T) {
 func TestFeedAfterTooManyRemovalsIsFull(t *testing.T) {
 	c := unread()
 	now := time.Now()
-	c.install([]Sale{testSale(1, now, now.Add(time.Hour))})
+	c.install([]sale.Sale{testSale(1, now, now.Add(time.Hour))})
 	c.publish()
 	for i := range int64(goneMax) + 2 {
-		c.install([]Sale{testSale(1, now, now.Add(time.Hour)), testSale(i+2, now, now.Add(time.Hour))})
+		c.install([]sale.Sale{testSale(1, now, now.Add(time.Hour)), testSale(i+2, now, now.Add(time.Hour))})
 		c.publish()
 	}
 	if f := c.Feed(t.Context(), c.feed.instance, 1, 0); !f.Full || len(f.Sales) != 2 || len(f.Removed) != 0 {
@@ -322,7 +311,7 @@ func TestAbsentIsBoundedAndForgets(t *testing.T) {
 func TestInstallKeepsWhatIsKnownOfTheStock(t *testing.T) {
 	c := unread()
 	now := time.Now()
-	c.install([]Sale{testSale(1, now, now.Add(time.Hour)), testSale(5, now, now.Add(time.Hour))})
+	c.install([]sale.Sale{testSale(1, now, now.Add(time.Hour)), testSale(5, now, now.Add(time.Hour))})
 	c.SetEpoch(1, 7)
 	c.install(c.live.Load().with(testSale(3, now, now.Add(time.Hour))))
 	if diff := cmp.Diff([]int64{1, 3, 5}, c.Live()); diff != "" || c.Epoch(1) != 7 || c.Epoch(3) != 0 || c.Epoch(99) != 0 {
@@ -337,7 +326,7 @@ func TestInstallKeepsWhatIsKnownOfTheStock(t *testing.T) {
 func BenchmarkObserveSoldOut(b *testing.B) {
 	c := unread()
 	now := time.Now()
-	c.install([]Sale{testSale(1, now.Add(-time.Hour), now.Add(time.Hour))})
+	c.install([]sale.Sale{testSale(1, now.Add(-time.Hour), now.Add(time.Hour))})
 	b.ReportAllocs()
 	for b.Loop() {
 		c.Observe(1, 0)

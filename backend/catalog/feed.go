@@ -19,19 +19,19 @@ func (s *item) public(now time.Time) wire.Sale {
 		StartsAt: wire.At(s.StartsAt), EndsAt: wire.At(s.EndsAt), PerUserLimit: s.PerUserLimit,
 	}
 	switch {
-	case s.ended(now):
+	case s.Ended(now):
 		p.State = wire.Ended
 		return p
 	case now.Before(s.StartsAt):
 		p.State = wire.Upcoming
 	case s.Paused:
 		p.State = wire.Paused
-	case s.stock.known.Load() && (s.stock.waited.Load() || s.stock.left.Load() <= s.unreleased(now)):
+	case s.stock.known.Load() && (s.stock.waited.Load() || s.stock.left.Load() <= s.Unreleased(now)):
 		p.State = wire.SoldOut
 	default:
 		p.State = wire.Open
 	}
-	p.NextReleaseAt = s.nextRelease(now)
+	p.NextReleaseAt = s.NextRelease(now)
 	return p
 }
 
@@ -119,7 +119,7 @@ func (c *Catalog) publish() (next time.Duration) {
 			f.sales[id] = published{p, version}
 			news = true
 		}
-		if at := s.nextChange(now); !at.IsZero() {
+		if at := s.NextChange(now); !at.IsZero() {
 			next = min(next, at.Sub(now))
 		}
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/redis/rueidis"
 
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 )
 
@@ -21,7 +22,7 @@ func (c *Catalog) readQueued(ctx context.Context, v *view) error {
 	now := c.clk.Now()
 	var ids []int64
 	for _, id := range v.ids {
-		if s := v.byID[id]; !s.ended(now) || !s.stock.counted.Load() || s.stock.queued.Load() > 0 {
+		if s := v.byID[id]; !s.Ended(now) || !s.stock.counted.Load() || s.stock.queued.Load() > 0 {
 			ids = append(ids, id)
 		}
 	}
@@ -51,7 +52,7 @@ func (c *Catalog) readQueued(ctx context.Context, v *view) error {
 		}
 		var oldest, last int64
 		for _, x := range head {
-			if e, err := reserve.ParseEntry(id, x.ID, x.FieldValues); err == nil {
+			if e, err := queued.Parse(id, x.ID, x.FieldValues); err == nil {
 				last = e.At
 				if oldest == 0 || e.At < oldest {
 					oldest = e.At

@@ -5,13 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"os"
 	"slices"
+	"strings"
 	"time"
-
-	"github.com/prometheus/client_golang/prometheus"
 
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/broker"
@@ -62,26 +60,13 @@ func (c *Audit) Run(ctx context.Context, env *Env) error {
 	if c.Sale == 0 && c.SKU == 0 && !c.All && c.Answers == "" {
 		return cli.Usage("audit: say what: --sale ID, --sku ID, --all, or --answers FILE")
 	}
-	conf, err := env.Config(c.Config)
+	s, err := c.open(ctx, env, true)
 	if err != nil {
 		return err
 	}
-	db, redis, done, err := conf.stores(ctx)
-	if err != nil {
-		return err
-	}
-	defer done()
-	auditor := audit.New(db, redis, conf.QueuedBound).Abandoned(conf.Abandoned)
-	if conf.Broker != nil {
-		b, err := broker.Open(*conf.Broker, conf.Log, prometheus.NewRegistry())
-		if err != nil {
-			return fmt.Errorf("audit: %w", err)
-		}
-		defer func() { _ = b.Close() }() // it was only asked
-		auditor = auditor.WithBroker(b)
-	}
+	defer s.close()
 	for {
-		err := c.round(ctx, env, auditor, conf.QueuedBound)
+		err := c.round(ctx, env, s)
 		if !c.Watch {
 			return err
 		}
@@ -106,7 +91,7 @@ func (c *Audit) Run(ctx context.Context, env *Env) error {
 const again = 500 * time.Millisecond
 
 // round audits once, with the log of answers as it is now.
-func (c *Audit) round(ctx context.Context, env *Env, auditor *audit.Auditor, bound time.Duration) error {
+func (c *Audit) round(ctx context.Context, env *Env, s *stores) error {
 	var log []audit.Answer
 	if c.Answers != "" {
 		f, err := os.Open(c.Answers)
@@ -120,208 +105,178 @@ func (c *Audit) round(ctx context.Context, env *Env, auditor *audit.Auditor, bou
 	}
 	began := time.Now()
 	for {
-		var text bytes.Buffer
-		odd, err := c.once(ctx, &Env{Stdout: &text, Stderr: env.Stderr, Config: env.Config}, auditor, log)
-		if odd && err == nil && !c.Watch && time.Since(began) < bound+broker.StatisticsAge+2*again {
-			select {
-			case <-ctx.Done():
-				return ctx.Err()
-			case <-time.After(again):
-				continue
-			}
+		r, err := c.look(ctx, s.auditor, log)
+		if err != nil {
+			return err
 		}
-		if _, e := text.WriteTo(env.Stdout); e != nil {
-			return e
+		if !r.odd || !r.Balanced || c.Watch || time.Since(began) >= s.QueuedBound+broker.StatisticsAge+2*again {
+			return c.tell(env, r)
 		}
-		return err
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(again):
+		}
 	}
 }
 
 // errUnbalanced: an equation does not hold.
 var errUnbalanced = errors.New("not balanced")
 
-// once audits; odd says that the broker holds something that no outbox accounts for, or does not answer: no finding yet.
-func (c *Audit) once(ctx context.Context, env *Env, auditor *audit.Auditor, log []audit.Answer) (odd bool, err error) {
-	ids := []int64{c.Sale}
-	switch {
-	case c.All:
-		if ids, err = auditor.Sales(ctx); err != nil {
-			return false, err
-		}
-	case c.SKU != 0 && log == nil:
-		ids = nil
-	case c.Sale == 0:
-		ids = ids[:0]
-		for _, line := range log {
-			ids = append(ids, line.Sale)
-		}
-		slices.Sort(ids)
-		ids = slices.Compact(ids)
-	case log != nil:
+// report is what one look found.
+type report struct {
+	Balanced bool            `json:"balanced"`
+	Sales    []audit.Result  `json:"sales"`
+	SKUs     []audit.SKU     `json:"skus"`
+	Answers  *audit.Answered `json:"answers,omitzero"`
+	// odd says that the broker holds something that no outbox accounts for, or does not answer: no finding yet.
+	odd bool
+}
+
+// look audits once. log is nil without a log of answers.
+func (c *Audit) look(ctx context.Context, auditor *audit.Auditor, log []audit.Answer) (r report, err error) {
+	if c.Sale != 0 && log != nil {
 		log = slices.DeleteFunc(slices.Clone(log), func(a audit.Answer) bool { return a.Sale != c.Sale })
 	}
-	results, wrong := []audit.Result{}, 0
-	for _, id := range ids {
-		r, err := auditor.Sale(ctx, id)
+	sales, skus, err := c.which(ctx, auditor, log)
+	if err != nil {
+		return r, err
+	}
+	r.Balanced = true
+	for _, id := range sales {
+		s, err := auditor.Sale(ctx, id)
 		if errors.Is(err, audit.ErrUnknownSale) && c.Sale == 0 {
 			continue // its lines say so
 		}
 		if err != nil {
-			return false, err
+			return r, err
 		}
-		results = append(results, r)
-		if !r.Balanced {
-			wrong++
+		r.Sales, r.Balanced = append(r.Sales, s), r.Balanced && s.Balanced
+		r.odd = r.odd || s.Broker != nil && (s.Broker.Unexplained || s.Broker.Error != "")
+	}
+	for _, id := range skus {
+		s, err := auditor.SKU(ctx, id)
+		if err != nil {
+			return r, err
 		}
-		odd = odd || r.Broker != nil && (r.Broker.Unexplained || r.Broker.Error != "")
+		r.SKUs, r.Balanced = append(r.SKUs, s), r.Balanced && s.Balanced
 	}
-	skus, err := c.skus(ctx, auditor)
-	if err != nil {
-		return false, err
-	}
-	wrongSKUs := 0
-	for _, s := range skus {
-		if !s.Balanced {
-			wrongSKUs++
-		}
-	}
-	var answered *audit.Answered
 	if log != nil {
 		a, err := auditor.Answers(ctx, log)
 		if err != nil {
-			return false, err
+			return r, err
 		}
-		answered = &a
+		r.Answers, r.Balanced = &a, r.Balanced && a.Balanced
 	}
-	good := wrong+wrongSKUs == 0 && (answered == nil || answered.Balanced)
-	switch {
-	case c.JSON && c.Sale != 0 && answered == nil:
-		err = printJSON(env.Stdout, results[0])
-	case c.JSON && c.SKU != 0 && answered == nil:
-		err = printJSON(env.Stdout, skus[0])
-	case c.JSON && answered == nil:
-		err = printJSON(env.Stdout, map[string]any{"balanced": good, "sales": results, "skus": skus})
-	case c.JSON:
-		err = printJSON(env.Stdout, map[string]any{"balanced": good, "sales": results, "skus": skus, "answers": answered})
-	default:
-		if c.SKU == 0 {
-			err = printAudits(env.Stdout, results)
-		}
-		if err == nil && len(skus) > 0 {
-			err = printSKUs(env.Stdout, skus)
-		}
-		if err == nil && answered != nil {
-			err = printAnswers(env.Stdout, *answered)
-		}
-	}
-	switch {
-	case err != nil || good:
-	case wrongSKUs > 0:
-		err = fmt.Errorf("audit: %w: %d of %d SKUs, %d of %d sales", errUnbalanced, wrongSKUs, len(skus), wrong, len(results))
-	case wrong > 0:
-		err = fmt.Errorf("audit: %w: %d of %d sales", errUnbalanced, wrong, len(results))
-	default:
-		err = fmt.Errorf("audit: %w: the log of answers contradicts the stores", errUnbalanced)
-	}
-	return odd, err
+	return r, nil
 }
 
-// skus audits the SKU that was asked for, or all.
-func (c *Audit) skus(ctx context.Context, auditor *audit.Auditor) (results []audit.SKU, err error) {
-	results = []audit.SKU{}
-	var ids []int64
-	if c.SKU != 0 {
-		ids = []int64{c.SKU}
-	} else if c.All {
-		if ids, err = auditor.SKUs(ctx); err != nil {
-			return nil, err
-		}
+// tell prints a report. One that is not balanced is an error.
+func (c *Audit) tell(env *Env, r report) error {
+	var shown any = r
+	switch {
+	case c.Sale != 0 && r.Answers == nil:
+		shown = r.Sales[0]
+	case c.SKU != 0 && r.Answers == nil:
+		shown = r.SKUs[0]
 	}
-	for _, id := range ids {
-		s, err := auditor.SKU(ctx, id)
-		if err != nil {
-			return nil, err
-		}
-		results = append(results, s)
+	if err := c.print(env.Stdout, shown, func(w *bytes.Buffer) { c.text(w, r) }); err != nil || r.Balanced {
+		return err
 	}
-	return results, nil
-}
-
-func printSKUs(w io.Writer, results []audit.SKU) error {
-	var rows []string
-	for _, s := range results {
-		verdict := "balanced"
+	sales, skus := 0, 0
+	for _, s := range r.Sales {
 		if !s.Balanced {
-			verdict = "NOT BALANCED"
-		}
-		in := "not loaded"
-		if s.Redis.Loaded {
-			in = fmt.Sprintf("%d + %d + %d, %d in flight", s.Redis.Available, s.Redis.Locked, s.Redis.Sold, s.Redis.InFlight)
-		}
-		rows = append(rows, fmt.Sprintf("%d\t%d\t%d\t%d\t%d\t%d\t%s\t%s", s.SKUID, s.Available, s.Allotted, s.Locked, s.Sold, s.Total, verdict, in))
-	}
-	if err := table(w, "SKU\tAVAILABLE +\tALLOTTED +\tLOCKED +\tSOLD =\tTOTAL\t\tIN REDIS: AVAILABLE + LOCKED + SOLD", rows); err != nil {
-		return err
-	}
-	for _, s := range results {
-		for _, f := range s.Findings {
-			where := f.Key
-			if f.OrderID != "" {
-				where += " order " + f.OrderID
-			}
-			if _, err := fmt.Fprintf(w, "\nSKU %d: %s does not hold\n  where  %s\n  what   %s\n  to do  %s\n", s.SKUID, f.Equation, where, f.Detail, f.Fix); err != nil {
-				return err
-			}
+			sales++
 		}
 	}
-	return nil
+	for _, s := range r.SKUs {
+		if !s.Balanced {
+			skus++
+		}
+	}
+	switch {
+	case skus > 0:
+		return fmt.Errorf("audit: %w: %d of %d SKUs, %d of %d sales", errUnbalanced, skus, len(r.SKUs), sales, len(r.Sales))
+	case sales > 0:
+		return fmt.Errorf("audit: %w: %d of %d sales", errUnbalanced, sales, len(r.Sales))
+	default:
+		return fmt.Errorf("audit: %w: the log of answers contradicts the stores", errUnbalanced)
+	}
 }
 
-func printAnswers(w io.Writer, a audit.Answered) error {
-	fmt.Fprintf(w, "\n%d answers: %d accepted, %d refused, %d of unknown outcome; %d orders promised, %d of them queued, %d lost\n",
-		a.Lines, a.Accepted, a.Refused, a.Unknown, a.Promised, a.Queued, a.Lost)
-	for _, reason := range slices.Sorted(maps.Keys(a.Rejected)) {
-		fmt.Fprintf(w, "%d promised orders are rejected: %s\n", a.Rejected[reason], reason)
-	}
-	for _, f := range a.Findings {
-		if _, err := fmt.Fprintf(w, "\nline %d: %s does not hold\n  where  order %s\n  what   %s\n  to do  %s\n", f.Line, f.Equation, f.OrderID, f.Detail, f.Fix); err != nil {
-			return err
+// which says what to audit: the sale or the SKU that was asked for, all, or the sales of the log.
+func (c *Audit) which(ctx context.Context, auditor *audit.Auditor, log []audit.Answer) (sales, skus []int64, err error) {
+	switch {
+	case c.All:
+		if sales, err = auditor.Sales(ctx); err == nil {
+			skus, err = auditor.SKUs(ctx)
 		}
+		return sales, skus, err
+	case c.Sale != 0:
+		return []int64{c.Sale}, nil, nil
+	case c.SKU != 0:
+		skus = []int64{c.SKU}
 	}
-	return nil
+	for _, line := range log {
+		sales = append(sales, line.Sale)
+	}
+	slices.Sort(sales)
+	return slices.Compact(sales), skus, nil
 }
 
-func printAudits(w io.Writer, results []audit.Result) error {
-	var rows []string
-	for _, r := range results {
-		verdict := "balanced"
-		if !r.Balanced {
-			verdict = "NOT BALANCED"
-		}
-		rows = append(rows, fmt.Sprintf("%d\t%d\t%d\t%d\t%d\t%d\t%s", r.SaleID, r.Available, r.Queued, r.Locked, r.Sold, r.Total, verdict))
+func (c *Audit) text(w *bytes.Buffer, r report) {
+	if c.SKU == 0 {
+		listed(w, row{"SALE", "AVAILABLE +", "QUEUED +", "LOCKED +", "SOLD =", "TOTAL", ""}, r.Sales, func(s audit.Result) row {
+			return row{s.SaleID, s.Available, s.Queued, s.Locked, s.Sold, s.Total, inWords(s.Balanced)}
+		})
 	}
-	if err := table(w, "SALE\tAVAILABLE +\tQUEUED +\tLOCKED +\tSOLD =\tTOTAL\t", rows); err != nil {
-		return err
-	}
-	for _, r := range results {
-		if b := r.Broker; b != nil {
-			text := fmt.Sprintf("%s: %d ready, %s unacknowledged, %d consumers; %d unrouted, %d dead, %d dead letters of the sale", b.Queue, b.Ready, orUnknown(b.Unacked), b.Consumers, b.Unrouted, b.Dead, b.DeadLetters)
-			if b.Error != "" {
-				text = "the broker does not say how its queues are: " + b.Error
-			}
-			if _, err := fmt.Fprintf(w, "sale %d: %s\n", r.SaleID, text); err != nil {
-				return err
-			}
+	for _, s := range r.Sales {
+		if b := s.Broker; b != nil && b.Error != "" {
+			fmt.Fprintf(w, "sale %d: the broker does not say how its queues are: %s\n", s.SaleID, b.Error)
+		} else if b != nil {
+			fmt.Fprintf(w, "sale %d: %s: %d ready, %s unacknowledged, %d consumers; %d unrouted, %d dead, %d dead letters of the sale\n",
+				s.SaleID, b.Queue, b.Ready, orUnknown(b.Unacked), b.Consumers, b.Unrouted, b.Dead, b.DeadLetters)
 		}
-		for _, f := range r.Findings {
-			where := f.Key
-			if f.OrderID != "" {
-				where += " order " + f.OrderID
+		printFindings(w, fmt.Sprintf("sale %d", s.SaleID), s.Findings...)
+	}
+	if len(r.SKUs) > 0 {
+		listed(w, row{"SKU", "AVAILABLE +", "ALLOTTED +", "LOCKED +", "SOLD =", "TOTAL", "", "IN REDIS: AVAILABLE + LOCKED + SOLD"}, r.SKUs, func(s audit.SKU) row {
+			in := "not loaded"
+			if s.Redis.Loaded {
+				in = fmt.Sprintf("%d + %d + %d, %d in flight", s.Redis.Available, s.Redis.Locked, s.Redis.Sold, s.Redis.InFlight)
 			}
-			if _, err := fmt.Fprintf(w, "\nsale %d: %s does not hold\n  where  %s\n  what   %s\n  to do  %s\n", r.SaleID, f.Equation, where, f.Detail, f.Fix); err != nil {
-				return err
-			}
+			return row{s.SKUID, s.Available, s.Allotted, s.Locked, s.Sold, s.Total, inWords(s.Balanced), in}
+		})
+	}
+	for _, s := range r.SKUs {
+		printFindings(w, fmt.Sprintf("SKU %d", s.SKUID), s.Findings...)
+	}
+	if a := r.Answers; a != nil {
+		fmt.Fprintf(w, "\n%d answers: %d accepted, %d refused, %d of unknown outcome; %d orders promised, %d of them queued, %d lost\n",
+			a.Lines, a.Accepted, a.Refused, a.Unknown, a.Promised, a.Queued, a.Lost)
+		for _, reason := range slices.Sorted(maps.Keys(a.Rejected)) {
+			fmt.Fprintf(w, "%d promised orders are rejected: %s\n", a.Rejected[reason], reason)
+		}
+		for _, f := range a.Findings {
+			printFindings(w, fmt.Sprintf("line %d", f.Line), f)
 		}
 	}
-	return nil
+}
+
+func inWords(balanced bool) string {
+	if balanced {
+		return "balanced"
+	}
+	return "NOT BALANCED"
+}
+
+// printFindings says where each finding is, and what to do.
+func printFindings(w *bytes.Buffer, of string, findings ...audit.Finding) {
+	for _, f := range findings {
+		where := f.Key
+		if f.OrderID != "" {
+			where = strings.TrimSpace(where + " order " + f.OrderID)
+		}
+		fmt.Fprintf(w, "\n%s: %s does not hold\n  where  %s\n  what   %s\n  to do  %s\n", of, f.Equation, where, f.Detail, f.Fix)
+	}
 }

@@ -19,6 +19,7 @@ import (
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/order"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/cli"
@@ -49,7 +50,7 @@ func newDesk(t *testing.T) *desk {
 		t.Fatal(err)
 	}
 	d.db = backendtest.OpenMySQL(t, d.c.MySQL, 2)
-	d.book = order.NewStore(d.db, d.redis, new(clock.Clock), d.c.Log, prometheus.NewRegistry())
+	d.book = order.NewStore(order.Config{DB: d.db, Redis: d.redis, Clock: new(clock.Clock), Log: d.c.Log, Register: prometheus.NewRegistry()})
 	return d
 }
 
@@ -65,12 +66,12 @@ func (d *desk) press(uid string, quantity int) string {
 // settle brings what is queued to MySQL.
 func (d *desk) settle() {
 	d.t.Helper()
-	queued, bad, err := d.redis.Outbox(d.t.Context(), 1)
+	entries, bad, err := d.redis.Outbox(d.t.Context(), 1)
 	if err != nil || len(bad) > 0 {
 		d.t.Fatal(bad, err)
 	}
-	for _, step := range []func(context.Context, []reserve.Entry) error{d.book.Settle, d.book.Retire} {
-		if err := step(d.t.Context(), queued); err != nil {
+	for _, step := range []func(context.Context, []queued.Entry) error{d.book.Settle, d.book.Retire} {
+		if err := step(d.t.Context(), entries); err != nil {
 			d.t.Fatal(err)
 		}
 	}

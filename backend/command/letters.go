@@ -1,14 +1,16 @@
 package command
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"maps"
-	"net/http"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
 
+	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/backend/deadletter"
 	"floodgate.internal/shared/cli"
 )
@@ -19,11 +21,16 @@ type DeadLetters struct {
 	Replay ReplayLetters `cmd:"" help:"Process one anew, or all that were not replayed yet."`
 }
 
+// letters reads all dead letters, or all that were not replayed yet.
+func letters(ctx context.Context, c *adminapi.Client, open bool) ([]deadletter.Letter, error) {
+	all, _, err := collect(ctx, c, "/dead-letters", filter("open", strconv.FormatBool(open)), math.MaxInt, 100, func(p adminapi.DeadLetters) []deadletter.Letter { return p.DeadLetters })
+	return all, err
+}
+
 // ListLetters is the command "dead-letters list".
 type ListLetters struct {
 	Open bool `help:"Only those that were not replayed yet."`
-	Remote
-	Output
+	API
 }
 
 // Help implements kong's HelpProvider.
@@ -37,40 +44,29 @@ Examples:
 
 // Run implements the command.
 func (c *ListLetters) Run(ctx context.Context, env *Env) error {
-	api, err := c.connect(env)
-	if err != nil {
-		return err
-	}
-	all, err := api.letters(ctx, c.Open)
-	if err != nil {
-		return err
-	}
-	if c.JSON {
-		return printJSON(env.Stdout, map[string]any{"dead_letters": all})
-	}
-	if len(all) == 0 {
-		_, err := fmt.Fprintln(env.Stdout, "there are no dead letters")
-		return err
-	}
-	rows := make([]string, len(all))
-	for i, l := range all {
-		order, replayed := "no order", "-"
-		if l.OrderID != "" {
-			order = l.OrderID + " (" + string(l.Status) + ")"
-			if l.Status == "" {
-				order = l.OrderID + " (no row)"
+	return c.with(env, func(api *adminapi.Client) error {
+		all, err := letters(ctx, api, c.Open)
+		if err != nil {
+			return err
+		}
+		return c.print(env.Stdout, map[string]any{"dead_letters": all}, func(w *bytes.Buffer) {
+			if len(all) == 0 {
+				fmt.Fprintln(w, "there are no dead letters")
+				return
 			}
-		}
-		if l.ReplayedAt != nil {
-			replayed = l.ReplayedAt.Format("2006-01-02 15:04:05")
-		}
-		rows[i] = fmt.Sprintf("%d\t%s\t%s\t%d\t%s\t%s\t%s\t%s", l.ID, l.LastAt.Format("2006-01-02 15:04:05"), l.Queue, l.Times, replayed, order, short(l.Reason), short(l.Payload))
-	}
-	if err := table(env.Stdout, "ID\tLAST DIED\tQUEUE\tTIMES\tREPLAYED\tORDER\tREASON\tPAYLOAD", rows); err != nil {
-		return err
-	}
-	_, err = fmt.Fprintf(env.Stdout, "\n%d dead letters\n", len(all))
-	return err
+			listed(w, row{"ID", "LAST DIED", "QUEUE", "TIMES", "REPLAYED", "ORDER", "REASON", "PAYLOAD"}, all, func(l deadletter.Letter) row {
+				order := "no order"
+				switch {
+				case l.OrderID != "" && l.Status == "":
+					order = l.OrderID + " (no row)"
+				case l.OrderID != "":
+					order = fmt.Sprintf("%s (%s)", l.OrderID, l.Status)
+				}
+				return row{l.ID, shown(&l.LastAt), l.Queue, l.Times, shown(l.ReplayedAt), order, short(l.Reason), short(l.Payload)}
+			})
+			fmt.Fprintf(w, "\n%d dead letters\n", len(all))
+		})
+	})
 }
 
 // short is text for a cell.
@@ -82,31 +78,11 @@ func short(s string) string {
 	return s[1 : len(s)-1]
 }
 
-// letters reads every page.
-func (c *client) letters(ctx context.Context, open bool) ([]deadletter.Letter, error) {
-	all := []deadletter.Letter{}
-	for cursor := ""; ; {
-		var page struct {
-			DeadLetters []deadletter.Letter `json:"dead_letters"`
-			Next        string              `json:"next"`
-		}
-		if err := c.call(ctx, http.MethodGet, fmt.Sprintf("/admin/v1/dead-letters?open=%t%s", open, cursor), "", nil, &page); err != nil {
-			return nil, fmt.Errorf("dead-letters: %w", err)
-		}
-		all = append(all, page.DeadLetters...)
-		if page.Next == "" {
-			return all, nil
-		}
-		cursor = "&cursor=" + page.Next
-	}
-}
-
 // ReplayLetters is the command "dead-letters replay".
 type ReplayLetters struct {
 	ID  int64 `arg:"" optional:"" help:"Of the letter."`
 	All bool  `help:"Every one that was not replayed yet."`
-	Remote
-	Output
+	API
 }
 
 // Help implements kong's HelpProvider.
@@ -123,49 +99,34 @@ func (c *ReplayLetters) Run(ctx context.Context, env *Env) error {
 	if (c.ID != 0) == c.All {
 		return cli.Usage("dead-letters replay: give an id, or --all")
 	}
-	api, err := c.connect(env)
-	if err != nil {
-		return err
+	if !c.All {
+		return ask(ctx, env, c.API, post("", nil, "/dead-letters/%d/replay", c.ID), func(w *bytes.Buffer, r deadletter.Replayed) { fmt.Fprintln(w, inLine(r)) })
 	}
-	ids := []int64{c.ID}
-	if c.All {
-		all, err := api.letters(ctx, true)
+	return c.with(env, func(api *adminapi.Client) error {
+		all, err := letters(ctx, api, true)
 		if err != nil {
 			return err
 		}
-		ids = ids[:0]
+		done, results := []deadletter.Replayed{}, map[string]int{}
 		for _, l := range slices.Backward(all) { // oldest first
-			ids = append(ids, l.ID)
+			r, err := send[deadletter.Replayed](ctx, api, post("", nil, "/dead-letters/%d/replay", l.ID))
+			if err != nil {
+				return fmt.Errorf("dead-letters replay %d, after %d others: %w", l.ID, len(done), err)
+			}
+			done = append(done, r)
+			results[r.Result]++
+			if !c.JSON { // it may take long
+				fmt.Fprintln(env.Stdout, inLine(r))
+			}
 		}
-	}
-	done, results := []deadletter.Replayed{}, map[string]int{}
-	for _, id := range ids {
-		var r deadletter.Replayed
-		if err := api.call(ctx, http.MethodPost, fmt.Sprintf("/admin/v1/dead-letters/%d/replay", id), "", nil, &r); err != nil {
-			return fmt.Errorf("dead-letters replay %d, after %d others: %w", id, len(done), err)
-		}
-		done = append(done, r)
-		results[r.Result]++
-		if !c.JSON {
-			fmt.Fprintf(env.Stdout, "%d: %s: %s\n", r.ID, r.Result, r.Detail)
-		}
-	}
-	if c.JSON && !c.All {
-		return printJSON(env.Stdout, done[0])
-	}
-	if c.JSON {
-		return printJSON(env.Stdout, map[string]any{"replayed": done})
-	}
-	if c.All {
-		var counts []string
-		for _, r := range slices.Sorted(maps.Keys(results)) {
-			counts = append(counts, fmt.Sprintf("%d %s", results[r], r))
-		}
-		text := strings.Join(counts, ", ")
-		if text != "" {
-			text = ": " + text
-		}
-		_, err = fmt.Fprintf(env.Stdout, "%d dead letters were replayed%s\n", len(done), text)
-	}
-	return err
+		return c.print(env.Stdout, map[string]any{"replayed": done}, func(w *bytes.Buffer) {
+			var counts []string
+			for _, r := range slices.Sorted(maps.Keys(results)) {
+				counts = append(counts, fmt.Sprintf("%d %s", results[r], r))
+			}
+			fmt.Fprintf(w, "%d dead letters were replayed%s\n", len(done), strings.TrimSuffix(": "+strings.Join(counts, ", "), ": "))
+		})
+	})
 }
+
+func inLine(r deadletter.Replayed) string { return fmt.Sprintf("%d: %s: %s", r.ID, r.Result, r.Detail) }

@@ -37,7 +37,7 @@ func settled(t *testing.T, c Config, sale int64, uids ...string) []string {
 	if err := redis.Arm(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	book := order.NewStore(backendtest.OpenMySQL(t, c.MySQL, 1), redis, new(clock.Clock), c.Log, prometheus.NewRegistry())
+	book := order.NewStore(order.Config{DB: backendtest.OpenMySQL(t, c.MySQL, 1), Redis: redis, Clock: new(clock.Clock), Log: c.Log, Register: prometheus.NewRegistry()})
 	var ids []string
 	for _, uid := range uids {
 		ids = append(ids, wire.NewOrderID(uuid.Must(uuid.NewV7()).String(), sale))

@@ -1,16 +1,15 @@
 package command
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net/http"
 	"net/url"
 	"os"
-	"strconv"
 	"time"
 
+	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/shared/cli"
 	"floodgate.internal/shared/wire"
 )
@@ -22,28 +21,13 @@ type Orders struct {
 	Export OrdersExport `cmd:"" help:"Write all orders of a sale as CSV."`
 }
 
-// foundOrder is what the commands read of an order.
-type foundOrder struct {
-	OrderID   string         `json:"order_id"`
-	SaleID    int64          `json:"sale_id"`
-	UID       string         `json:"uid"`
-	Quantity  int64          `json:"quantity"`
-	Amount    int64          `json:"amount"`
-	Status    string         `json:"status"`
-	Reason    string         `json:"reason"`
-	CreatedAt wire.Time      `json:"created_at"`
-	PayBefore *wire.Time     `json:"pay_before"`
-	More      map[string]any `json:",unknown"` // shown with --json
-}
-
 // OrdersSearch is "orders search".
 type OrdersSearch struct {
 	UID    string `help:"Of this buyer." name:"uid" placeholder:"UID"`
 	Sale   int64  `help:"Of this sale." placeholder:"ID"`
 	Status string `help:"In this status: pending_payment, paid, issued, cancelled, expired, rejected."`
 	Limit  int    `default:"100" help:"How many, at most."`
-	Remote
-	Output
+	API
 }
 
 // Help implements kong's HelpProvider.
@@ -57,59 +41,31 @@ Examples:
 
 // Run implements the command.
 func (c *OrdersSearch) Run(ctx context.Context, env *Env) error {
-	if c.Limit < 1 {
-		return cli.Usage("--limit %d: must be positive", c.Limit)
-	}
-	api, err := c.connect(env)
-	if err != nil {
-		return err
-	}
-	query := url.Values{}
-	for name, value := range map[string]string{"uid": c.UID, "status": c.Status} {
-		if value != "" {
-			query.Set(name, value)
+	return c.with(env, func(api *adminapi.Client) error {
+		sale := ""
+		if c.Sale != 0 {
+			sale = fmt.Sprint(c.Sale)
 		}
-	}
-	if c.Sale != 0 {
-		query.Set("sale_id", strconv.FormatInt(c.Sale, 10))
-	}
-	orders := []foundOrder{}
-	more := true
-	for more && len(orders) < c.Limit { // a page of a rare status may be empty, and not the last one
-		var page struct {
-			Orders []foundOrder `json:"orders"`
-			Next   string       `json:"next"`
+		list, more, err := collect(ctx, api, "/orders", filter("uid", c.UID, "sale_id", sale, "status", c.Status), c.Limit, 200, func(p adminapi.Orders) []adminapi.Order { return p.Orders })
+		if err != nil {
+			return err
 		}
-		query.Set("limit", strconv.Itoa(min(200, c.Limit-len(orders))))
-		if err := api.call(ctx, http.MethodGet, "/admin/v1/orders?"+query.Encode(), "", nil, &page); err != nil {
-			return fmt.Errorf("orders search: %w", err)
-		}
-		orders = append(orders, page.Orders...)
-		query.Set("cursor", page.Next)
-		more = page.Next != ""
-	}
-	if c.JSON {
-		return printJSON(env.Stdout, map[string]any{"orders": orders})
-	}
-	var rows []string
-	for _, o := range orders {
-		rows = append(rows, fmt.Sprintf("%s\t%d\t%s\t%d\t%d\t%s\t%s\t%s", o.OrderID, o.SaleID, o.UID, o.Quantity, o.Amount, o.Status, o.Reason, o.CreatedAt.Format(time.RFC3339)))
-	}
-	if err := table(env.Stdout, "ORDER\tSALE\tUID\tQUANTITY\tAMOUNT\tSTATUS\tREASON\tMADE", rows); err != nil {
-		return err
-	}
-	if more {
-		fmt.Fprintf(env.Stderr, "there may be more: --limit shows them\n")
-	}
-	return nil
+		return c.print(env.Stdout, map[string]any{"orders": list}, func(w *bytes.Buffer) {
+			if more {
+				fmt.Fprintln(env.Stderr, "there may be more: --limit shows them")
+			}
+			listed(w, row{"ORDER", "SALE", "UID", "QUANTITY", "AMOUNT", "STATUS", "REASON", "MADE"}, list, func(o adminapi.Order) row {
+				return row{o.OrderID, o.SaleID, o.UID, o.Quantity, o.Amount, o.Status, o.Reason, o.CreatedAt.Format(time.RFC3339)}
+			})
+		})
+	})
 }
 
 // OrdersCancel is "orders cancel".
 type OrdersCancel struct {
 	ID  string `arg:"" help:"The order's id."`
 	Key string `help:"Idempotency-Key: run again with the same one, the first answer comes back."`
-	Remote
-	Output
+	API
 }
 
 // Help implements kong's HelpProvider.
@@ -122,19 +78,9 @@ Example:
 
 // Run implements the command.
 func (c *OrdersCancel) Run(ctx context.Context, env *Env) error {
-	api, err := c.connect(env)
-	if err != nil {
-		return err
-	}
-	var o foundOrder
-	if err := api.call(ctx, http.MethodPost, "/admin/v1/orders/"+url.PathEscape(c.ID)+"/cancel", c.Key, nil, &o); err != nil {
-		return fmt.Errorf("orders cancel: %w", err)
-	}
-	if c.JSON {
-		return printJSON(env.Stdout, o)
-	}
-	_, err = fmt.Fprintf(env.Stdout, "order %s is %s (%s)\n", o.OrderID, o.Status, o.Reason)
-	return err
+	return ask(ctx, env, c.API, post(c.Key, nil, "/orders/%s/cancel", url.PathEscape(c.ID)), func(w *bytes.Buffer, o wire.Order) {
+		fmt.Fprintf(w, "order %s is %s (%s)\n", o.OrderID, o.Status, o.Reason)
+	})
 }
 
 // OrdersExport is "orders export".
@@ -154,37 +100,20 @@ Example:
 
 // Run implements the command.
 func (c *OrdersExport) Run(ctx context.Context, env *Env) error {
-	api, err := c.connect(env)
-	if err != nil {
-		return err
-	}
-	path := fmt.Sprintf("%s/%d/orders.csv", salesPath, c.Sale)
-	if c.To == "" {
-		return api.copy(ctx, path, env.Stdout)
-	}
-	part := c.To + ".part"
-	f, err := os.Create(part)
-	if err != nil {
-		return cli.Usage("--to: %w", err)
-	}
-	err = api.copy(ctx, path, f)
-	if err = errors.Join(err, f.Close()); err != nil {
-		return errors.Join(fmt.Errorf("orders export: %w", err), os.Remove(part))
-	}
-	return os.Rename(part, c.To)
-}
-
-// copy streams an answer. One that breaks off is an error.
-func (c *client) copy(ctx context.Context, path string, to io.Writer) error {
-	patient := *c
-	patient.http = &http.Client{Transport: c.http.Transport} // without a time-out of the whole
-	resp, err := patient.send(ctx, http.MethodGet, path, "", nil)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	if _, err := io.Copy(to, resp.Body); err != nil {
-		return fmt.Errorf("GET %s: it broke off: %w", path, err)
-	}
-	return nil
+	return c.with(env, func(api *adminapi.Client) error {
+		path := fmt.Sprintf("%s/sales/%d/orders.csv", adminapi.Prefix, c.Sale)
+		if c.To == "" {
+			return api.Copy(ctx, path, env.Stdout)
+		}
+		part := c.To + ".part"
+		f, err := os.Create(part)
+		if err != nil {
+			return cli.Usage("--to: %w", err)
+		}
+		err = api.Copy(ctx, path, f)
+		if err = errors.Join(err, f.Close()); err != nil {
+			return errors.Join(err, os.Remove(part))
+		}
+		return os.Rename(part, c.To)
+	})
 }

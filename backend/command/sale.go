@@ -1,14 +1,20 @@
 package command
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"fmt"
-	"io"
-	"net/http"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
+	"github.com/alecthomas/kong"
+
+	"floodgate.internal/backend/adminapi"
+	"floodgate.internal/backend/origins"
+	"floodgate.internal/backend/standby"
 	"floodgate.internal/shared/cli"
 	"floodgate.internal/shared/wire"
 )
@@ -18,89 +24,38 @@ type Sale struct {
 	Create  SaleCreate  `cmd:"" help:"Make a sale and load it into Redis."`
 	List    SaleList    `cmd:"" help:"List the sales, newest first."`
 	Get     SaleGet     `cmd:"" help:"Show one sale."`
-	Pause   SalePause   `cmd:"" help:"Stop taking orders until resume. Orders there are can be paid."`
-	Resume  SaleResume  `cmd:"" help:"Take orders again."`
-	Close   SaleClose   `cmd:"" help:"End a sale for good; its unsold units go back to its SKU."`
+	Pause   SaleChange  `cmd:"" help:"Stop taking orders until resume. Orders there are can be paid."`
+	Resume  SaleChange  `cmd:"" help:"Take orders again."`
+	Close   SaleChange  `cmd:"" help:"End a sale for good; its unsold units go back to its SKU."`
 	Restock SaleRestock `cmd:"" help:"Put more units on sale."`
 	Archive SaleArchive `cmd:"" help:"Take a sale that is over out of Redis."`
 
 	Concentration SaleConcentration `cmd:"" help:"From which networks a process took a sale's orders."`
 }
 
-// sale is what the commands read of an admin answer.
-type sale struct {
-	ID           int64          `json:"id"`
-	SKU          int64          `json:"sku_id"`
-	Kind         string         `json:"kind"`
-	Title        string         `json:"title"`
-	Price        int64          `json:"price"`
-	Currency     string         `json:"currency"`
-	StartsAt     wire.Time      `json:"starts_at"`
-	EndsAt       wire.Time      `json:"ends_at"`
-	PerUserLimit int            `json:"per_user_limit"`
-	PayWithin    int64          `json:"pay_within_s"`
-	Tranches     []tranche      `json:"tranches"`
-	State        string         `json:"state"`
-	ClosedAt     *wire.Time     `json:"closed_at"`
-	ArchivedAt   *wire.Time     `json:"archived_at"`
-	Total        int64          `json:"total"`
-	Available    int64          `json:"available"`
-	Locked       int64          `json:"locked"`
-	Sold         int64          `json:"sold"`
-	Standby      standby        `json:"standby"`
-	Version      int64          `json:"version"`
-	CreatedAt    wire.Time      `json:"created_at"`
-	More         map[string]any `json:",unknown"` // shown with --json
-}
-
-// standby is the length of a sale's standby line.
-type standby struct {
-	Waiting int64 `json:"waiting"`
-	Offers  int64 `json:"offers"`
-}
-
-type tranche struct {
-	At       string `json:"at"`
-	Quantity int64  `json:"quantity"`
-}
-
-const salesPath = "/admin/v1/sales"
-
-func (s sale) print(w io.Writer) error {
-	lines := []string{
-		fmt.Sprintf("sale\t%d\t%s", s.ID, s.Title),
-		fmt.Sprintf("state\t%s\t%s", s.State, closing(s)),
-		fmt.Sprintf("window\t%s\tto %s (%s)", s.StartsAt.Format(time.RFC3339), s.EndsAt.Format(time.RFC3339), span(s.EndsAt.Sub(s.StartsAt.Time))),
-		fmt.Sprintf("price\t%d %s\tminor units; %s", s.Price, s.Currency, s.Kind),
-		fmt.Sprintf("limit\t%d\tfor each buyer, to pay within %s", s.PerUserLimit, span(time.Duration(s.PayWithin)*time.Second)),
-		fmt.Sprintf("stock\t%d\t= %d available + %d locked + %d sold (as MySQL has it; of SKU %d)", s.Total, s.Available, s.Locked, s.Sold, s.SKU),
-	}
-	if s.Standby != (standby{}) {
-		lines = append(lines, fmt.Sprintf("standby\t%d\twait for a unit; %d offers are open", s.Standby.Waiting, s.Standby.Offers))
-	}
-	for _, t := range s.Tranches {
-		lines = append(lines, fmt.Sprintf("tranche\t%d\tat %s", t.Quantity, t.At))
-	}
-	lines = append(lines, fmt.Sprintf("version\t%d\tmade %s", s.Version, s.CreatedAt.Format(time.RFC3339)))
-	return table(w, lines[0], lines[1:])
-}
-
-func closing(s sale) string {
+func printSale(w *bytes.Buffer, s adminapi.Sale) {
+	closing := ""
 	switch {
 	case s.ArchivedAt != nil:
-		return "archived " + s.ArchivedAt.Format(time.RFC3339)
+		closing = "archived " + s.ArchivedAt.Format(time.RFC3339)
 	case s.ClosedAt != nil:
-		return "closed for good"
-	default:
-		return ""
+		closing = "closed for good"
 	}
-}
-
-func (o Output) sale(env *Env, s sale) error {
-	if o.JSON {
-		return printJSON(env.Stdout, s)
+	rows := []row{
+		{"sale", s.ID, s.Title},
+		{"state", s.State, closing},
+		{"window", s.StartsAt.Format(time.RFC3339), fmt.Sprintf("to %s (%s)", s.EndsAt.Format(time.RFC3339), span(s.EndsAt.Sub(s.StartsAt.Time)))},
+		{"price", fmt.Sprintf("%d %s", s.Price, s.Currency), fmt.Sprintf("minor units; %s", s.Kind)},
+		{"limit", s.PerUserLimit, "for each buyer, to pay within " + span(time.Duration(s.PayWithin)*time.Second)},
+		{"stock", s.Total, fmt.Sprintf("= %d available + %d locked + %d sold (as MySQL has it; of SKU %d)", s.Available, s.Locked, s.Sold, s.SKU)},
 	}
-	return s.print(env.Stdout)
+	if s.Standby != (standby.Length{}) {
+		rows = append(rows, row{"standby", s.Standby.Waiting, fmt.Sprintf("wait for a unit; %d offers are open", s.Standby.Offers)})
+	}
+	for _, t := range s.Tranches {
+		rows = append(rows, row{"tranche", t.Quantity, "at " + t.At.Format(wire.TimeFormat)})
+	}
+	table(w, append(rows, row{"version", s.Version, "made " + s.CreatedAt.Format(time.RFC3339)})...)
 }
 
 // SaleCreate is "sale create".
@@ -111,14 +66,13 @@ type SaleCreate struct {
 	Currency     string        `help:"Three capital letters (default: the SKU's)."`
 	StartsAt     string        `default:"now" help:"When it opens: RFC 3339, now, or from now: +10m." placeholder:"TIME"`
 	EndsAt       string        `required:"" help:"When it ends: RFC 3339, or from now: +2h." placeholder:"TIME"`
-	PerUserLimit int           `default:"1" help:"Units one buyer may hold, 1 to 100."`
+	PerUserLimit int64         `default:"1" help:"Units one buyer may hold, 1 to 100."`
 	PayWithin    time.Duration `default:"15m" help:"Time to pay before an order expires."`
 	Kind         string        `default:"goods" enum:"goods,coupon" help:"goods are paid for, a coupon is issued."`
 	SKU          int64         `help:"Sell available units of this SKU, instead of making one." name:"sku" placeholder:"ID"`
 	Tranche      []string      `help:"Release this many units at this time: TIME=UNITS. Repeat it; together they are the stock." placeholder:"TIME=UNITS" sep:"none"`
 	Key          string        `help:"Idempotency-Key: run again with the same one, nothing is made twice."`
-	Remote
-	Output
+	API
 }
 
 // Help implements kong's HelpProvider.
@@ -137,121 +91,96 @@ func (c *SaleCreate) Run(ctx context.Context, env *Env) error {
 	if c.PayWithin%time.Second != 0 {
 		return cli.Usage("--pay-within %s: give whole seconds", c.PayWithin)
 	}
-	api, err := c.connect(env)
-	if err != nil {
-		return err
+	return c.with(env, func(api *adminapi.Client) error {
+		now := sync.OnceValues(func() (time.Time, error) { return api.Now(ctx) }) // one moment for all times
+		starts, err1 := when("--starts-at", c.StartsAt, now)
+		ends, err2 := when("--ends-at", c.EndsAt, now)
+		tranches, err3 := c.tranches(now)
+		if err := cmp.Or(err1, err2, err3); err != nil {
+			return err
+		}
+		return tell(ctx, env, api, c.Output, post(c.Key, adminapi.NewSale{
+			SKU: given(c.SKU), Kind: &c.Kind, Title: given(c.Title), Price: c.Price, Currency: given(c.Currency), Stock: &c.Stock,
+			StartsAt: &starts, EndsAt: &ends, PerUserLimit: &c.PerUserLimit, PayWithin: new(int64(c.PayWithin / time.Second)), Tranches: tranches,
+		}, "/sales"), printSale)
+	})
+}
+
+// given is nil for a flag that was left out.
+func given[T comparable](v T) *T {
+	if v == *new(T) {
+		return nil
 	}
-	now := api.nowOnce(ctx)
-	body := map[string]any{"stock": c.Stock, "per_user_limit": c.PerUserLimit, "pay_within_s": int64(c.PayWithin / time.Second), "kind": c.Kind}
-	if c.Title != "" {
-		body["title"] = c.Title
-	}
-	if c.Price != nil {
-		body["price"] = *c.Price
-	}
-	if c.Currency != "" {
-		body["currency"] = c.Currency
-	}
-	if c.SKU != 0 {
-		body["sku_id"] = c.SKU
-	}
-	if body["starts_at"], err = when("--starts-at", c.StartsAt, now); err != nil {
-		return err
-	}
-	if body["ends_at"], err = when("--ends-at", c.EndsAt, now); err != nil {
-		return err
-	}
-	var tranches []tranche
+	return &v
+}
+
+func (c *SaleCreate) tranches(now func() (time.Time, error)) (*[]adminapi.NewTranche, error) {
+	var list []adminapi.NewTranche
 	for _, t := range c.Tranche {
 		at, units, ok := strings.Cut(t, "=")
 		n, err := strconv.ParseInt(units, 10, 64)
 		if !ok || err != nil {
-			return cli.Usage("--tranche %q: the form is TIME=UNITS, like +20m=40", t)
+			return nil, cli.Usage("--tranche %q: the form is TIME=UNITS, like +20m=40", t)
 		}
 		if at, err = when("--tranche", at, now); err != nil {
-			return err
+			return nil, err
 		}
-		tranches = append(tranches, tranche{at, n})
+		list = append(list, adminapi.NewTranche{At: &at, Quantity: &n})
 	}
-	if tranches != nil {
-		body["tranches"] = tranches
+	if list == nil {
+		return nil, nil
 	}
-	var s sale
-	if err := api.call(ctx, http.MethodPost, salesPath, c.Key, body, &s); err != nil {
-		return fmt.Errorf("sale create: %w", err)
-	}
-	return c.sale(env, s)
+	return &list, nil
 }
 
 // SaleList is "sale list".
 type SaleList struct {
 	Limit int `default:"100" help:"How many, 1 to 1000."`
-	Remote
-	Output
+	API
 }
 
 // Run implements the command.
 func (c *SaleList) Run(ctx context.Context, env *Env) error {
-	api, err := c.connect(env)
-	if err != nil {
-		return err
+	return ask(ctx, env, c.API, get("/sales?limit=%d", c.Limit), func(w *bytes.Buffer, list adminapi.Sales) {
+		env.more(list.Page)
+		listed(w, row{"SALE", "STATE", "KIND", "TOTAL", "AVAILABLE", "LOCKED", "SOLD", "STARTS", "ENDS", "TITLE"}, list.Sales, func(s adminapi.Sale) row {
+			return row{s.ID, s.State, s.Kind, s.Total, s.Available, s.Locked, s.Sold, s.StartsAt.Format(time.RFC3339), s.EndsAt.Format(time.RFC3339), s.Title}
+		})
+	})
+}
+
+// more says on stderr that a page is not the last one.
+func (e *Env) more(p adminapi.Page) {
+	if p.Next != "" {
+		fmt.Fprintln(e.Stderr, "there are more: --limit shows up to 1000")
 	}
-	var list struct {
-		Sales []sale `json:"sales"`
-		Next  string `json:"next"`
-	}
-	if err := api.call(ctx, http.MethodGet, fmt.Sprintf("%s?limit=%d", salesPath, c.Limit), "", nil, &list); err != nil {
-		return fmt.Errorf("sale list: %w", err)
-	}
-	if c.JSON {
-		return printJSON(env.Stdout, list)
-	}
-	var rows []string
-	for _, s := range list.Sales {
-		rows = append(rows, fmt.Sprintf("%d\t%s\t%s\t%d\t%d\t%d\t%d\t%s\t%s\t%s", s.ID, s.State, s.Kind, s.Total, s.Available, s.Locked, s.Sold,
-			s.StartsAt.Format(time.RFC3339), s.EndsAt.Format(time.RFC3339), s.Title))
-	}
-	if err := table(env.Stdout, "SALE\tSTATE\tKIND\tTOTAL\tAVAILABLE\tLOCKED\tSOLD\tSTARTS\tENDS\tTITLE", rows); err != nil {
-		return err
-	}
-	if list.Next != "" {
-		fmt.Fprintf(env.Stderr, "there are more: --limit shows up to 1000\n")
-	}
-	return nil
 }
 
 // SaleGet is "sale get".
 type SaleGet struct {
 	ID int64 `arg:"" help:"The sale's id."`
-	Remote
-	Output
+	API
 }
 
 // Run implements the command.
 func (c *SaleGet) Run(ctx context.Context, env *Env) error {
-	return verb(ctx, env, c.Remote, c.Output, http.MethodGet, c.ID, "", "", nil)
+	return ask(ctx, env, c.API, get("/sales/%d", c.ID), printSale)
 }
 
-// SalePause is "sale pause".
-type SalePause struct{ saleVerb }
+// SaleChange is "sale pause", "resume" and "close": the command's name is the path's last part.
+type SaleChange struct {
+	ID  int64  `arg:"" help:"The sale's id."`
+	Key string `help:"Idempotency-Key: run again with the same one, the first answer comes back."`
+	API
+}
 
 // Run implements the command.
-func (c *SalePause) Run(ctx context.Context, env *Env) error { return c.run(ctx, env, "pause") }
-
-// SaleResume is "sale resume".
-type SaleResume struct{ saleVerb }
-
-// Run implements the command.
-func (c *SaleResume) Run(ctx context.Context, env *Env) error { return c.run(ctx, env, "resume") }
-
-// SaleClose is "sale close".
-type SaleClose struct{ saleVerb }
-
-// Run implements the command.
-func (c *SaleClose) Run(ctx context.Context, env *Env) error { return c.run(ctx, env, "close") }
+func (c *SaleChange) Run(ctx context.Context, env *Env, k *kong.Context) error {
+	return ask(ctx, env, c.API, post(c.Key, nil, "/sales/%d/%s", c.ID, k.Selected().Name), printSale)
+}
 
 // SaleArchive is "sale archive".
-type SaleArchive struct{ saleVerb }
+type SaleArchive struct{ SaleChange }
 
 // Help implements kong's HelpProvider.
 func (SaleArchive) Help() string {
@@ -262,15 +191,32 @@ Example:
   backend sale archive -config configs/backend.yaml 7`
 }
 
+// SaleRestock is "sale restock".
+type SaleRestock struct {
+	ID    int64  `arg:"" help:"The sale's id."`
+	Units int64  `arg:"" help:"How many more."`
+	Key   string `help:"Idempotency-Key: run again with the same one, nothing is added twice."`
+	API
+}
+
+// Help implements kong's HelpProvider.
+func (SaleRestock) Help() string {
+	return `A sale with a SKU of its own gets new units; one of a shared SKU gets units that are available there.
+
+Example:
+  backend sale restock -config configs/backend.yaml 7 50`
+}
+
 // Run implements the command.
-func (c *SaleArchive) Run(ctx context.Context, env *Env) error { return c.run(ctx, env, "archive") }
+func (c *SaleRestock) Run(ctx context.Context, env *Env) error {
+	return ask(ctx, env, c.API, post(c.Key, adminapi.Restock{Quantity: &c.Units}, "/sales/%d/restock", c.ID), printSale)
+}
 
 // SaleConcentration is "sale concentration".
 type SaleConcentration struct {
 	ID  int64 `arg:"" help:"The sale's id."`
 	Top int   `default:"20" help:"How many networks."`
-	Remote
-	Output
+	API
 }
 
 // Help implements kong's HelpProvider.
@@ -284,78 +230,11 @@ Example:
 
 // Run implements the command.
 func (c *SaleConcentration) Run(ctx context.Context, env *Env) error {
-	api, err := c.connect(env)
-	if err != nil {
-		return err
-	}
-	var r struct {
-		SaleID   int64     `json:"sale_id"`
-		Since    wire.Time `json:"since"`
-		Orders   int64     `json:"orders"`
-		Networks []struct {
-			Network string `json:"network"`
-			Orders  int64  `json:"orders"`
-			AtLeast int64  `json:"at_least"`
-		} `json:"networks"`
-	}
-	if err := api.call(ctx, http.MethodGet, fmt.Sprintf("%s/%d/concentration", salesPath, c.ID), "", nil, &r); err != nil {
-		return fmt.Errorf("sale %d: %w", c.ID, err)
-	}
-	if c.JSON {
-		return printJSON(env.Stdout, r)
-	}
-	fmt.Fprintf(env.Stdout, "%d orders that this process took since %s\n", r.Orders, r.Since.Format(time.RFC3339))
-	var rows []string
-	for i, n := range r.Networks {
-		if i == c.Top {
-			break
-		}
-		rows = append(rows, fmt.Sprintf("%s\t%d\t%d\t%.1f %%", n.Network, n.Orders, n.AtLeast, 100*float64(n.AtLeast)/float64(r.Orders)))
-	}
-	return table(env.Stdout, "NETWORK\tORDERS, AT MOST\tAT LEAST\tOF ALL, AT LEAST", rows)
-}
-
-type saleVerb struct {
-	ID  int64  `arg:"" help:"The sale's id."`
-	Key string `help:"Idempotency-Key: run again with the same one, the first answer comes back."`
-	Remote
-	Output
-}
-
-func (c *saleVerb) run(ctx context.Context, env *Env, name string) error {
-	return verb(ctx, env, c.Remote, c.Output, http.MethodPost, c.ID, "/"+name, c.Key, nil)
-}
-
-// SaleRestock is "sale restock".
-type SaleRestock struct {
-	ID    int64  `arg:"" help:"The sale's id."`
-	Units int64  `arg:"" help:"How many more."`
-	Key   string `help:"Idempotency-Key: run again with the same one, nothing is added twice."`
-	Remote
-	Output
-}
-
-// Help implements kong's HelpProvider.
-func (SaleRestock) Help() string {
-	return `A sale with a SKU of its own gets new units; one of a shared SKU gets units that are available there.
-
-Example:
-  backend sale restock -config configs/backend.yaml 7 50`
-}
-
-// Run implements the command.
-func (c *SaleRestock) Run(ctx context.Context, env *Env) error {
-	return verb(ctx, env, c.Remote, c.Output, http.MethodPost, c.ID, "/restock", c.Key, map[string]int64{"quantity": c.Units})
-}
-
-func verb(ctx context.Context, env *Env, r Remote, o Output, method string, id int64, path, key string, body any) error {
-	api, err := r.connect(env)
-	if err != nil {
-		return err
-	}
-	var s sale
-	if err := api.call(ctx, method, salesPath+"/"+strconv.FormatInt(id, 10)+path, key, body, &s); err != nil {
-		return fmt.Errorf("sale %d: %w", id, err)
-	}
-	return o.sale(env, s)
+	return ask(ctx, env, c.API, get("/sales/%d/concentration", c.ID), func(w *bytes.Buffer, r adminapi.Concentration) {
+		fmt.Fprintf(w, "%d orders that this process took since %s\n", r.Orders, r.Since.Format(time.RFC3339))
+		top := r.Networks[:max(0, min(c.Top, len(r.Networks)))]
+		listed(w, row{"NETWORK", "ORDERS, AT MOST", "AT LEAST", "OF ALL, AT LEAST"}, top, func(n origins.Counted) row {
+			return row{n.Network, n.Orders, n.AtLeast, fmt.Sprintf("%.1f %%", 100*float64(n.AtLeast)/float64(r.Orders))}
+		})
+	})
 }

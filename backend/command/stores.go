@@ -2,17 +2,85 @@ package command
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/broker"
 	"floodgate.internal/backend/reconcile"
+	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/store"
 )
+
+// stores is what the commands work with that ask no backend.
+type stores struct {
+	Config
+	db       *sql.DB
+	redis    *reserve.Store
+	broker   *broker.Broker       // nil: the outbox is the queue
+	fence    reconcile.Fence      // the broker, or nil
+	registry *prometheus.Registry // nobody reads it: the command is over soon
+	auditor  *audit.Auditor
+}
+
+// open opens MySQL, Redis and, where it is needed, the broker. Close must be called.
+func (f File) open(ctx context.Context, env *Env, brokered bool) (s *stores, err error) {
+	s = &stores{registry: prometheus.NewRegistry()}
+	defer func() {
+		if err != nil {
+			s.close()
+		}
+	}()
+	if s.Config, err = env.Config(f.Config); err != nil {
+		return s, err
+	}
+	if s.db, err = store.Open(s.MySQL, 1); err != nil {
+		return s, err
+	}
+	if err = answers(ctx, s.db); err != nil {
+		return s, err
+	}
+	if s.redis, err = reserve.Open(s.Redis); err != nil {
+		return s, err
+	}
+	ac := audit.Config{DB: s.db, Redis: s.redis, QueuedBound: s.QueuedBound, Abandoned: s.Abandoned}
+	if s.Broker != nil && brokered {
+		if s.broker, err = broker.Open(*s.Broker, s.Log, s.registry); err != nil {
+			return s, err
+		}
+		ac.Broker, s.fence = s.broker, s.broker
+	}
+	s.auditor = audit.New(ac)
+	return s, nil
+}
+
+// close closes what open has opened. Every statement's error was seen.
+func (s *stores) close() {
+	if s.broker != nil {
+		_ = s.broker.Close()
+	}
+	if s.redis != nil {
+		s.redis.Close()
+	}
+	if s.db != nil {
+		_ = s.db.Close()
+	}
+}
+
+// answers reports whether MySQL does.
+func answers(ctx context.Context, db *sql.DB) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	if err := db.PingContext(ctx); err != nil {
+		return fmt.Errorf("mysql does not answer (mysql.dsn of the configuration): %w", err)
+	}
+	return nil
+}
 
 // Rebuild is the command "rebuild".
 type Rebuild struct {
@@ -38,50 +106,31 @@ Examples:
 
 // Run implements the command.
 func (c *Rebuild) Run(ctx context.Context, env *Env) (err error) {
-	conf, err := env.Config(c.Config)
+	s, err := c.open(ctx, env, c.Sale != 0)
 	if err != nil {
 		return err
 	}
-	db, redis, done, err := conf.stores(ctx)
-	if err != nil {
+	defer s.close()
+	audited := &Audit{Sale: c.Sale, SKU: c.SKU, Output: c.Output}
+	if _, err := audited.look(ctx, s.auditor, nil); errors.Is(err, audit.ErrUnknownSKU) || errors.Is(err, audit.ErrUnknownSale) {
 		return err
 	}
-	defer done()
-	registry := prometheus.NewRegistry() // nobody reads it: the command is over soon
 	if c.SKU != 0 {
-		auditor := audit.New(db, redis, conf.QueuedBound).Abandoned(conf.Abandoned)
-		if _, err := auditor.SKU(ctx, c.SKU); errors.Is(err, audit.ErrUnknownSKU) {
-			return err
+		err = sku.NewCache(s.db, s.redis, s.Log, s.registry).Rebuild(ctx, c.SKU)
+		if errors.Is(err, sku.ErrUnknown) {
+			err = fmt.Errorf("SKU %d was made for one sale: carts cannot hold it, so Redis has nothing of it; rebuild its sale", c.SKU)
 		}
-		if err := sku.NewCache(db, redis, conf.Log, registry).Rebuild(ctx, c.SKU); errors.Is(err, sku.ErrUnknown) {
-			return fmt.Errorf("rebuild: SKU %d was made for one sale: carts cannot hold it, so Redis has nothing of it; rebuild its sale", c.SKU)
-		} else if err != nil {
-			return fmt.Errorf("rebuild: %w", err)
-		}
-		_, err = (&Audit{SKU: c.SKU, Output: c.Output}).once(ctx, env, auditor, nil)
+	} else {
+		err = reconcile.New(reconcile.Config{DB: s.db, Redis: s.redis, Fence: s.fence, Log: s.Log, Register: s.registry}).Sale(ctx, c.Sale)
+	}
+	if err != nil {
+		return fmt.Errorf("rebuild: %w", err)
+	}
+	r, err := audited.look(ctx, s.auditor, nil)
+	if err != nil {
 		return err
 	}
-	var fence reconcile.Fence
-	if conf.Broker != nil {
-		b, err := broker.Open(*conf.Broker, conf.Log, registry)
-		if err != nil {
-			return fmt.Errorf("rebuild sale %d: %w", c.Sale, err)
-		}
-		defer func() { _ = b.Close() }() // the fence has been answered
-		fence = b
-	}
-	auditor := audit.New(db, redis, conf.QueuedBound)
-	if fence != nil {
-		auditor = auditor.WithBroker(fence.(*broker.Broker))
-	}
-	if _, err := auditor.Sale(ctx, c.Sale); errors.Is(err, audit.ErrUnknownSale) {
-		return err
-	}
-	if err := reconcile.New(db, redis, fence, conf.Log, registry).Sale(ctx, c.Sale); err != nil {
-		return fmt.Errorf("rebuild sale %d: %w", c.Sale, err)
-	}
-	_, err = (&Audit{Sale: c.Sale, Output: c.Output}).once(ctx, env, auditor, nil)
-	return err
+	return audited.tell(env, r)
 }
 
 // Migrate is the command "migrate".
@@ -105,10 +154,10 @@ func (c *Migrate) Run(ctx context.Context, env *Env) error {
 	if err != nil {
 		return err
 	}
+	defer func() { _ = db.Close() }() // every statement's error was seen
 	if err := answers(ctx, db); err != nil {
 		return err
 	}
-	defer func() { _ = db.Close() }() // every statement's error was seen
 	steps, err := store.Migrate(ctx, db)
 	if err != nil {
 		return err

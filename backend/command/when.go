@@ -1,7 +1,6 @@
 package command
 
 import (
-	"context"
 	"fmt"
 	"strings"
 	"time"
@@ -14,19 +13,18 @@ import (
 // only when it is needed.
 func when(flag, typed string, now func() (time.Time, error)) (string, error) {
 	var shift time.Duration
+	var err error
 	switch {
 	case typed == "now":
 	case strings.HasPrefix(typed, "+") || strings.HasPrefix(typed, "-"):
-		var err error
-		if shift, err = time.ParseDuration(typed); err != nil {
-			return "", cli.Usage("%s %q: give an RFC 3339 time like 2026-07-01T10:00:00Z, now, or a time from now like +90s, +1h30m", flag, typed)
-		}
+		shift, err = time.ParseDuration(typed)
 	default:
-		var t wire.Time
-		if err := t.UnmarshalText([]byte(typed)); err != nil {
-			return "", cli.Usage("%s %q: give an RFC 3339 time like 2026-07-01T10:00:00Z, now, or a time from now like +90s, +1h30m", flag, typed)
+		if err = new(wire.Time).UnmarshalText([]byte(typed)); err == nil {
+			return typed, nil
 		}
-		return typed, nil
+	}
+	if err != nil {
+		return "", cli.Usage("%s %q: give an RFC 3339 time like 2026-07-01T10:00:00Z, now, or a time from now like +90s, +1h30m", flag, typed)
 	}
 	at, err := now()
 	if err != nil {
@@ -35,23 +33,17 @@ func when(flag, typed string, now func() (time.Time, error)) (string, error) {
 	return at.Add(shift).UTC().Format(wire.TimeFormat), nil
 }
 
-// nowOnce asks at most once, so that all times of one command count from the same moment.
-func (c *client) nowOnce(ctx context.Context) func() (time.Time, error) {
-	var at time.Time
-	return func() (time.Time, error) {
-		if !at.IsZero() {
-			return at, nil
-		}
-		var err error
-		at, err = c.now(ctx)
-		return at, err
+// shown is a time to the second; none is "-".
+func shown(t *wire.Time) string {
+	if t == nil {
+		return "-"
 	}
+	return t.Format(time.DateTime)
 }
 
 // span is a duration that is shown shortly: "2h30m", "45s".
 func span(d time.Duration) string {
-	d = d.Round(time.Second)
-	s := d.String()
+	s := d.Round(time.Second).String()
 	if strings.HasSuffix(s, "m0s") {
 		s = strings.TrimSuffix(s, "0s")
 	}

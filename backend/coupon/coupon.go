@@ -47,12 +47,19 @@ type Claims struct {
 	gone prometheus.Counter
 }
 
-// New makes Claims. clk must follow Redis's clock before anything is used or expires.
-func New(db *sql.DB, clk *clock.Clock, reg prometheus.Registerer) *Claims {
+// Config is what Claims need.
+type Config struct {
+	DB       *sql.DB
+	Clock    *clock.Clock // follows Redis's clock before anything is used or expires
+	Register prometheus.Registerer
+}
+
+// New makes Claims and registers their metrics.
+func New(c Config) *Claims {
 	ended := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "backend_coupon_claims_total",
 		Help: "Claims that this process brought to an end, by their state then: used, expired."}, []string{"state"})
-	reg.MustRegister(ended)
-	return &Claims{db: db, clk: clk, used: ended.WithLabelValues(string(wire.ClaimUsed)), gone: ended.WithLabelValues(string(wire.ClaimExpired))}
+	c.Register.MustRegister(ended)
+	return &Claims{db: c.DB, clk: c.Clock, used: ended.WithLabelValues(string(wire.ClaimUsed)), gone: ended.WithLabelValues(string(wire.ClaimExpired))}
 }
 
 // now is the time as MySQL keeps it: in milliseconds.

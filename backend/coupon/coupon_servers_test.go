@@ -51,7 +51,7 @@ func newCampaign(t *testing.T) *campaign {
 func (c *campaign) claims(d time.Duration) *coupon.Claims {
 	clk := new(clock.Clock)
 	clk.Set(time.Now().Add(d), time.Now())
-	return coupon.New(c.db, clk, prometheus.NewRegistry())
+	return coupon.New(coupon.Config{DB: c.db, Clock: clk, Register: prometheus.NewRegistry()})
 }
 
 // issue issues units to a user, and returns the claims' ids.
@@ -202,7 +202,7 @@ func TestALostAnswerIsAnUnknownOutcome(t *testing.T) {
 	cutter := netfault.New(t, dsn.Addr)
 	dsn.Addr = cutter.Addr()
 	clk := new(clock.Clock)
-	claims := coupon.New(backendtest.OpenMySQL(t, dsn.FormatDSN(), 1), clk, prometheus.NewRegistry())
+	claims := coupon.New(coupon.Config{DB: backendtest.OpenMySQL(t, dsn.FormatDSN(), 1), Clock: clk, Register: prometheus.NewRegistry()})
 	cutter.LoseAnswerTo("\x03COMMIT")
 	if _, err := claims.Use(t.Context(), "ann", id); !errors.Is(err, store.ErrUnknown) {
 		t.Errorf("got %v, want an unknown outcome", err)

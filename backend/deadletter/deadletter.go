@@ -18,11 +18,9 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"github.com/go-json-experiment/json"
 	"github.com/prometheus/client_golang/prometheus"
 
-	"floodgate.internal/backend/order"
-	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/wire"
@@ -39,20 +37,11 @@ const (
 	keep       = 100_000  // letters, about: the oldest go first
 )
 
-// Message is something that could not be processed.
-type Message struct {
-	Queue      string // where it died
-	Reason     string
-	Payload    []byte
-	Deliveries int64          // at least; before it died
-	Entry      *reserve.Entry // the order that the payload is; nil: it is none
-}
-
 // Orders is what order.Book does for a dead letter.
 type Orders interface {
-	Reject(ctx context.Context, e reserve.Entry, reason string) error
-	Settle(ctx context.Context, batch []reserve.Entry) error
-	Retire(ctx context.Context, batch []reserve.Entry) error
+	Reject(ctx context.Context, e queued.Entry, reason string) error
+	Settle(ctx context.Context, batch []queued.Entry) error
+	Retire(ctx context.Context, batch []queued.Entry) error
 }
 
 // Store keeps the dead letters. It is safe for concurrent use, by any number of processes.
@@ -64,58 +53,67 @@ type Store struct {
 	taken  *prometheus.CounterVec
 }
 
-// NewStore makes a Box.
-func NewStore(db *sql.DB, orders Orders, clk *clock.Clock, log *slog.Logger, reg prometheus.Registerer) *Store {
-	b := &Store{db: db, orders: orders, clk: clk, log: log, taken: prometheus.NewCounterVec(prometheus.CounterOpts{
+// Config is what a Store needs.
+type Config struct {
+	DB       *sql.DB
+	Orders   Orders
+	Clock    *clock.Clock
+	Log      *slog.Logger
+	Register prometheus.Registerer
+}
+
+// NewStore makes a Store and registers its metrics.
+func NewStore(c Config) *Store {
+	s := &Store{db: c.DB, orders: c.Orders, clk: c.Clock, log: c.Log, taken: prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "backend_dead_letters_total", Help: "Messages that became dead letters, by what was done: ended (its order has a row now), " +
 			"kept (MySQL takes no row for its order, which stays in the outbox), unreadable."}, []string{"result"})}
-	reg.MustRegister(b.taken)
-	return b
+	c.Register.MustRegister(s.taken)
+	return s
 }
 
 // Take keeps a message, and ends the order that it is, unless MySQL has decided it already; then the order's outbox entry
 // is retired. An order for which MySQL takes no row at all stays in its outbox, which holds its units until MySQL takes it.
 // Nil: the message may be forgotten where it came from. An error: call again.
-func (b *Store) Take(ctx context.Context, m Message) error {
-	id, err := b.record(ctx, m)
+func (s *Store) Take(ctx context.Context, m queued.DeadMessage) error {
+	id, err := s.record(ctx, m)
 	if err != nil {
 		return err
 	}
 	result := "unreadable"
 	if m.Entry != nil {
-		var poison *order.PoisonError
-		switch err := b.orders.Reject(ctx, *m.Entry, Undeliverable); {
+		var poison *queued.PoisonError
+		switch err := s.orders.Reject(ctx, *m.Entry, Undeliverable); {
 		case errors.As(err, &poison):
 			result = "kept"
 		case err != nil:
 			return fmt.Errorf("dead letter %d: %w", id, err)
 		default:
 			result = "ended"
-			if err := b.retire(ctx, *m.Entry); err != nil {
+			if err := s.retire(ctx, *m.Entry); err != nil {
 				return fmt.Errorf("dead letter %d: %w", id, err)
 			}
 		}
 	}
-	b.taken.WithLabelValues(result).Inc()
-	b.log.Error("a message is a dead letter", "letter", id, "queue", m.Queue, "reason", m.Reason, "result", result)
+	s.taken.WithLabelValues(result).Inc()
+	s.log.Error("a message is a dead letter", "letter", id, "queue", m.Queue, "reason", m.Reason, "result", result)
 	return nil
 }
 
 // retire takes the outbox entry of an order that has a row out. What came from outside may name none.
-func (b *Store) retire(ctx context.Context, e reserve.Entry) error {
+func (s *Store) retire(ctx context.Context, e queued.Entry) error {
 	ms, n, ok := strings.Cut(e.Entry, "-")
 	_, err1 := strconv.ParseUint(ms, 10, 64)
 	_, err2 := strconv.ParseUint(n, 10, 64)
 	if !ok || err1 != nil || err2 != nil {
 		return nil
 	}
-	return b.orders.Retire(ctx, []reserve.Entry{e})
+	return s.orders.Retire(ctx, []queued.Entry{e})
 }
 
-// Poison takes the entries of an order.PoisonError that a consumer of the outbox met.
-func (b *Store) Poison(ctx context.Context, queue string, poison *order.PoisonError) error {
+// Poison takes the entries of a queued.PoisonError that a consumer of the outbox met.
+func (s *Store) Poison(ctx context.Context, queue string, poison *queued.PoisonError) error {
 	for _, e := range poison.Entries {
-		if err := b.Take(ctx, Message{Queue: queue, Reason: poison.Err.Error(), Payload: Encode(e), Deliveries: 1, Entry: &e}); err != nil {
+		if err := s.Take(ctx, queued.DeadMessage{Queue: queue, Reason: poison.Err.Error(), Payload: queued.Encode(e), Deliveries: 1, Entry: &e}); err != nil {
 			return err
 		}
 	}
@@ -123,21 +121,12 @@ func (b *Store) Poison(ctx context.Context, queue string, poison *order.PoisonEr
 }
 
 // Deferred takes a deferred order that no process can settle (order.Bury).
-func (b *Store) Deferred(ctx context.Context, e reserve.Entry, tries int64, why error) error {
-	return b.Take(ctx, Message{Queue: "deferred_orders", Reason: why.Error(), Payload: Encode(e), Deliveries: tries, Entry: &e})
-}
-
-// Encode is an entry as payload.
-func Encode(e reserve.Entry) []byte {
-	p, err := json.Marshal(e)
-	if err != nil {
-		panic("BUG: an entry that does not marshal: " + err.Error())
-	}
-	return p
+func (s *Store) Deferred(ctx context.Context, e queued.Entry, tries int64, why error) error {
+	return s.Take(ctx, queued.DeadMessage{Queue: "deferred_orders", Reason: why.Error(), Payload: queued.Encode(e), Deliveries: tries, Entry: &e})
 }
 
 // record writes the letter, or that it died once more.
-func (b *Store) record(ctx context.Context, m Message) (id int64, err error) {
+func (s *Store) record(ctx context.Context, m queued.DeadMessage) (id int64, err error) {
 	sum := sha256.New()
 	fmt.Fprintf(sum, "%s\n", m.Queue)
 	sum.Write(m.Payload)
@@ -149,8 +138,8 @@ func (b *Store) record(ctx context.Context, m Message) (id int64, err error) {
 			orderID, sale = m.Entry.ID, m.Entry.Sale
 		}
 	}
-	now, reason := b.now(), clip(m.Reason, maxReason)
-	err = store.InTx(ctx, b.db, func(tx *sql.Tx) error {
+	now, reason := s.now(), clip(m.Reason, maxReason)
+	err = store.InTx(ctx, s.db, func(tx *sql.Tx) error {
 		n, err := changed(tx.ExecContext(ctx, `UPDATE dead_letters SET times = times + 1, last_at = ?, reason = ?, deliveries = ? WHERE digest = ?`,
 			now, reason, m.Deliveries, digest))
 		if err != nil {
@@ -172,7 +161,7 @@ func (b *Store) record(ctx context.Context, m Message) (id int64, err error) {
 		return err
 	})
 	if store.Duplicate(err) { // another process takes it too: its letter is this one
-		err = b.db.QueryRowContext(ctx, `SELECT id FROM dead_letters WHERE digest = ?`, digest).Scan(&id)
+		err = s.db.QueryRowContext(ctx, `SELECT id FROM dead_letters WHERE digest = ?`, digest).Scan(&id)
 	}
 	if err != nil {
 		return 0, fmt.Errorf("write a dead letter of %s: %w", m.Queue, err)

@@ -88,7 +88,7 @@ func (o *office) exec(query string, args ...any) {
 
 // process is another api process's memory.
 func (o *office) process() *Lists {
-	return New(o.db, backendtest.Log(o.t), prometheus.NewRegistry())
+	return New(Config{DB: o.db, Log: backendtest.Log(o.t), Register: prometheus.NewRegistry()})
 }
 
 func (o *office) fresh(l *Lists) {

@@ -62,11 +62,18 @@ func keyOf(uid string) key {
 	return key(sum[:16])
 }
 
-// New makes Lists; nothing is known before Run or Refresh.
-func New(db *sql.DB, log *slog.Logger, reg prometheus.Registerer) *Lists {
-	l := &Lists{db: db, log: log, slot: make(chan struct{}, 1), wake: make(chan struct{}, 1), rolls: map[int64]*roll{},
+// Config is what Lists need.
+type Config struct {
+	DB       *sql.DB
+	Log      *slog.Logger
+	Register prometheus.Registerer
+}
+
+// New makes Lists and registers their metrics; nothing is known before Run or Refresh.
+func New(c Config) *Lists {
+	l := &Lists{db: c.DB, log: c.Log, slot: make(chan struct{}, 1), wake: make(chan struct{}, 1), rolls: map[int64]*roll{},
 		failures: prometheus.NewCounter(prometheus.CounterOpts{Name: "backend_lists_failures_total", Help: "Readings of the lists of uids that failed."})}
-	reg.MustRegister(l.failures, prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "backend_lists_uids",
+	c.Register.MustRegister(l.failures, prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "backend_lists_uids",
 		Help: "Uids in memory, of all lists of who may buy."}, func() float64 { return float64(l.uids()) }))
 	return l
 }

@@ -7,13 +7,12 @@ import (
 	"fmt"
 )
 
-// ErrFenced: a later holder of the lock has written already: this one's lock was lost, and it must stop.
+// ErrFenced: a later holder of the lock has written already. This holder's lock was lost, and it must stop.
 var ErrFenced = errors.New("a later holder of the lock has written already")
 
-// Guard lets a transaction write what a lock protects only while no later holder of it has written: it is the first
-// statement of each such transaction, and an error of it ends the transaction. table is a name that stands in the code, its row id
-// has the column `fence BIGINT NOT NULL`, 0 at first. The row stays locked until the transaction ends, so that a later
-// holder's comes after.
+// Guard lets a transaction write what a lock protects only while no later holder has written. It is the first statement of each
+// such transaction, and an error ends the transaction. table is a constant of the code, and its row id has the column
+// `fence BIGINT NOT NULL`, 0 at first. The row stays locked until the transaction ends, so a later holder writes after it.
 func Guard(ctx context.Context, tx *sql.Tx, table string, id, fence int64) error {
 	r, err := tx.ExecContext(ctx, `UPDATE `+table+` SET fence = ? WHERE id = ? AND fence < ?`, fence, id, fence)
 	if err != nil {

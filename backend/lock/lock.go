@@ -1,9 +1,9 @@
-// Package lock is a lock on Redis, shared by any number of processes: exclusive, re-entrant, held for a lease that a watchdog
-// renews, with a fencing token, and with a wait that is notified.
+// Package lock is a lock on Redis, shared by any number of processes. It is exclusive and re-entrant, has a lease that a watchdog
+// renews and a fencing token, and notifies those who wait.
 //
-// No correctness may depend on it: a holder that was stopped for longer than its lease wakes up believing that it still has
-// the lock, and Redis may forget it. So it is for what is only wasted when it is done twice, and where a write must not
-// come late, the write checks the fencing token: see Guard. (M. Kleppmann, "How to do distributed locking", 2016.)
+// No correctness may depend on it. A holder that was stopped for longer than its lease still acts as if it had the lock, and
+// Redis may lose it. So use it only to save work. A write that must not come late checks the fencing token: see Guard.
+// (M. Kleppmann, "How to do distributed locking", 2016.)
 package lock
 
 import (
@@ -23,10 +23,9 @@ import (
 )
 
 var (
-	// ErrLost: the lease ended, or Redis forgot the lock: somebody else may have it. It is the cause of the end of a Hold's
-	// context.
+	// ErrLost: the lease ended, or Redis lost the lock. Another owner may have it. It is the cause of the end of a Hold's context.
 	ErrLost = errors.New("the lock was lost")
-	// ErrNotOwner: the hold that is to be given back is not there.
+	// ErrNotOwner: there is no such hold to give back.
 	ErrNotOwner = errors.New("the lock is not held by this owner")
 	// ErrReleased is the cause of the end of a released Hold's context.
 	ErrReleased = errors.New("the lock was released")
@@ -45,18 +44,17 @@ func (e *HeldError) Error() string {
 // timeout bounds each call of Redis.
 const timeout = 2 * time.Second
 
-// Owner is who holds a lock: Go has no thread ids, so it is a token that is passed on to whatever may take the lock again
-// within the hold.
+// Owner is who holds a lock. Go has no thread ids, so pass it on to whatever may take the lock again within the hold.
 type Owner string
 
-// NewOwner makes an owner that nobody else is: 130 random bits.
+// NewOwner makes a unique owner: 130 random bits.
 func NewOwner() Owner { return Owner(rand.Text()) }
 
 // Locks are the locks in one Redis under one key prefix. They are safe for concurrent use.
 type Locks struct {
-	client rueidis.Client
-	prefix string
-	line   line
+	client  rueidis.Client
+	prefix  string
+	waiters waiters
 
 	granted, refused, lost prometheus.Counter
 	waiting                prometheus.Gauge
@@ -72,7 +70,7 @@ func New(client rueidis.Client, prefix string, reg prometheus.Registerer) *Locks
 		refused: counter("backend_lock_refusals_total", "Locks that were not taken, for another owner had them until the wait was over."),
 		lost:    counter("backend_lock_lost_total", "Locks whose holder was told that it may no longer have them."),
 		waiting: prometheus.NewGauge(prometheus.GaugeOpts{Name: "backend_lock_waiting", Help: "Goroutines that wait for a lock."})}
-	l.line = newLine(client, prefix)
+	l.waiters = newWaiters(client, prefix)
 	reg.MustRegister(l.granted, l.refused, l.lost, l.waiting)
 	return l
 }
@@ -82,21 +80,20 @@ func holderKey(prefix, name string) string { return prefix + "{lock:" + name + "
 func (l *Locks) holder(name string) string { return holderKey(l.prefix, name) }
 func (l *Locks) fence(name string) string  { return l.prefix + "{lock:" + name + "}:fence" }
 
-// Acquire takes a lock for owner, or another hold of it if owner has it, and keeps it until it is released or ctx ends.
+// Acquire takes a lock for owner, or one more hold if owner has it, and keeps it until it is released or ctx ends.
 //
-// While another owner has it, Acquire waits at most for wait (0: not at all), and then says so with a *HeldError. The wait
-// ends when the holder releases, or when the holder's lease does: a holder that died keeps the others waiting no longer than
-// that. Who waits in one process is served in the order of coming; between processes, and against somebody who asks in the
-// very instant in which the lock is free, it is a race.
+// While another owner has it, Acquire waits at most for wait (0: not at all), and then returns a *HeldError. The wait ends
+// when the holder releases the lock, or when the holder's lease ends. Goroutines of one process are served in the order in
+// which they came. Between processes it is a race.
 //
-// A lease is how long the lock outlives a holder that dies. It must be at least a millisecond, and long enough for a call of
-// Redis to be made twice within a third of it. Any other error is Redis's, or ctx's.
+// The lease is how long the lock outlives a holder that dies. It must be at least a millisecond, and long enough for two calls
+// of Redis within a third of it. Any other error is Redis's, or ctx's.
 func (l *Locks) Acquire(ctx context.Context, name string, owner Owner, lease, wait time.Duration) (*Hold, error) {
 	if name == "" || strings.ContainsAny(name, "{}") || owner == "" || lease < time.Millisecond {
 		panic(fmt.Sprintf("BUG: lock %q, owner %q, lease %v: a name has no braces, an owner is not empty, a lease is at least 1 ms", name, owner, lease))
 	}
 	h := &Hold{l: l, name: name, owner: owner, lease: lease}
-	err := h.take(ctx) // also where others wait: the owner may have it
+	err := h.take(ctx) // also if others wait: the owner may have it
 	var held *HeldError
 	if wait > 0 && errors.As(err, &held) {
 		err = h.wait(ctx, wait, held)
@@ -120,21 +117,21 @@ type Hold struct {
 
 	ctx     context.Context
 	end     context.CancelCauseFunc
-	until   time.Time     // the lock is certainly held before it; the watchdog's
+	until   time.Time     // the lock is certainly held until then; used by the watchdog
 	watched chan struct{} // closed when the watchdog has ended
 
 	released atomic.Bool
 }
 
-// Fence is the fencing token: higher than that of every hold of this lock before, but those that enclose this one and share
-// it. It rises also when Redis was emptied, as long as Redis's clock does not go back by more than it was away.
+// Fence is the fencing token. It is higher than that of every earlier hold of this lock, except enclosing ones, which share it. It
+// rises even if Redis was emptied, unless Redis's clock went back by more than it was away.
 func (h *Hold) Fence() int64 { return h.fence }
 
-// Context ends when the hold is released, when the context does that it was acquired with (nobody renews the lease then),
-// or when the lock was, or may have been, lost: then its cause is ErrLost. What is done under the lock is done with it.
+// Context ends when the hold is released, when the context of Acquire ends (then nobody renews the lease), or when the lock may be
+// lost: then its cause is ErrLost. Use it for whatever is done under the lock.
 func (h *Hold) Context() context.Context { return h.ctx }
 
-// take asks Redis once. The call goes on when ctx ends: a grant that nobody hears of would keep everybody out for a lease.
+// take asks Redis once. The call goes on when ctx ends, for an unnoticed grant would keep everybody out for a lease.
 func (h *Hold) take(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("lock %s: %w", h.name, err)
@@ -172,24 +169,24 @@ func (h *Hold) wait(ctx context.Context, limit time.Duration, held *HeldError) e
 		}
 		return held
 	}
-	place := l.line.enter(l.holder(h.name))
-	defer place.leave()
-	if place.turn.Acquire(short, 1) != nil {
+	queue := l.waiters.enter(l.holder(h.name))
+	defer queue.leave()
+	if queue.turn.Acquire(short, 1) != nil {
 		return over()
 	}
-	defer place.turn.Release(1)
+	defer queue.turn.Release(1)
 	for {
-		ear := place.listen()
+		sub := queue.listen()
 		select {
-		case <-ear.ready:
+		case <-sub.ready:
 		case <-short.Done():
 			return over()
 		}
-		if ear.err != nil {
-			return fmt.Errorf("wait for lock %s: %w", h.name, ear.err)
+		if sub.err != nil {
+			return fmt.Errorf("wait for lock %s: %w", h.name, sub.err)
 		}
-		// What is told from here on is heard, so that what is asked now is not missed.
-		for deaf := false; !deaf; {
+		// From here on no message is missed, so take asks again only after one.
+		for gone := false; !gone; {
 			if short.Err() != nil {
 				return over()
 			}
@@ -198,18 +195,18 @@ func (h *Hold) wait(ctx context.Context, limit time.Duration, held *HeldError) e
 			}
 			lease := time.NewTimer(max(held.Left, time.Millisecond))
 			select {
-			case <-place.freed:
-			case <-lease.C: // and nobody has told that it is free: the holder died, or has renewed it
+			case <-queue.freed:
+			case <-lease.C: // without a message: the holder died, or has renewed it
 			case <-short.Done():
-			case <-ear.gone:
-				deaf = true
+			case <-sub.gone:
+				gone = true
 			}
 			lease.Stop()
 		}
 	}
 }
 
-// watch renews the lease until the hold ends, or ends the hold when the lease did.
+// watch renews the lease until the hold ends, or ends the hold when the lease ended.
 func (h *Hold) watch() {
 	defer close(h.watched)
 	pause := h.lease / 3
@@ -248,9 +245,8 @@ func (h *Hold) lose() {
 	h.end(fmt.Errorf("lock %s, fence %d: %w", h.name, h.fence, ErrLost))
 }
 
-// Release gives the hold back, and with the last one the lock, also when the context has ended. ErrNotOwner: there was
-// nothing to give back; the lease had ended, or the hold was released before. After any other error the lock may be held
-// until its lease ends, and by nothing else.
+// Release gives the hold back, and with the last one the lock, also if the context has ended. ErrNotOwner: the lease had ended, or
+// the hold was released before. After any other error the lock may be held until its lease ends, but no longer.
 func (h *Hold) Release() error {
 	h.end(ErrReleased)
 	<-h.watched
@@ -273,7 +269,7 @@ type answer struct {
 	numbers []int64
 }
 
-// call runs a script by EVALSHA; one that Redis does not know is sent whole.
+// call runs a script by EVALSHA. It sends the whole script if Redis does not have it.
 func (l *Locks) call(ctx context.Context, script lua.Script, keys []string, args ...string) (a answer, err error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

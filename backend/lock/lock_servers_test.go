@@ -255,9 +255,9 @@ func TestWaitersAreWokenInTheirOrder(t *testing.T) {
 			order <- i
 			release(t, w)
 		})
-		until(t, "the next one waits", func() bool { return l.line.standing(l.holder("door")) == i+1 })
+		until(t, "the next one waits", func() bool { return l.waiters.standing(l.holder("door")) == i+1 })
 	}
-	until(t, "they hear", func() bool { return l.line.hears() })
+	until(t, "they hear", func() bool { return l.waiters.subscribed() })
 	release(t, h)
 	wg.Wait()
 	for i := range n {
@@ -265,38 +265,38 @@ func TestWaitersAreWokenInTheirOrder(t *testing.T) {
 			t.Errorf("waiter %d was served as number %d", got, i)
 		}
 	}
-	if l.line.standing(l.holder("door")) != 0 || l.line.hears() {
-		t.Error("somebody is still in line, or hears")
+	if l.waiters.standing(l.holder("door")) != 0 || l.waiters.subscribed() {
+		t.Error("somebody still waits, or is subscribed")
 	}
 }
 
-// standing is how many wait for a lock and have taken their place.
-func (l *line) standing(key string) int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if p := l.places[key]; p != nil {
+// standing is how many wait for a lock and are in its queue.
+func (w *waiters) standing(key string) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if p := w.queues[key]; p != nil {
 		return p.users
 	}
 	return 0
 }
 
-func (l *line) hears() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.ear == nil {
+func (w *waiters) subscribed() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.subscriber == nil {
 		return false
 	}
 	select {
-	case <-l.ear.gone:
+	case <-w.subscriber.gone:
 		return false
-	case <-l.ear.ready:
+	case <-w.subscriber.ready:
 		return true
 	default:
 		return false
 	}
 }
 
-// A wait ends with its time, or with its context, and leaves no hole in the line.
+// A wait ends with its time, or with its context, and leaves the queue whole.
 func TestAWaitIsBounded(t *testing.T) {
 	l := newLocks(t)
 	h := take(t, l, "door", NewOwner(), hours, 0)
@@ -312,12 +312,12 @@ func TestAWaitIsBounded(t *testing.T) {
 				t.Errorf("got %v, want the context's end", err)
 			}
 		})
-		until(t, "it waits", func() bool { return l.line.standing(l.holder("door")) == i+1 })
+		until(t, "it waits", func() bool { return l.waiters.standing(l.holder("door")) == i+1 })
 	}
 	wg.Go(func() { release(t, take(t, l, "door", NewOwner(), hours, hours)) })
-	until(t, "the last one waits", func() bool { return l.line.standing(l.holder("door")) == 4 })
+	until(t, "the last one waits", func() bool { return l.waiters.standing(l.holder("door")) == 4 })
 	leave()
-	until(t, "the three have left", func() bool { return l.line.standing(l.holder("door")) == 1 })
+	until(t, "the three have left", func() bool { return l.waiters.standing(l.holder("door")) == 1 })
 	release(t, h)
 	wg.Wait()
 	gone, cancel := context.WithCancel(t.Context())
@@ -340,10 +340,10 @@ func TestAWaitOutlivesItsConnection(t *testing.T) {
 		}
 		got <- err
 	}()
-	until(t, "it hears", func() bool { return l.line.hears() })
-	l.line.mu.Lock()
-	first := l.line.ear
-	l.line.mu.Unlock()
+	until(t, "it hears", func() bool { return l.waiters.subscribed() })
+	l.waiters.mu.Lock()
+	first := l.waiters.subscriber
+	l.waiters.mu.Unlock()
 	killed, err := l.client.Do(t.Context(), l.client.B().Arbitrary("CLIENT", "KILL", "TYPE", "pubsub").Build()).AsInt64()
 	if err != nil || killed == 0 {
 		t.Fatalf("ended %d connections: %v", killed, err)

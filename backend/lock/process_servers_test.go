@@ -226,7 +226,7 @@ func TestTheLockOfADeadHolderIsTaken(t *testing.T) {
 			release(t, h)
 		})
 	}
-	until(t, "they wait", func() bool { return l.line.standing(l.holder("door")) == 3 })
+	until(t, "they wait", func() bool { return l.waiters.standing(l.holder("door")) == 3 })
 	p.end()
 	wg.Wait()
 }

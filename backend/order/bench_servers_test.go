@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"floodgate.internal/backend/backendtest"
-	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/queued"
 )
 
 // BenchmarkSettle is what a consumer does with batches of new orders of one sale. What that is beside raw INSERTs, `make bench` says.
@@ -18,10 +18,10 @@ func BenchmarkSettle(b *testing.B) {
 		b.Run(fmt.Sprintf("batch=%d", size), func(b *testing.B) {
 			s := newShop(b)
 			sale := s.sale(backendtest.SaleOptions{Stock: int64(size * b.N)})
-			batches := make([][]reserve.Entry, b.N)
+			batches := make([][]queued.Entry, b.N)
 			for i := range batches {
 				for j := range size {
-					batches[i] = append(batches[i], forged(sale, fmt.Sprintf("u%d-%d", i, j), reserve.Entry{}))
+					batches[i] = append(batches[i], forged(sale, fmt.Sprintf("u%d-%d", i, j), queued.Entry{}))
 				}
 			}
 			var took []time.Duration

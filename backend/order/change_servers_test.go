@@ -17,6 +17,7 @@ import (
 	"pgregory.net/rapid"
 
 	"floodgate.internal/backend/backendtest"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/shared/wire"
 )
@@ -47,8 +48,8 @@ func TestPayIsIdempotentAndRefusesWhatEnded(t *testing.T) {
 	if _, err := s.book.Cancel(ctx, "c", cancelled); err != nil {
 		t.Fatal(err)
 	}
-	rejected := forged(sale, "u", reserve.Entry{})
-	if err := s.book.Settle(ctx, []reserve.Entry{rejected}); err != nil {
+	rejected := forged(sale, "u", queued.Entry{})
+	if err := s.book.Settle(ctx, []queued.Entry{rejected}); err != nil {
 		t.Fatal(err)
 	}
 	coupons := s.sale(backendtest.SaleOptions{Kind: wire.Coupon})
@@ -353,7 +354,7 @@ func TestAnySequenceBalances(t *testing.T) {
 		sale := s.sale(backendtest.SaleOptions{Stock: stock, Limit: limit, PayWithin: time.Minute})
 		var ids []string
 		owner, want := map[string]string{}, map[string]wire.OrderStatus{}
-		var seen []reserve.Entry // everything that was ever in the outbox may come again
+		var seen []queued.Entry // everything that was ever in the outbox may come again
 		pick := func() string { return rapid.SampledFrom(ids).Draw(r, "order") }
 		settleAll := func() {
 			now := s.outbox(sale)

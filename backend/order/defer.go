@@ -11,7 +11,7 @@ import (
 	"github.com/go-json-experiment/json"
 	"golang.org/x/sync/errgroup"
 
-	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
 )
@@ -29,21 +29,13 @@ const (
 	maxTries        = 50
 )
 
-// DeferredError names entries that wait in MySQL for their closed sale. Acknowledge them, but do not retire them: where the
-// outbox still has them, it holds their units.
-type DeferredError struct{ Entries []reserve.Entry }
-
-func (e *DeferredError) Error() string {
-	return fmt.Sprintf("%d orders of closed sales are deferred", len(e.Entries))
-}
-
 // SettleOrDefer is Settle for a queue that several sales share: entries of a closed sale are written into MySQL's table
 // deferred_orders, behind those of their sale that are there already, so that none of them keeps other sales waiting. They are
-// named in a *DeferredError, which may be joined with a *PoisonError. SettleDeferred goes on with them. The table is bounded
+// named in a *queued.DeferredError, which may be joined with a *queued.PoisonError. SettleDeferred goes on with them. The table is bounded
 // by what the outboxes may hold: while a sale has deferred orders, no relay publishes its entries again.
-func (b *Store) SettleOrDefer(ctx context.Context, batch []reserve.Entry) error {
-	err := b.settle(ctx, batch, &settling{book: b, behind: true})
-	var closed *ClosedError
+func (b *Store) SettleOrDefer(ctx context.Context, batch []queued.Entry) error {
+	err := b.settle(ctx, batch, &settling{store: b, behind: true})
+	var closed *queued.ClosedError
 	if !errors.As(err, &closed) {
 		return err
 	}
@@ -52,8 +44,8 @@ func (b *Store) SettleOrDefer(ctx context.Context, batch []reserve.Entry) error 
 	}
 	b.metrics.settled.WithLabelValues("deferred").Add(float64(len(closed.Entries)))
 	b.log.Info("order: orders of older epochs are deferred until their sale takes them", "orders", len(closed.Entries), "sale", closed.Entries[0].Sale, "error", closed.Err)
-	left := error(&DeferredError{closed.Entries})
-	var poison *PoisonError
+	left := error(&queued.DeferredError{Entries: closed.Entries})
+	var poison *queued.PoisonError
 	if errors.As(err, &poison) {
 		left = errors.Join(poison, left)
 	}
@@ -61,18 +53,18 @@ func (b *Store) SettleOrDefer(ctx context.Context, batch []reserve.Entry) error 
 }
 
 // ahead returns the entries of sales that have no deferred orders; the others are to be deferred behind those.
-func (s *settling) ahead(ctx context.Context, entries []reserve.Entry) ([]reserve.Entry, error) {
+func (s *settling) ahead(ctx context.Context, entries []queued.Entry) ([]queued.Entry, error) {
 	var sales []int64
 	for _, e := range entries {
 		if !slices.Contains(sales, e.Sale) {
 			sales = append(sales, e.Sale)
 		}
 	}
-	waiting, err := deferredOf(ctx, s.book.db, ` WHERE sale_id IN (`+marks(len(sales))+`)`, anys(sales)...)
+	waiting, err := deferredOf(ctx, s.store.db, ` WHERE sale_id IN (`+marks(len(sales))+`)`, anys(sales)...)
 	if err != nil {
 		return nil, err
 	}
-	return slices.DeleteFunc(slices.Clone(entries), func(e reserve.Entry) bool {
+	return slices.DeleteFunc(slices.Clone(entries), func(e queued.Entry) bool {
 		if !slices.Contains(waiting, e.Sale) {
 			return false
 		}
@@ -124,16 +116,12 @@ func UntilNoneDeferred(ctx context.Context, db *sql.DB, sale int64) error {
 }
 
 // deferAll writes entries down. One that is written twice does no harm: it is adopted once.
-func (b *Store) deferAll(ctx context.Context, entries []reserve.Entry) error {
+func (b *Store) deferAll(ctx context.Context, entries []queued.Entry) error {
 	return store.InTx(ctx, b.db, func(tx *sql.Tx) error {
 		now := b.now()
 		args := make([]any, 0, 3*len(entries))
 		for _, e := range entries {
-			text, err := json.Marshal(e)
-			if err != nil {
-				return fmt.Errorf("encode order %s: %w", e.ID, err)
-			}
-			args = append(args, e.Sale, string(text), now)
+			args = append(args, e.Sale, string(queued.Encode(e)), now)
 		}
 		if _, err := tx.ExecContext(ctx, `INSERT INTO deferred_orders (sale_id, entry, deferred_at) VALUES `+tuples(len(entries), 3), args...); err != nil {
 			return fmt.Errorf("defer %d orders: %w", len(entries), err)
@@ -143,11 +131,11 @@ func (b *Store) deferAll(ctx context.Context, entries []reserve.Entry) error {
 }
 
 // Bury takes an order that no process can settle: each one that tried ended without a word, or MySQL takes no row for it.
-type Bury func(ctx context.Context, e reserve.Entry, tries int64, why error) error
+type DeadLetter func(ctx context.Context, e queued.Entry, tries int64, why error) error
 
 // SettleDeferred tries one batch of each sale that has deferred orders, those of one sale in order, and returns how many it
 // has settled. Of any number of processes one tries a batch. A sale that is still closed costs one look at its gate.
-func (b *Store) SettleDeferred(ctx context.Context, bury Bury) (n int, err error) {
+func (b *Store) SettleDeferred(ctx context.Context, deadLetter DeadLetter) (n int, err error) {
 	sales, err := deferredOf(ctx, b.db, "")
 	if err != nil || len(sales) == 0 {
 		b.metrics.deferredSales.Set(0)
@@ -159,7 +147,7 @@ func (b *Store) SettleDeferred(ctx context.Context, bury Bury) (n int, err error
 	g.SetLimit(deferredSales)
 	for i, sale := range sales {
 		g.Go(func() error {
-			counts[i], errs[i] = b.settleDeferred(ctx, sale, bury)
+			counts[i], errs[i] = b.settleDeferred(ctx, sale, deadLetter)
 			return nil
 		})
 	}
@@ -173,10 +161,10 @@ func (b *Store) SettleDeferred(ctx context.Context, bury Bury) (n int, err error
 // deferredOrder is a row of deferred_orders.
 type deferredOrder struct {
 	n, tries int64
-	entry    reserve.Entry
+	entry    queued.Entry
 }
 
-func (b *Store) settleDeferred(ctx context.Context, sale int64, bury Bury) (int, error) {
+func (b *Store) settleDeferred(ctx context.Context, sale int64, deadLetter DeadLetter) (int, error) {
 	states, err := b.redis.States(ctx, []int64{sale})
 	if err != nil || states[0].Present && states[0].Gate == lua.GateShut {
 		return 0, nil // what cannot be adopted now is looked at again
@@ -186,18 +174,18 @@ func (b *Store) settleDeferred(ctx context.Context, sale int64, bury Bury) (int,
 		return 0, err
 	}
 	if d := batch[0]; d.tries >= maxTries {
-		if err := bury(ctx, d.entry, d.tries, fmt.Errorf("tried %d times and never settled: whoever tried it ended", d.tries)); err != nil {
+		if err := deadLetter(ctx, d.entry, d.tries, fmt.Errorf("tried %d times and never settled: whoever tried it ended", d.tries)); err != nil {
 			return 0, err // it keeps its count, and comes again when the claim is over
 		}
 		return 1, b.dropDeferred(ctx, batch)
 	}
-	entries := make([]reserve.Entry, len(batch))
+	entries := make([]queued.Entry, len(batch))
 	for i, d := range batch {
 		entries[i] = d.entry
 	}
 	err = b.Settle(ctx, entries)
-	var closed *ClosedError
-	var poison *PoisonError
+	var closed *queued.ClosedError
+	var poison *queued.PoisonError
 	isClosed, isPoison := errors.As(err, &closed), errors.As(err, &poison)
 	if err != nil && !isClosed && !isPoison {
 		return 0, errors.Join(err, b.keepDeferred(ctx, batch))
@@ -210,14 +198,14 @@ func (b *Store) settleDeferred(ctx context.Context, sale int64, bury Bury) (int,
 	}
 	if isPoison {
 		for _, e := range poison.Entries {
-			if err := bury(ctx, e, 1, poison.Err); err != nil {
+			if err := deadLetter(ctx, e, 1, poison.Err); err != nil {
 				return 0, errors.Join(err, b.keepDeferred(ctx, batch))
 			}
 			ended[e.ID] = true
 		}
 	}
 	var kept, done []deferredOrder
-	var settled []reserve.Entry
+	var settled []queued.Entry
 	for _, d := range batch {
 		if keep[d.entry.ID] {
 			kept = append(kept, d)

@@ -14,12 +14,13 @@ import (
 	"github.com/go-json-experiment/json"
 
 	"floodgate.internal/backend/backendtest"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/shared/wire"
 )
 
 // closedSale is a sale of which Redis is in an older epoch than MySQL, and what is in its outbox.
-func (s *shop) closedSale(uids ...string) (sale int64, old []reserve.Entry) {
+func (s *shop) closedSale(uids ...string) (sale int64, old []queued.Entry) {
 	s.t.Helper()
 	sale = s.sale(backendtest.SaleOptions{Stock: 100})
 	for _, uid := range uids {
@@ -31,17 +32,17 @@ func (s *shop) closedSale(uids ...string) (sale int64, old []reserve.Entry) {
 }
 
 // deferred calls SettleOrDefer, which must defer exactly these.
-func (s *shop) deferred(batch []reserve.Entry, want ...reserve.Entry) {
+func (s *shop) deferred(batch []queued.Entry, want ...queued.Entry) {
 	s.t.Helper()
 	err := s.book.SettleOrDefer(s.t.Context(), batch)
-	var d *DeferredError
+	var d *queued.DeferredError
 	if !errors.As(err, &d) || !slices.Equal(idsOf(d.Entries), idsOf(want)) {
 		s.t.Fatalf("got %v, want %d orders deferred", err, len(want))
 	}
 }
 
 // resume reloads a sale with everything of old reserved, and opens it.
-func (s *shop) resume(sale int64, old []reserve.Entry) {
+func (s *shop) resume(sale int64, old []queued.Entry) {
 	s.t.Helper()
 	var held []reserve.Held
 	for _, e := range old {
@@ -50,7 +51,7 @@ func (s *shop) resume(sale int64, old []reserve.Entry) {
 	s.reload(sale, held, 100-int64(len(held)), true)
 }
 
-func idsOf(es []reserve.Entry) []string {
+func idsOf(es []queued.Entry) []string {
 	ids := make([]string, len(es))
 	for i, e := range es {
 		ids[i] = e.ID
@@ -59,7 +60,7 @@ func idsOf(es []reserve.Entry) []string {
 }
 
 // nobodyBuries is for tests without dead letters.
-func (s *shop) nobodyBuries(_ context.Context, e reserve.Entry, tries int64, why error) error {
+func (s *shop) nobodyBuries(_ context.Context, e queued.Entry, tries int64, why error) error {
 	s.t.Errorf("order %s became a dead letter after %d tries: %v", e.ID, tries, why)
 	return nil
 }
@@ -150,7 +151,7 @@ func TestTheCulpritAmongDeferredOrdersDiesAlone(t *testing.T) {
 	}
 	refuse := errors.New("no room")
 	buried := 0
-	bury := func(_ context.Context, e reserve.Entry, tries int64, why error) error {
+	bury := func(_ context.Context, e queued.Entry, tries int64, why error) error {
 		if buried++; buried == 1 {
 			return refuse
 		}
@@ -189,13 +190,13 @@ func TestDeferredOrdersThatAreOver(t *testing.T) {
 	if _, err := s.book.Cancel(t.Context(), "a", old[0].ID); err != nil {
 		t.Fatal(err)
 	}
-	text, err := json.Marshal(forged(sale, "w", reserve.Entry{ID: "no order id"}))
+	text, err := json.Marshal(forged(sale, "w", queued.Entry{ID: "no order id"}))
 	if err != nil {
 		t.Fatal(err)
 	}
 	s.exec(`INSERT INTO deferred_orders (sale_id, entry, deferred_at) VALUES (?, ?, ?)`, sale, string(text), time.Now())
 	var buried []string
-	n, err := s.book.SettleDeferred(t.Context(), func(_ context.Context, e reserve.Entry, tries int64, why error) error {
+	n, err := s.book.SettleDeferred(t.Context(), func(_ context.Context, e queued.Entry, tries int64, why error) error {
 		buried = append(buried, fmt.Sprint(e.ID, tries))
 		return nil
 	})

@@ -75,7 +75,7 @@ func TestExpireTouchesOnlyWhatIsDue(t *testing.T) {
 	}
 
 	session := backendtest.OpenMySQL(t, s.dsn, 1)
-	book := NewStore(session, s.redis, s.clk, backendtest.Log(t), prometheus.NewRegistry())
+	book := NewStore(Config{DB: session, Redis: s.redis, Clock: s.clk, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
 	count := func(what string, do func()) (reads, changes int64) {
 		t.Helper()
 		reads, changes = backendtest.Rows(t, session, do)

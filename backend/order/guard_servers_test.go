@@ -23,6 +23,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"floodgate.internal/backend/backendtest"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
@@ -75,7 +76,7 @@ func claimAll(text string) error {
 	}
 	clk := new(clock.Clock)
 	clk.Set(time.Now(), time.Now())
-	book := NewStore(db, redis, clk, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
+	book := NewStore(Config{DB: db, Redis: redis, Clock: clk, Log: slog.New(slog.DiscardHandler), Register: prometheus.NewRegistry()})
 	if err := db.PingContext(ctx); err != nil {
 		return err
 	}
@@ -84,11 +85,11 @@ func claimAll(text string) error {
 		return fmt.Errorf("wait for the word: %w", err)
 	}
 	var got claimed
-	var entries []reserve.Entry
+	var entries []queued.Entry
 	for i := range len(p.Sales) * len(p.UIDs) {
 		sale, uid := p.Sales[i/len(p.UIDs)], p.UIDs[i%len(p.UIDs)]
 		if p.Forged {
-			entries = append(entries, forged(sale, uid, reserve.Entry{}))
+			entries = append(entries, forged(sale, uid, queued.Entry{}))
 		} else {
 			r := reserve.Request{Sale: sale, UID: uid, Quantity: 1, OrderID: newID(sale), Epoch: 1}
 			v, err := redis.Reserve(ctx, r)
@@ -258,7 +259,7 @@ func (s *shop) interrupted(do func()) (*Store, *netfault.Link) {
 	c.Addr = cutter.Addr()
 	cutter.BeforeAnswerTo(readsVersion, do)
 	db := backendtest.OpenMySQL(s.t, c.FormatDSN(), 4)
-	return NewStore(db, s.redis, s.clk, backendtest.Log(s.t), prometheus.NewRegistry()), cutter
+	return NewStore(Config{DB: db, Redis: s.redis, Clock: s.clk, Log: backendtest.Log(s.t), Register: prometheus.NewRegistry()}), cutter
 }
 
 // Row C3: units that went and came back between reading and writing are not taken for unchanged.
@@ -377,7 +378,7 @@ func TestNoClaimWithoutItsOrder(t *testing.T) {
 			sale := s.sale(backendtest.SaleOptions{Kind: wire.Coupon, Guard: guard, Stock: 3, Limit: 3})
 			first := s.press(sale, "ann", 2, "")
 			s.settle(sale)
-			late := forged(sale, "bob", reserve.Entry{Quantity: 2, Slots: "1,2"}) // one unit is left
+			late := forged(sale, "bob", queued.Entry{Quantity: 2, Slots: "1,2"}) // one unit is left
 			again := s.outbox(sale)
 			if err := s.book.Settle(t.Context(), append(again, late)); err != nil {
 				t.Fatal(err)

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"floodgate.internal/backend/catalog"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/failpoint"
@@ -287,7 +288,7 @@ func (b *Store) forget(ctx context.Context, sale int64) error {
 		if err != nil {
 			return err
 		}
-		settled := slices.DeleteFunc(slices.Clone(chunk), func(e reserve.Entry) bool { _, ok := known[e.ID]; return !ok })
+		settled := slices.DeleteFunc(slices.Clone(chunk), func(e queued.Entry) bool { _, ok := known[e.ID]; return !ok })
 		if err := b.Retire(ctx, settled); err != nil {
 			return err
 		}

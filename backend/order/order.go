@@ -20,6 +20,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/wire"
@@ -69,22 +70,33 @@ type Store struct {
 	returned     func(sale int64) // units of the sale were given back in Redis, or its standby line moved on
 }
 
-// NewStore makes a Book. clk must follow Redis's clock before it decides anything.
-func NewStore(db *sql.DB, redis *reserve.Store, clk *clock.Clock, log *slog.Logger, reg prometheus.Registerer) *Store {
-	return &Store{db: db, redis: redis, clk: clk, log: log, metrics: newBookMetrics(reg), returned: func(int64) {}}
+// Config is what a Store needs.
+type Config struct {
+	DB       *sql.DB
+	Redis    *reserve.Store
+	Clock    *clock.Clock // follows Redis's clock before anything is decided
+	Log      *slog.Logger
+	Register prometheus.Registerer
+
+	// QueuedBound is how long an order may be queued; those that were longer are counted. 0: there is no bound.
+	QueuedBound time.Duration
+	// AcceptWithin is how long an offer to a standby line stands, at most as long as any order of the sale waits for its payment.
+	AcceptWithin time.Duration
+	// Returned is told, at once, when a sale may have something to offer to its standby line. Nil: nobody is.
+	Returned func(sale int64)
 }
 
-// Standby says how long an offer to a standby line stands, at most as long as any order of the sale waits for its payment,
-// and who is told, at once, when there may be something to offer. It must be called before Settle.
-func (b *Store) Standby(acceptWithin time.Duration, returned func(sale int64)) {
-	b.acceptWithin, b.returned = acceptWithin, returned
+// NewStore makes a Store and registers its metrics.
+func NewStore(c Config) *Store {
+	if c.Returned == nil {
+		c.Returned = func(int64) {}
+	}
+	return &Store{db: c.DB, redis: c.Redis, clk: c.Clock, log: c.Log, metrics: newBookMetrics(c.Register), bound: c.QueuedBound,
+		acceptWithin: c.AcceptWithin, returned: c.Returned}
 }
-
-// Bound says how long an order may be queued; those that were longer are counted. It must be called before Settle.
-func (b *Store) Bound(within time.Duration) { b.bound = within }
 
 // left notes that orders have left the status queued.
-func (b *Store) left(entries ...reserve.Entry) {
+func (b *Store) left(entries ...queued.Entry) {
 	now := b.clk.Now()
 	for _, e := range entries {
 		if e.At <= 0 || e.At > maxMillis {

@@ -14,7 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"pgregory.net/rapid"
 
-	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/shared/wire"
 )
 
@@ -22,8 +22,8 @@ func orderID(n int) string {
 	return wire.NewOrderID(fmt.Sprintf("0190163d-8694-739b-aea5-%012x", n), 7)
 }
 
-func good() reserve.Entry {
-	return reserve.Entry{ID: orderID(1), Sale: 7, UID: "u", Quantity: 2, Slots: "1,2", Key: "k", Epoch: 1, At: 1700000000000, Entry: "1-1"}
+func good() queued.Entry {
+	return queued.Entry{ID: orderID(1), Sale: 7, UID: "u", Quantity: 2, Slots: "1,2", Key: "k", Epoch: 1, At: 1700000000000, Entry: "1-1"}
 }
 
 func TestCheckNamesWhatContradictsItself(t *testing.T) {
@@ -31,23 +31,23 @@ func TestCheckNamesWhatContradictsItself(t *testing.T) {
 		t.Fatalf("a good entry: got %v, %v", problem, row)
 	}
 	for name, c := range map[string]struct {
-		spoil func(*reserve.Entry)
+		spoil func(*queued.Entry)
 		row   bool
 	}{
-		"no order id":       {func(e *reserve.Entry) { e.ID = "x" }, false},
-		"of another sale":   {func(e *reserve.Entry) { e.Sale = 8 }, false},
-		"no uid":            {func(e *reserve.Entry) { e.UID = "" }, false},
-		"a long uid":        {func(e *reserve.Entry) { e.UID = strings.Repeat("u", 65) }, false},
-		"no quantity":       {func(e *reserve.Entry) { e.Quantity, e.Slots = 0, "" }, true},
-		"negative quantity": {func(e *reserve.Entry) { e.Quantity = -1 }, true},
-		"much":              {func(e *reserve.Entry) { e.Quantity = maxUnits + 1 }, true},
-		"too few slots":     {func(e *reserve.Entry) { e.Slots = "1" }, true},
-		"a slot twice":      {func(e *reserve.Entry) { e.Slots = "1,1" }, true},
-		"slot 0":            {func(e *reserve.Entry) { e.Slots = "0,1" }, true},
-		"no slot":           {func(e *reserve.Entry) { e.Slots = "a,b" }, true},
-		"a long key":        {func(e *reserve.Entry) { e.Key = strings.Repeat("k", 129) }, true},
-		"before 1970":       {func(e *reserve.Entry) { e.At = -1 }, true},
-		"after 9999":        {func(e *reserve.Entry) { e.At = maxMillis + 1 }, true},
+		"no order id":       {func(e *queued.Entry) { e.ID = "x" }, false},
+		"of another sale":   {func(e *queued.Entry) { e.Sale = 8 }, false},
+		"no uid":            {func(e *queued.Entry) { e.UID = "" }, false},
+		"a long uid":        {func(e *queued.Entry) { e.UID = strings.Repeat("u", 65) }, false},
+		"no quantity":       {func(e *queued.Entry) { e.Quantity, e.Slots = 0, "" }, true},
+		"negative quantity": {func(e *queued.Entry) { e.Quantity = -1 }, true},
+		"much":              {func(e *queued.Entry) { e.Quantity = maxUnits + 1 }, true},
+		"too few slots":     {func(e *queued.Entry) { e.Slots = "1" }, true},
+		"a slot twice":      {func(e *queued.Entry) { e.Slots = "1,1" }, true},
+		"slot 0":            {func(e *queued.Entry) { e.Slots = "0,1" }, true},
+		"no slot":           {func(e *queued.Entry) { e.Slots = "a,b" }, true},
+		"a long key":        {func(e *queued.Entry) { e.Key = strings.Repeat("k", 129) }, true},
+		"before 1970":       {func(e *queued.Entry) { e.At = -1 }, true},
+		"after 9999":        {func(e *queued.Entry) { e.At = maxMillis + 1 }, true},
 	} {
 		e := good()
 		c.spoil(&e)
@@ -59,15 +59,15 @@ func TestCheckNamesWhatContradictsItself(t *testing.T) {
 
 func TestNewestKeepsOneEntryAnOrderOfTheHighestEpoch(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		batch := rapid.SliceOf(rapid.Custom(func(t *rapid.T) reserve.Entry {
-			return reserve.Entry{ID: orderID(rapid.IntRange(0, 9).Draw(t, "order")), Epoch: rapid.Int64Range(1, 4).Draw(t, "epoch")}
+		batch := rapid.SliceOf(rapid.Custom(func(t *rapid.T) queued.Entry {
+			return queued.Entry{ID: orderID(rapid.IntRange(0, 9).Draw(t, "order")), Epoch: rapid.Int64Range(1, 4).Draw(t, "epoch")}
 		})).Draw(t, "batch")
 		want := map[string]int64{}
 		for _, e := range batch {
 			want[e.ID] = max(want[e.ID], e.Epoch)
 		}
 		got := newest(batch)
-		if len(got) != len(want) || !slices.IsSortedFunc(got, func(x, y reserve.Entry) int { return strings.Compare(x.ID, y.ID) }) {
+		if len(got) != len(want) || !slices.IsSortedFunc(got, func(x, y queued.Entry) int { return strings.Compare(x.ID, y.ID) }) {
 			t.Fatalf("got %v, want one each of %v, sorted", got, want)
 		}
 		for _, e := range got {

@@ -36,7 +36,7 @@ func TestDoneIntentsAreForgotten(t *testing.T) {
 	write(2500, intentRelease, now.Add(-intentsKept+time.Hour))
 	write(2000, intentRelease, nil)
 	session := backendtest.OpenMySQL(t, s.dsn, 1)
-	book := NewStore(session, s.redis, s.clk, backendtest.Log(t), prometheus.NewRegistry())
+	book := NewStore(Config{DB: session, Redis: s.redis, Clock: s.clk, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
 	for _, want := range []int{1000, 1000, 200, 0} {
 		reads, changes := backendtest.Rows(t, session, func() {
 			if n, err := book.PruneIntents(t.Context()); n != want || err != nil {

@@ -16,7 +16,7 @@ import (
 func TestTimeInQueuedIsMeasured(t *testing.T) {
 	s := newShop(t)
 	sale := s.sale(backendtest.SaleOptions{Stock: 10})
-	s.book.Bound(time.Minute)
+	s.book.bound = time.Minute
 	s.press(sale, "ann", 1, "")
 	s.press(sale, "bob", 1, "")
 	batch := s.outbox(sale)
@@ -42,7 +42,7 @@ func TestTimeInQueuedIsMeasured(t *testing.T) {
 	}
 
 	late := s.bookAt(s.clockAhead(5 * time.Minute))
-	late.Bound(time.Minute)
+	late.bound = time.Minute
 	s.press(sale, "carol", 1, "")
 	if err := late.Settle(t.Context(), s.outbox(sale)); err != nil {
 		t.Fatal(err)

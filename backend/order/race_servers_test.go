@@ -66,7 +66,7 @@ func race(role string, in io.Reader, out io.Writer) error {
 	}
 	clk := new(clock.Clock)
 	clk.Set(now, asked)
-	book := NewStore(db, redis, clk, slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})), prometheus.NewRegistry())
+	book := NewStore(Config{DB: db, Redis: redis, Clock: clk, Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})), Register: prometheus.NewRegistry()})
 	for lines := bufio.NewScanner(in); lines.Scan(); {
 		ids := strings.Fields(lines.Text())
 		if role == timer {

@@ -17,7 +17,6 @@ import (
 
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/shared/backoff"
-	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/wire"
 )
 
@@ -52,15 +51,23 @@ type priced struct {
 	until time.Time
 }
 
-// NewReader makes a Reader. Orders can be read at once; waiting for them needs Run.
-func NewReader(db *sql.DB, redis *reserve.Store, _ *clock.Clock, log *slog.Logger, reg prometheus.Registerer) *Reader {
+// ReaderConfig is what a Reader needs.
+type ReaderConfig struct {
+	DB       *sql.DB
+	Redis    *reserve.Store
+	Log      *slog.Logger
+	Register prometheus.Registerer
+}
+
+// NewReader makes a Reader and registers its metrics. Orders can be read at once; waiting for them needs Run.
+func NewReader(c ReaderConfig) *Reader {
 	sizes := prometheus.NewHistogram(prometheus.HistogramOpts{Name: "backend_order_lookup_orders",
 		Help: "Orders in one status query.", Buckets: []float64{1, 2, 5, 10, 20, 50, 100, 200, 500}})
-	r := &Reader{db: db, redis: redis, log: log, waiters: newWaiters(maxWaiters), fallback: fallbackEvery, prices: map[int64]priced{},
+	r := &Reader{db: c.DB, redis: c.Redis, log: c.Log, waiters: newWaiters(maxWaiters), fallback: fallbackEvery, prices: map[int64]priced{},
 		full: prometheus.NewCounter(prometheus.CounterOpts{Name: "backend_order_waiters_refused_total",
 			Help: "Clients that were answered at once because too many were waiting."})}
-	r.lookups = newLookups(func(ctx context.Context, ids []string) (map[string]row, error) { return find(ctx, db, ids) }, sizes)
-	reg.MustRegister(sizes, r.full, prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "backend_order_waiters",
+	r.lookups = newLookups(func(ctx context.Context, ids []string) (map[string]row, error) { return find(ctx, c.DB, ids) }, sizes)
+	c.Register.MustRegister(sizes, r.full, prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "backend_order_waiters",
 		Help: "Clients that wait for their orders to be settled."}, func() float64 { return float64(r.waiters.waiting()) }))
 	return r
 }

@@ -24,7 +24,7 @@ import (
 func (s *shop) reader(fallback time.Duration) *Reader {
 	s.t.Helper()
 	before := goleak.IgnoreCurrent()
-	r := NewReader(s.db, s.redis, s.clk, backendtest.Log(s.t), prometheus.NewRegistry())
+	r := NewReader(ReaderConfig{DB: s.db, Redis: s.redis, Log: backendtest.Log(s.t), Register: prometheus.NewRegistry()})
 	r.fallback = fallback
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -64,7 +64,7 @@ func (s *shop) until(what string, so func() bool) {
 func TestOrderIsItsOwnersFromThePressOn(t *testing.T) {
 	s := newShop(t)
 	sale := s.sale(backendtest.SaleOptions{Price: 150, Limit: 2})
-	r := NewReader(s.db, s.redis, s.clk, backendtest.Log(t), prometheus.NewRegistry())
+	r := NewReader(ReaderConfig{DB: s.db, Redis: s.redis, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
 	id := s.press(sale, "u", 2, "")
 	for _, status := range []wire.OrderStatus{wire.Queued, wire.PendingPayment, wire.Cancelled} {
 		o, err := r.Order(t.Context(), "u", id, 0)
@@ -130,7 +130,7 @@ func TestALongPollIsWokenWithoutTheNotification(t *testing.T) {
 		return err
 	})
 	s.until("it waits", func() bool { return r.waiters.waiting() == 1 })
-	quiet := NewStore(s.db, backendtest.Redis(t), s.clk, backendtest.Log(t), prometheus.NewRegistry()) // it notifies another prefix
+	quiet := NewStore(Config{DB: s.db, Redis: backendtest.Redis(t), Clock: s.clk, Log: backendtest.Log(t), Register: prometheus.NewRegistry()}) // it notifies another prefix
 	if err := quiet.Settle(t.Context(), s.outbox(sale)); err != nil {
 		t.Fatal(err)
 	}
@@ -218,7 +218,7 @@ func pubsubClients(list string) (ids []int64) {
 
 func TestListIsNewestFirstWithQueuedOrders(t *testing.T) {
 	s := newShop(t)
-	r := NewReader(s.db, s.redis, s.clk, backendtest.Log(t), prometheus.NewRegistry())
+	r := NewReader(ReaderConfig{DB: s.db, Redis: s.redis, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
 	var sales []int64
 	var want []string // newest first
 	for i := range 4 {
@@ -273,7 +273,7 @@ func TestListIsNewestFirstWithQueuedOrders(t *testing.T) {
 // While a sale is written anew in Redis its queued orders may be missing, and nobody is told that there are none.
 func TestAListSaysWhereOrdersMayBeMissing(t *testing.T) {
 	s := newShop(t)
-	r := NewReader(s.db, s.redis, s.clk, backendtest.Log(t), prometheus.NewRegistry())
+	r := NewReader(ReaderConfig{DB: s.db, Redis: s.redis, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
 	open, shut := s.sale(backendtest.SaleOptions{}), s.sale(backendtest.SaleOptions{})
 	kept := s.press(open, "u", 1, "")
 	s.press(shut, "u", 1, "")
@@ -314,7 +314,7 @@ func TestAListSaysWhereOrdersMayBeMissing(t *testing.T) {
 func TestAnOrderIsListedWhileItIsSettled(t *testing.T) {
 	const rounds, askers = 25, 4
 	s := newShop(t)
-	r := NewReader(s.db, s.redis, s.clk, backendtest.Log(t), prometheus.NewRegistry())
+	r := NewReader(ReaderConfig{DB: s.db, Redis: s.redis, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
 	sale := s.sale(backendtest.SaleOptions{Stock: rounds})
 	for i := range rounds {
 		uid := fmt.Sprint("u", i)

@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"time"
 
-	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/standby"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/wire"
@@ -28,8 +28,8 @@ var errMoved = errors.New("the sale has moved on")
 // reject ends an order by inserting its terminal row under its primary key, with the intent to release it, so that it
 // cannot race a good delivery: whoever comes second finds what the first decided. The stock row is read under a lock: in
 // another epoch, or with units after all, the entry is settled anew.
-func (s *settling) reject(ctx context.Context, e reserve.Entry, f facts, v verdict) error {
-	b := s.book
+func (s *settling) reject(ctx context.Context, e queued.Entry, f facts, v verdict) error {
+	b := s.store
 	withKey := e.Key != "" && v.reason != DuplicateKey && wire.ValidIdempotencyKey(e.Key)
 	for {
 		first, err := b.insertRejected(ctx, e, f, v, withKey)
@@ -45,11 +45,11 @@ func (s *settling) reject(ctx context.Context, e reserve.Entry, f facts, v verdi
 			}
 			return nil
 		case errors.Is(err, errMoved):
-			return s.settle(ctx, []reserve.Entry{e})
+			return s.settle(ctx, []queued.Entry{e})
 		case !store.Refused(err) && !errors.Is(err, store.ErrUnknown):
 			return err
 		}
-		left, lookup := s.missing(ctx, []reserve.Entry{e})
+		left, lookup := s.missing(ctx, []queued.Entry{e})
 		switch {
 		case lookup != nil:
 			return errors.Join(err, lookup)
@@ -67,7 +67,7 @@ func (s *settling) reject(ctx context.Context, e reserve.Entry, f facts, v verdi
 }
 
 // insertRejected returns the id of the release intent.
-func (b *Store) insertRejected(ctx context.Context, e reserve.Entry, f facts, v verdict, withKey bool) (intent int64, err error) {
+func (b *Store) insertRejected(ctx context.Context, e queued.Entry, f facts, v verdict, withKey bool) (intent int64, err error) {
 	err = store.InTx(ctx, b.db, func(tx *sql.Tx) error {
 		now := b.now()
 		created, quantity, key := now, min(max(e.Quantity, 0), maxUnits), ""
@@ -106,25 +106,25 @@ func (b *Store) insertRejected(ctx context.Context, e reserve.Entry, f facts, v 
 
 // Reject ends an order that cannot be processed (a dead letter), unless MySQL has decided it already. The errors are those
 // of Settle.
-func (b *Store) Reject(ctx context.Context, e reserve.Entry, reason string) error {
-	s := &settling{book: b}
+func (b *Store) Reject(ctx context.Context, e queued.Entry, reason string) error {
+	s := &settling{store: b}
 	problem, row := check(e)
 	if problem != nil && !row {
 		s.spoiled(e, problem)
-		return &PoisonError{s.poison, s.cause}
+		return &queued.PoisonError{Entries: s.poison, Err: s.cause}
 	}
-	sales, err := b.facts(ctx, []reserve.Entry{e})
+	sales, err := b.facts(ctx, []queued.Entry{e})
 	if err != nil {
 		return err
 	}
-	left, err := s.missing(ctx, []reserve.Entry{e})
+	left, err := s.missing(ctx, []queued.Entry{e})
 	if err == nil && len(left) > 0 {
 		f, ok := sales[e.Sale]
 		err = s.reject(ctx, e, f, verdict{reason: reason, gone: !ok})
 	}
 	b.notify(ctx, s.notices)
 	if err == nil && len(s.poison) > 0 {
-		return &PoisonError{s.poison, s.cause}
+		return &queued.PoisonError{Entries: s.poison, Err: s.cause}
 	}
 	return err
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"floodgate.internal/backend/coupon"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/standby"
 	"floodgate.internal/backend/store"
@@ -27,45 +28,18 @@ const (
 	maxRounds = 1000    // how often one call of Settle sorts what is left anew, before it asks to be called again
 )
 
-// PoisonError names entries for which MySQL takes no row at all, not even a rejected one. Every other entry of the batch
-// is settled: take these to the dead letters.
-type PoisonError struct {
-	Entries []reserve.Entry
-	Err     error // why, of the last of them
-}
-
-func (e *PoisonError) Error() string {
-	return fmt.Sprintf("%d entries can never be settled, the last one for: %v", len(e.Entries), e.Err)
-}
-
-func (e *PoisonError) Unwrap() error { return e.Err }
-
-// ClosedError names entries of older epochs that Redis does not adopt now: their sale is closed, or Redis is away. Every
-// other entry of the batch is settled, but for those of a PoisonError that it is joined with. Keep these and call again, or
-// see SettleOrDefer.
-type ClosedError struct {
-	Entries []reserve.Entry
-	Err     error // why, of the last of them
-}
-
-func (e *ClosedError) Error() string {
-	return fmt.Sprintf("%d orders cannot be adopted now, the last one for: %v", len(e.Entries), e.Err)
-}
-
-func (e *ClosedError) Unwrap() error { return e.Err }
-
 // Settle brings a batch of orders, of any sales, any of them any number of times, to an end in MySQL. Nil: each is there,
 // inserted now or before; or rejected, with a terminal row and the intent to release it; or adopted into its sale's
-// present epoch, by a new outbox entry that comes by itself. A *PoisonError, a *ClosedError or both, joined: so is each but
+// present epoch, by a new outbox entry that comes by itself. A *queued.PoisonError, a *queued.ClosedError or both, joined: so is each but
 // those they name. Any other error: nothing may be acknowledged; hold the batch and call again.
 //
 // A batch is one transaction. When that fails it is rolled back; what is in MySQL already is dropped from it; what is
 // left is tried in halves, down to the single order that does not go in, which is then decided by itself.
-func (b *Store) Settle(ctx context.Context, batch []reserve.Entry) error {
-	return b.settle(ctx, batch, &settling{book: b})
+func (b *Store) Settle(ctx context.Context, batch []queued.Entry) error {
+	return b.settle(ctx, batch, &settling{store: b})
 }
 
-func (b *Store) settle(ctx context.Context, batch []reserve.Entry, s *settling) error {
+func (b *Store) settle(ctx context.Context, batch []queued.Entry, s *settling) error {
 	began := time.Now()
 	var err error
 	for chunk := range slices.Chunk(newest(batch), maxBatch) {
@@ -81,30 +55,30 @@ func (b *Store) settle(ctx context.Context, batch []reserve.Entry, s *settling) 
 	}
 	var left []error
 	if len(s.poison) > 0 {
-		left = append(left, &PoisonError{s.poison, s.cause})
+		left = append(left, &queued.PoisonError{Entries: s.poison, Err: s.cause})
 	}
 	if len(s.closed) > 0 {
-		left = append(left, &ClosedError{s.closed, s.why})
+		left = append(left, &queued.ClosedError{Entries: s.closed, Err: s.why})
 	}
 	return errors.Join(left...)
 }
 
 // newest keeps one entry an order, the one of the highest epoch, sorted by order id: transactions take their locks in the
 // same order.
-func newest(batch []reserve.Entry) []reserve.Entry {
+func newest(batch []queued.Entry) []queued.Entry {
 	sorted := slices.Clone(batch)
-	slices.SortFunc(sorted, func(x, y reserve.Entry) int { return cmp.Or(cmp.Compare(x.ID, y.ID), cmp.Compare(y.Epoch, x.Epoch)) })
-	return slices.CompactFunc(sorted, func(x, y reserve.Entry) bool { return x.ID == y.ID })
+	slices.SortFunc(sorted, func(x, y queued.Entry) int { return cmp.Or(cmp.Compare(x.ID, y.ID), cmp.Compare(y.Epoch, x.Epoch)) })
+	return slices.CompactFunc(sorted, func(x, y queued.Entry) bool { return x.ID == y.ID })
 }
 
 // settling is one call of Settle.
 type settling struct {
-	book    *Store
+	store   *Store
 	rounds  int
 	notices []notice
-	poison  []reserve.Entry
+	poison  []queued.Entry
 	cause   error
-	closed  []reserve.Entry // they cannot be adopted now
+	closed  []queued.Entry // they cannot be adopted now
 	why     error
 	behind  bool // what follows deferred orders of its sale is not adopted before them
 }
@@ -120,7 +94,7 @@ type facts struct {
 	epoch     int64
 }
 
-func (b *Store) facts(ctx context.Context, entries []reserve.Entry) (map[int64]facts, error) {
+func (b *Store) facts(ctx context.Context, entries []queued.Entry) (map[int64]facts, error) {
 	var sales []int64
 	for _, e := range entries {
 		if !slices.Contains(sales, e.Sale) {
@@ -155,15 +129,15 @@ func (b *Store) facts(ctx context.Context, entries []reserve.Entry) (map[int64]f
 }
 
 // settle sorts entries by what is to be done with them, and does it.
-func (s *settling) settle(ctx context.Context, entries []reserve.Entry) error {
+func (s *settling) settle(ctx context.Context, entries []queued.Entry) error {
 	if s.rounds++; s.rounds > maxRounds {
 		return fmt.Errorf("settle: epochs move faster than %d orders can be settled", len(entries))
 	}
-	sales, err := s.book.facts(ctx, entries)
+	sales, err := s.store.facts(ctx, entries)
 	if err != nil {
 		return err
 	}
-	var current, old, late []reserve.Entry
+	var current, old, late []queued.Entry
 	for _, e := range entries {
 		f, ok := sales[e.Sale]
 		problem, row := check(e)
@@ -171,7 +145,7 @@ func (s *settling) settle(ctx context.Context, entries []reserve.Entry) error {
 		case problem != nil && !row:
 			s.spoiled(e, problem)
 		case problem != nil:
-			s.book.log.Error("order: an entry contradicts itself", "entry", e, "error", problem)
+			s.store.log.Error("order: an entry contradicts itself", "entry", e, "error", problem)
 			err = s.reject(ctx, e, f, verdict{reason: Malformed, gone: !ok})
 		case !ok:
 			err = s.reject(ctx, e, f, verdict{reason: UnknownSale, gone: true})
@@ -197,7 +171,7 @@ func (s *settling) settle(ctx context.Context, entries []reserve.Entry) error {
 
 // tooLate ends entries of archived sales. MySQL has their orders: none was missing when the sale was archived. What it does
 // not have all the same had been lost by both Redis and the queue, and is rejected, loudly: there is no sale to adopt it.
-func (s *settling) tooLate(ctx context.Context, entries []reserve.Entry, sales map[int64]facts) error {
+func (s *settling) tooLate(ctx context.Context, entries []queued.Entry, sales map[int64]facts) error {
 	left, err := s.missing(ctx, entries)
 	for _, e := range left {
 		if err == nil {
@@ -208,7 +182,7 @@ func (s *settling) tooLate(ctx context.Context, entries []reserve.Entry, sales m
 }
 
 // check says what is wrong with an entry, and whether it can have a row of its own all the same.
-func check(e reserve.Entry) (problem error, row bool) {
+func check(e queued.Entry) (problem error, row bool) {
 	if sale, ok := wire.SaleOfOrder(e.ID); !ok || sale != e.Sale {
 		return fmt.Errorf("%q is no order id of sale %d", e.ID, e.Sale), false
 	}
@@ -233,7 +207,7 @@ func check(e reserve.Entry) (problem error, row bool) {
 const maxMillis = 253402300799999 // the end of the year 9999
 
 // slots reads "1,2": as many different slots as units.
-func slots(e reserve.Entry) ([]int, error) {
+func slots(e queued.Entry) ([]int, error) {
 	parts := strings.Split(e.Slots, ",")
 	if len(parts) != e.Quantity {
 		return nil, fmt.Errorf("slots %q for %d units", e.Slots, e.Quantity)
@@ -250,9 +224,9 @@ func slots(e reserve.Entry) ([]int, error) {
 }
 
 // spoiled puts an entry aside for the dead letters.
-func (s *settling) spoiled(e reserve.Entry, cause error) {
-	s.book.log.Error("order: an entry can have no row in MySQL", "entry", e, "error", cause)
-	s.book.metrics.poison.Inc()
+func (s *settling) spoiled(e queued.Entry, cause error) {
+	s.store.log.Error("order: an entry can have no row in MySQL", "entry", e, "error", cause)
+	s.store.metrics.poison.Inc()
 	s.poison, s.cause = append(s.poison, e), cause
 }
 
@@ -265,16 +239,16 @@ func (s *settling) drop(ctx context.Context, known []row) error {
 			ended = append(ended, r)
 		}
 	}
-	s.book.metrics.settled.WithLabelValues("known").Add(float64(len(known)))
-	return s.book.releaseAgain(ctx, ended)
+	s.store.metrics.settled.WithLabelValues("known").Add(float64(len(known)))
+	return s.store.releaseAgain(ctx, ended)
 }
 
 // insert puts entries of their sales' present epochs into MySQL.
-func (s *settling) insert(ctx context.Context, entries []reserve.Entry, sales map[int64]facts) error {
+func (s *settling) insert(ctx context.Context, entries []queued.Entry, sales map[int64]facts) error {
 	if len(entries) == 0 {
 		return nil
 	}
-	b := s.book
+	b := s.store
 	err := b.insertAll(ctx, entries, sales)
 	if err == nil {
 		b.metrics.settled.WithLabelValues("inserted").Add(float64(len(entries)))
@@ -324,21 +298,21 @@ func (s *settling) insert(ctx context.Context, entries []reserve.Entry, sales ma
 }
 
 // missing drops the entries that MySQL has, once they are durable there, and returns the others.
-func (s *settling) missing(ctx context.Context, entries []reserve.Entry) ([]reserve.Entry, error) {
+func (s *settling) missing(ctx context.Context, entries []queued.Entry) ([]queued.Entry, error) {
 	ids := make([]string, len(entries))
 	for i, e := range entries {
 		ids[i] = e.ID
 	}
-	known, err := find(ctx, s.book.db, ids)
+	known, err := find(ctx, s.store.db, ids)
 	if err != nil {
 		return nil, err
 	}
 	if len(known) > 0 { // committed by somebody else, perhaps just now; or by a COMMIT whose answer was lost
-		if err := store.Durable(ctx, s.book.db); err != nil {
+		if err := store.Durable(ctx, s.store.db); err != nil {
 			return nil, err
 		}
 	}
-	left := slices.DeleteFunc(slices.Clone(entries), func(e reserve.Entry) bool { _, ok := known[e.ID]; return ok })
+	left := slices.DeleteFunc(slices.Clone(entries), func(e queued.Entry) bool { _, ok := known[e.ID]; return ok })
 	return left, s.drop(ctx, slices.Collect(maps.Values(known)))
 }
 
@@ -355,7 +329,7 @@ var errSlot = errors.New("the buyer's slot is taken")
 // insertAll inserts entries, each with its slots, its units and its ledger row, those of coupons with their claims, in one
 // transaction, or nothing. Those that are offers move their place in the standby line on; one whose owner has left the line is
 // due at once.
-func (b *Store) insertAll(ctx context.Context, entries []reserve.Entry, sales map[int64]facts) error {
+func (b *Store) insertAll(ctx context.Context, entries []queued.Entry, sales map[int64]facts) error {
 	type slot struct {
 		sale int64
 		uid  string
@@ -441,7 +415,7 @@ func (b *Store) insertAll(ctx context.Context, entries []reserve.Entry, sales ma
 func nullable(s string) sql.NullString { return sql.NullString{String: s, Valid: s != ""} }
 
 // decide ends an order that MySQL does not have and does not take.
-func (s *settling) decide(ctx context.Context, e reserve.Entry, f facts, cause error) error {
+func (s *settling) decide(ctx context.Context, e queued.Entry, f facts, cause error) error {
 	v := verdict{reason: Refused}
 	switch {
 	case errors.Is(cause, errUnits):
@@ -456,7 +430,7 @@ func (s *settling) decide(ctx context.Context, e reserve.Entry, f facts, cause e
 
 // adopt takes entries of older epochs over into the present ones. MySQL is asked first: an order that it has is not to
 // be brought back. The epochs were read before that, so a call that slept meanwhile, through a reconciliation, is refused.
-func (s *settling) adopt(ctx context.Context, entries []reserve.Entry, sales map[int64]facts) error {
+func (s *settling) adopt(ctx context.Context, entries []queued.Entry, sales map[int64]facts) error {
 	if len(entries) == 0 {
 		return nil
 	}
@@ -477,7 +451,7 @@ func (s *settling) adopt(ctx context.Context, entries []reserve.Entry, sales map
 		epochs[e.Sale] = sales[e.Sale].epoch
 	}
 	failpoint.Hit("consumer.before-adopt")
-	answers, err := s.book.redis.Adopt(ctx, left, epochs)
+	answers, err := s.store.redis.Adopt(ctx, left, epochs)
 	failpoint.Hit("consumer.after-adopt")
 	if ctx.Err() != nil {
 		return errors.Join(err, ctx.Err())
@@ -496,7 +470,7 @@ func (s *settling) adopt(ctx context.Context, entries []reserve.Entry, sales map
 		case lua.KeyReused:
 			err = s.reject(ctx, e, sales[e.Sale], verdict{reason: DuplicateKey})
 		case lua.Adopted, lua.Present:
-			s.book.metrics.settled.WithLabelValues("adopted").Inc()
+			s.store.metrics.settled.WithLabelValues("adopted").Inc()
 			adopted[e.Sale]++
 		default:
 			s.closed, s.why = append(s.closed, e), fmt.Errorf("adopt order %s: %w", e.ID, reserve.ErrGateClosed)
@@ -506,13 +480,13 @@ func (s *settling) adopt(ctx context.Context, entries []reserve.Entry, sales map
 		}
 	}
 	for sale, n := range adopted {
-		s.book.log.Info("order: orders of older epochs are adopted", "sale", sale, "orders", n, "epoch", epochs[sale])
+		s.store.log.Info("order: orders of older epochs are adopted", "sale", sale, "orders", n, "epoch", epochs[sale])
 	}
 	return nil
 }
 
 // Retire takes the entries of settled orders out of their outboxes, after they were acknowledged. Idempotent.
-func (b *Store) Retire(ctx context.Context, batch []reserve.Entry) error {
+func (b *Store) Retire(ctx context.Context, batch []queued.Entry) error {
 	bySale := map[int64][]string{}
 	for _, e := range batch {
 		if e.Entry != "" && e.Entry != "-" {

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"floodgate.internal/backend/backendtest"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
@@ -71,7 +72,7 @@ func TestABatchOfManySalesIsOneTransaction(t *testing.T) {
 	s := newShop(t)
 	goods, two := s.sale(backendtest.SaleOptions{Stock: 50, Price: 250, PayWithin: 90 * time.Second}), s.sale(backendtest.SaleOptions{Stock: 20, Limit: 2})
 	coupon := s.sale(backendtest.SaleOptions{Kind: wire.Coupon, Stock: 20, Price: 1})
-	var batch []reserve.Entry
+	var batch []queued.Entry
 	for i := range 20 {
 		uid := fmt.Sprint("u", i)
 		s.press(goods, uid, 1, "key-"+uid)
@@ -86,7 +87,7 @@ func TestABatchOfManySalesIsOneTransaction(t *testing.T) {
 	rand.Shuffle(len(batch), func(i, j int) { batch[i], batch[j] = batch[j], batch[i] })
 
 	one := backendtest.OpenMySQL(t, s.dsn, 1) // the only connection: its counters are those of Settle
-	book := NewStore(one, s.redis, s.clk, backendtest.Log(t), prometheus.NewRegistry())
+	book := NewStore(Config{DB: one, Redis: s.redis, Clock: s.clk, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
 	counters := func() map[string]int64 {
 		got := map[string]int64{}
 		rows, err := one.QueryContext(t.Context(), `SHOW SESSION STATUS WHERE Variable_name IN ('Com_commit', 'Com_insert', 'Com_update', 'Com_rollback')`)
@@ -141,7 +142,7 @@ func TestABatchOfManySalesIsOneTransaction(t *testing.T) {
 func TestOverlappingBatchesAtOnceInsertEachOrderOnce(t *testing.T) {
 	s := newShop(t)
 	sales := []int64{s.sale(backendtest.SaleOptions{Stock: 200}), s.sale(backendtest.SaleOptions{Stock: 200})}
-	var all []reserve.Entry
+	var all []queued.Entry
 	for i := range 300 {
 		s.press(sales[i%2], fmt.Sprint("u", i), 1, "")
 	}
@@ -181,9 +182,9 @@ func TestMySQLIsTheJudgeWhateverRedisSays(t *testing.T) {
 	t.Attr("row", "A3 B5")
 	s := newShop(t)
 	sale := s.sale(backendtest.SaleOptions{Stock: 10})
-	var all []reserve.Entry
+	var all []queued.Entry
 	for i := range 40 { // nobody ever decremented anything in Redis
-		all = append(all, forged(sale, fmt.Sprint("u", i), reserve.Entry{}))
+		all = append(all, forged(sale, fmt.Sprint("u", i), queued.Entry{}))
 	}
 	var g errgroup.Group
 	for c := range 4 {
@@ -213,7 +214,7 @@ func TestMySQLIsTheJudgeWhateverRedisSays(t *testing.T) {
 func TestAnOrderOfAnOlderEpochIsAdopted(t *testing.T) {
 	s := newShop(t)
 	sale := s.sale(backendtest.SaleOptions{Stock: 2})
-	held, lost, late := s.press(sale, "held", 1, "k"), s.press(sale, "lost", 1, ""), forged(sale, "late", reserve.Entry{})
+	held, lost, late := s.press(sale, "held", 1, "k"), s.press(sale, "lost", 1, ""), forged(sale, "late", queued.Entry{})
 	old := s.outbox(sale)
 	s.exec(`UPDATE sale_stock SET epoch = 2, token = 2 WHERE sale_id = ?`, sale)
 	if err := s.book.Settle(t.Context(), old); !errors.Is(err, reserve.ErrGateClosed) {
@@ -279,14 +280,14 @@ func TestAnEpochThatRisesUnderABatchStopsIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.exec(`UPDATE sale_stock SET epoch = 2 WHERE sale_id = ?`, sale)
-	run := &settling{book: s.book} // one that read the sale before
+	run := &settling{store: s.book} // one that read the sale before
 	if err := run.insert(t.Context(), batch, stale); err != nil || len(run.closed) != 2 || !errors.Is(run.why, reserve.ErrGateClosed) {
 		t.Errorf("got %v, %d that wait; want both to wait for adoption", err, len(run.closed))
 	}
 	if n := s.number(`SELECT COUNT(*) FROM orders`); n != 0 {
 		t.Errorf("got %d rows of an older epoch, want none", n)
 	}
-	run = &settling{book: s.book}
+	run = &settling{store: s.book}
 	err = run.reject(t.Context(), batch[0], stale[sale], verdict{reason: OutOfStock, unless: 1})
 	if err != nil || len(run.closed) != 1 || s.stands(batch[0].ID) != "" {
 		t.Errorf("a rejection decided in the older epoch: got %v, %d that wait, order %q; want it settled anew", err, len(run.closed), s.stands(batch[0].ID))
@@ -303,7 +304,7 @@ func TestAnOrderThatEndedAndWasAdoptedAllTheSameGivesItsUnitBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	// A consumer that looked in MySQL before all this, and slept, adopts it now.
-	if answers, err := s.redis.Adopt(t.Context(), []reserve.Entry{entry}, map[int64]int64{sale: 1}); err != nil || answers[0] != lua.Adopted {
+	if answers, err := s.redis.Adopt(t.Context(), []queued.Entry{entry}, map[int64]int64{sale: 1}); err != nil || answers[0] != lua.Adopted {
 		t.Fatalf("got %s, %v", answers, err)
 	}
 	if got := s.stock(sale); got != 0 {
@@ -320,7 +321,7 @@ func TestAnOrderThatEndedAndWasAdoptedAllTheSameGivesItsUnitBack(t *testing.T) {
 func TestOrdersThatEndedAreReleasedLaterWhereTheGateIsClosed(t *testing.T) {
 	s := newShop(t)
 	sale := s.sale(backendtest.SaleOptions{Stock: 9})
-	var entries []reserve.Entry
+	var entries []queued.Entry
 	for i := range 3 {
 		uid := fmt.Sprint("u", i)
 		id := s.press(sale, uid, 1, "")
@@ -351,13 +352,13 @@ func TestLimitAndIdempotencyKeyAreDecidedByUniqueKeys(t *testing.T) {
 	t.Attr("row", "A4 E7")
 	s := newShop(t)
 	sale := s.sale(backendtest.SaleOptions{Stock: 10, Limit: 2})
-	first := forged(sale, "u", reserve.Entry{Quantity: 2, Slots: "1,2", Key: "k"})
-	second := forged(sale, "u", reserve.Entry{Slots: "2", Key: "other"})
-	third := forged(sale, "u", reserve.Entry{Slots: "3", Key: "k"})
-	both := forged(sale, "u", reserve.Entry{Slots: "1", Key: "k"})
-	elsewhere := forged(sale, "v", reserve.Entry{Slots: "1", Key: "k"})
+	first := forged(sale, "u", queued.Entry{Quantity: 2, Slots: "1,2", Key: "k"})
+	second := forged(sale, "u", queued.Entry{Slots: "2", Key: "other"})
+	third := forged(sale, "u", queued.Entry{Slots: "3", Key: "k"})
+	both := forged(sale, "u", queued.Entry{Slots: "1", Key: "k"})
+	elsewhere := forged(sale, "v", queued.Entry{Slots: "1", Key: "k"})
 	for range 2 { // the second time everything is decided
-		if err := s.book.Settle(t.Context(), []reserve.Entry{first, second, third, both, elsewhere}); err != nil {
+		if err := s.book.Settle(t.Context(), []queued.Entry{first, second, third, both, elsewhere}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -380,7 +381,7 @@ func TestOnePoisonInABatchKeepsNobodyElse(t *testing.T) {
 	s := newShop(t)
 	sale := s.sale(backendtest.SaleOptions{Stock: 100})
 	s.exec(`ALTER TABLE orders ADD CONSTRAINT poison CHECK (uid <> 'poison' OR status = 'rejected'), ADD CONSTRAINT deadly CHECK (uid <> 'deadly')`)
-	var batch []reserve.Entry
+	var batch []queued.Entry
 	for i := range 64 {
 		uid := fmt.Sprint("u", i)
 		switch i {
@@ -392,14 +393,14 @@ func TestOnePoisonInABatchKeepsNobodyElse(t *testing.T) {
 		s.press(sale, uid, 1, "")
 	}
 	batch = s.outbox(sale)
-	nonsense := forged(sale, "w", reserve.Entry{Slots: "1,1"})
-	nowhere := forged(sale+1000, "w", reserve.Entry{})
-	unreadable := forged(sale, "w", reserve.Entry{ID: "no order id"})
+	nonsense := forged(sale, "w", queued.Entry{Slots: "1,1"})
+	nowhere := forged(sale+1000, "w", queued.Entry{})
+	unreadable := forged(sale, "w", queued.Entry{ID: "no order id"})
 	batch = append(batch, nonsense, nowhere, unreadable)
 	err := s.book.Settle(t.Context(), batch)
-	var poison *PoisonError
+	var poison *queued.PoisonError
 	if !errors.As(err, &poison) || len(poison.Entries) != 2 {
-		t.Fatalf("got %v, want a PoisonError of two entries", err)
+		t.Fatalf("got %v, want a queued.PoisonError of two entries", err)
 	}
 	for _, e := range poison.Entries {
 		if e.UID != "deadly" && e.ID != "no order id" {
@@ -463,7 +464,7 @@ func TestALostCommitIsReadBack(t *testing.T) {
 	}
 	cut := netfault.New(t, c.Addr)
 	c.Addr = cut.Addr()
-	book := NewStore(backendtest.OpenMySQL(t, c.FormatDSN(), 4), s.redis, s.clk, backendtest.Log(t), prometheus.NewRegistry())
+	book := NewStore(Config{DB: backendtest.OpenMySQL(t, c.FormatDSN(), 4), Redis: s.redis, Clock: s.clk, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
 	batch := s.outbox(sale)
 	cut.LoseAnswerTo("\x03COMMIT")
 	if err := book.Settle(t.Context(), batch); err != nil && !errors.Is(err, store.ErrUnknown) {
@@ -493,9 +494,9 @@ func TestALostCommitIsReadBack(t *testing.T) {
 func TestEverythingWorksWithOneConnection(t *testing.T) {
 	s := newShop(t)
 	sale := s.sale(backendtest.SaleOptions{Stock: 3, PayWithin: time.Minute})
-	s.book = NewStore(backendtest.OpenMySQL(t, s.dsn, 1), s.redis, s.clk, backendtest.Log(t), prometheus.NewRegistry())
+	s.book = NewStore(Config{DB: backendtest.OpenMySQL(t, s.dsn, 1), Redis: s.redis, Clock: s.clk, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
 	paid, cancelled, expired := s.ordered(sale, "a"), s.ordered(sale, "b"), s.ordered(sale, "c")
-	if err := s.book.Settle(t.Context(), []reserve.Entry{forged(sale, "d", reserve.Entry{}), forged(sale, "d", reserve.Entry{Epoch: 9}), forged(sale, "e", reserve.Entry{Slots: "x"})}); !errors.Is(err, reserve.ErrGateClosed) && err != nil {
+	if err := s.book.Settle(t.Context(), []queued.Entry{forged(sale, "d", queued.Entry{}), forged(sale, "d", queued.Entry{Epoch: 9}), forged(sale, "e", queued.Entry{Slots: "x"})}); !errors.Is(err, reserve.ErrGateClosed) && err != nil {
 		t.Fatal(err)
 	}
 	if _, err := s.book.Pay(t.Context(), "a", paid); err != nil {

@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"floodgate.internal/backend/backendtest"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
@@ -63,7 +64,7 @@ func (s *shop) clockAhead(d time.Duration) *clock.Clock {
 }
 
 func (s *shop) bookAt(clk *clock.Clock) *Store {
-	return NewStore(s.db, s.redis, clk, backendtest.Log(s.t), prometheus.NewRegistry())
+	return NewStore(Config{DB: s.db, Redis: s.redis, Clock: clk, Log: backendtest.Log(s.t), Register: prometheus.NewRegistry()})
 }
 
 func (s *shop) sale(o backendtest.SaleOptions) int64 {
@@ -97,7 +98,7 @@ func (s *shop) epoch(sale int64) int64 {
 }
 
 // outbox is what consumers of a sale are given.
-func (s *shop) outbox(sale int64) []reserve.Entry {
+func (s *shop) outbox(sale int64) []queued.Entry {
 	s.t.Helper()
 	snap, err := s.redis.Snapshot(s.t.Context(), sale)
 	if err != nil || len(snap.Bad) > 0 {
@@ -127,7 +128,7 @@ func (s *shop) ordered(sale int64, uid string) string {
 }
 
 // forged is an entry that Redis never decided on.
-func forged(sale int64, uid string, o reserve.Entry) reserve.Entry {
+func forged(sale int64, uid string, o queued.Entry) queued.Entry {
 	o.ID, o.Sale, o.UID = cmp.Or(o.ID, newID(sale)), sale, uid
 	o.Quantity, o.Slots = cmp.Or(o.Quantity, 1), cmp.Or(o.Slots, "1")
 	o.Epoch, o.At = cmp.Or(o.Epoch, 1), cmp.Or(o.At, time.Now().UnixMilli())

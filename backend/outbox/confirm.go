@@ -9,19 +9,19 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/rueidis"
 
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 )
 
 var (
-	// ErrMoved: the broker has the order, but Redis has lost it, or was reconciled, since it was read: MySQL decides what
-	// became of it.
+	// ErrMoved: the broker has the order, but Redis has lost it or was reconciled since it was read. MySQL knows what became of it.
 	ErrMoved = errors.New("the order is no longer held as it was published")
-	// ErrNotQueued: the outbox does not have the order: it is in MySQL, if anywhere.
+	// ErrNotQueued: the outbox does not have the order. It is in MySQL, if anywhere.
 	ErrNotQueued = errors.New("the order is not in the outbox")
 )
 
-// Confirmer publishes single orders at once, for who must know that the broker has them. What it cannot publish in time a
-// relay publishes later. It is safe for concurrent use.
+// Confirmer publishes single orders at once and waits for the broker's confirm (accept.after: confirm). A relay publishes
+// later what it cannot publish in time. It is safe for concurrent use.
 type Confirmer struct {
 	redis    *reserve.Store
 	pub      Publisher
@@ -30,24 +30,33 @@ type Confirmer struct {
 	failed   prometheus.Counter
 }
 
-// NewConfirmer makes a Confirmer that waits for a confirm for at most within.
-func NewConfirmer(redis *reserve.Store, pub Publisher, within time.Duration, reg prometheus.Registerer) *Confirmer {
+// ConfirmerConfig is what a Confirmer needs.
+type ConfirmerConfig struct {
+	Redis    *reserve.Store
+	Broker   Publisher
+	Register prometheus.Registerer
+
+	Within time.Duration // a confirm is waited for, at most
+}
+
+// NewConfirmer makes a Confirmer and registers its metrics.
+func NewConfirmer(c ConfirmerConfig) *Confirmer {
 	duration := prometheus.NewHistogram(prometheus.HistogramOpts{Name: "backend_confirm_duration_seconds",
 		Help:    "From a reservation to the broker's confirm of it and Redis's word that it still holds it.",
 		Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5}})
 	failed := prometheus.NewCounter(prometheus.CounterOpts{Name: "backend_unconfirmed_total",
 		Help: "Orders of which no confirm came in time; relays publish them."})
-	reg.MustRegister(duration, failed)
-	return &Confirmer{redis: redis, pub: pub, within: within, duration: duration, failed: failed}
+	c.Register.MustRegister(duration, failed)
+	return &Confirmer{redis: c.Redis, pub: c.Broker, within: c.Within, duration: duration, failed: failed}
 }
 
-// Confirm publishes an order. Nil: the broker has confirmed it, and Redis still holds it as it was published, so that it
-// survives the loss of either. ErrMoved; any other error: nothing is known.
-func (c *Confirmer) Confirm(ctx context.Context, e reserve.Entry) error {
+// Confirm publishes an order. After nil the broker has confirmed it and Redis still holds it as it was published, so it survives
+// the loss of either. ErrMoved; after any other error the outcome is unknown.
+func (c *Confirmer) Confirm(ctx context.Context, e queued.Entry) error {
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, c.within)
 	defer cancel()
-	err := c.pub.Publish(ctx, []reserve.Entry{e})
+	err := c.pub.Publish(ctx, []queued.Entry{e})
 	if err == nil {
 		err = c.kept(ctx, e)
 	}
@@ -59,7 +68,7 @@ func (c *Confirmer) Confirm(ctx context.Context, e reserve.Entry) error {
 	return nil
 }
 
-func (c *Confirmer) kept(ctx context.Context, e reserve.Entry) error {
+func (c *Confirmer) kept(ctx context.Context, e queued.Entry) error {
 	kept, err := c.redis.Keep(ctx, e, Published)
 	if err == nil && !kept {
 		err = fmt.Errorf("order %s of epoch %d: %w", e.ID, e.Epoch, ErrMoved)
@@ -67,9 +76,9 @@ func (c *Confirmer) kept(ctx context.Context, e reserve.Entry) error {
 	return err
 }
 
-// Again is Confirm for an order that was made before, by this process or another, whatever became of its confirm then. An
-// order that was marked as published is not published again. ErrMoved and ErrNotQueued; any other error: nothing is known.
-// After nil the order may still have been adopted when somebody had rejected it already: that is in MySQL.
+// Again is Confirm for an order that any process made before, whatever became of its confirm then. An order that was marked
+// as published is not published again. ErrMoved, ErrNotQueued; after any other error the outcome is unknown.
+// After nil the order may have been rejected before it was adopted: ask MySQL.
 func (c *Confirmer) Again(ctx context.Context, sale int64, orderID string) error {
 	held, ok, err := c.redis.Lookup(ctx, sale, orderID)
 	switch {
@@ -90,7 +99,7 @@ func (c *Confirmer) Again(ctx context.Context, sale int64, orderID string) error
 }
 
 // find reads an entry and whether it is marked as published.
-func (c *Confirmer) find(ctx context.Context, sale int64, id string) (e reserve.Entry, published bool, err error) {
+func (c *Confirmer) find(ctx context.Context, sale int64, id string) (e queued.Entry, published bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, reserve.Timeout)
 	defer cancel()
 	client, key := c.redis.Client(), c.redis.OutboxKey(sale)
@@ -104,11 +113,11 @@ func (c *Confirmer) find(ctx context.Context, sale int64, id string) (e reserve.
 	if len(found) == 0 {
 		return e, false, fmt.Errorf("entry %s of sale %d: %w", id, sale, ErrNotQueued)
 	}
-	if e, err = reserve.ParseEntry(sale, id, found[0].FieldValues); err != nil {
+	if e, err = queued.Parse(sale, id, found[0].FieldValues); err != nil {
 		return e, false, err
 	}
 	marks, err := r[1].ToArray()
-	if _, redis := rueidis.IsRedisErr(err); err != nil && !redis { // no relay has made the group yet: it is not marked
+	if _, redis := rueidis.IsRedisErr(err); err != nil && !redis { // an error of Redis: the group does not exist yet, so it is not marked
 		return e, false, fmt.Errorf("entry %s of sale %d: %w", id, sale, err)
 	}
 	return e, len(marks) > 0, nil

@@ -13,13 +13,14 @@ import (
 
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/outbox"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/wire"
 )
 
 // pressed makes one order and returns its entry.
-func pressed(t *testing.T, s *reserve.Store, sale int64, uid string) reserve.Entry {
+func pressed(t *testing.T, s *reserve.Store, sale int64, uid string) queued.Entry {
 	t.Helper()
 	r := reserve.Request{Sale: sale, UID: uid, Quantity: 1, OrderID: wire.NewOrderID(uuid.Must(uuid.NewV7()).String(), sale), Key: "k", Epoch: 1}
 	v, err := s.Reserve(t.Context(), r)
@@ -30,14 +31,14 @@ func pressed(t *testing.T, s *reserve.Store, sale int64, uid string) reserve.Ent
 }
 
 func confirmer(s *reserve.Store, p outbox.Publisher) *outbox.Confirmer {
-	return outbox.NewConfirmer(s, p, 10*time.Second, prometheus.NewRegistry())
+	return outbox.NewConfirmer(outbox.ConfirmerConfig{Redis: s, Broker: p, Within: 10 * time.Second, Register: prometheus.NewRegistry()})
 }
 
 // spare runs a relay that is the safety net of a Confirmer.
 func spare(t *testing.T, s *reserve.Store, p outbox.Publisher, after time.Duration) {
 	t.Helper()
-	r := outbox.NewRelay(s, sales(1), "net", time.Minute, p, backendtest.Log(t), prometheus.NewRegistry())
-	r.Spare(after)
+	r := outbox.NewRelay(outbox.RelayConfig{ReaderConfig: outbox.ReaderConfig{Redis: s, Live: sales(1),
+		Name: "net", ClaimIdle: time.Minute, Log: backendtest.Log(t), Register: prometheus.NewRegistry()}, Broker: p, Spare: after})
 	run(t, r.Run)
 }
 

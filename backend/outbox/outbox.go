@@ -1,8 +1,6 @@
-// Package outbox reads the outboxes of the live sales: the streams in Redis into which sale_reserve.lua writes every order it
-// makes, and in which an order stays until its row in MySQL is committed.
-//
-// Delivery is at least once. An entry is pending with the consumer that was given it until it is retired; what is left
-// pending by a consumer that died, or that failed, is handled again.
+// Package outbox reads the outboxes of the live sales. An outbox is a stream in Redis. sale_reserve.lua writes every order
+// into it, and the entry stays until the order's row in MySQL is committed. Delivery is at least once: an entry stays pending
+// with its consumer until it is retired, and another consumer takes over what one that died has left. See docs/rabbitmq.md.
 package outbox
 
 import (
@@ -22,90 +20,102 @@ import (
 	"github.com/redis/rueidis"
 	"golang.org/x/sync/errgroup"
 
-	"floodgate.internal/backend/deadletter"
-	"floodgate.internal/backend/order"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/shared/failpoint"
 )
 
 const (
-	laneSales = 64                     // outboxes that one call reads, at most
-	fewest    = 50                     // entries of an outbox that one call reads, at most, where there are many outboxes
-	count     = 500                    // the same, where there are few
-	maxBatch  = 500                    // entries that one call of the handler gets, at most
-	look      = 50 * time.Millisecond  // between looks at which sales are live
-	block     = 150 * time.Millisecond // that a read waits; with look, how soon a new sale is read
+	salesPerCall = 64                     // outboxes that one call reads, at most
+	fewest       = 50                     // entries of an outbox that one call reads, at most, if there are many outboxes
+	count        = 500                    // the same, if there are few
+	maxBatch     = 500                    // entries that one call of the handler gets, at most
+	look         = 50 * time.Millisecond  // between two looks at which sales are live
+	block        = 150 * time.Millisecond // how long a read waits; with look, how soon a new sale is read
 )
 
-// An entry that was delivered deliveryLimit times, each time to a consumer that ended over it without a word, is a dead
-// letter. From suspicious deliveries on it is handled alone, so that it takes no other with it.
+// An entry is a dead letter after deliveryLimit deliveries to consumers that died before they reported an error. From
+// suspicious deliveries on it is handled alone, so that it does not hold up others.
 const (
 	deliveryLimit = 50
 	suspicious    = 3
 )
 
-// Bury takes a dead letter (deadletter.Box.Take): nil says that it is kept, and that its order, if it is one, has a row in
-// MySQL and is retired, or stays in the outbox on purpose.
-type Bury func(ctx context.Context, m deadletter.Message) error
-
 // Reader reads every live sale's outbox as one consumer of the group.
 type Reader struct {
-	// Bury gets what is no order, or was delivered too often. Without it the former is left out, and the latter goes on.
-	Bury Bury
 	stream
-	live      func() []int64
-	claimIdle time.Duration
-	log       *slog.Logger
-	read      prometheus.Counter
-	claimed   prometheus.Counter
-	failed    prometheus.Counter
-	stray     prometheus.Counter
+	deadLetter func(ctx context.Context, m queued.DeadMessage) error
+	live       func() []int64
+	claimIdle  time.Duration
+	log        *slog.Logger
+	read       prometheus.Counter
+	claimed    prometheus.Counter
+	failed     prometheus.Counter
+	skipped    prometheus.Counter
 }
 
-// NewReader makes a Reader. live says which sales there are, and may change its mind; name is unique among all processes,
-// ever; entries that have been pending for claimIdle with anybody, but for the pseudo consumer Published, are taken over.
-func NewReader(redis *reserve.Store, live func() []int64, name string, claimIdle time.Duration, log *slog.Logger, reg prometheus.Registerer) *Reader {
-	c := func(name, help string) prometheus.Counter {
-		c := prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
-		reg.MustRegister(c)
-		return c
+// ReaderConfig is what a Reader needs.
+type ReaderConfig struct {
+	Redis    *reserve.Store
+	Log      *slog.Logger
+	Register prometheus.Registerer
+
+	// Live returns the sales to read. It is asked again and again.
+	Live func() []int64
+	// Name is the consumer's, unique among all processes, ever.
+	Name string
+	// ClaimIdle is how long an entry may be pending with any consumer but Published until this one takes it over.
+	ClaimIdle time.Duration
+	// DeadLetter takes an entry that is no order, or was delivered too often (deadletter.Store.Take). Nil says that it is kept,
+	// and that its order is retired with a row in MySQL, or stays in the outbox on purpose. Without DeadLetter an entry that is no
+	// order is skipped, and the others are delivered on.
+	DeadLetter func(ctx context.Context, m queued.DeadMessage) error
+}
+
+// NewReader makes a Reader and registers its metrics.
+func NewReader(c ReaderConfig) *Reader {
+	counter := func(name, help string) prometheus.Counter {
+		n := prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
+		c.Register.MustRegister(n)
+		return n
 	}
 	return &Reader{
-		stream: stream{redis: redis, name: name}, live: live, claimIdle: claimIdle, log: log,
-		read:    c("backend_outbox_read_total", "Entries read from the outboxes, repeats included."),
-		claimed: c("backend_outbox_claimed_total", "Entries that were pending for too long and taken over."),
-		failed:  c("backend_outbox_handle_errors_total", "Batches of entries whose handling failed; they are handled again."),
-		stray:   c("backend_outbox_stray_total", "Entries that were pending with nobody though later ones had been read: Redis brought them back."),
+		stream: stream{redis: c.Redis, name: c.Name}, deadLetter: c.DeadLetter, live: c.Live, claimIdle: c.ClaimIdle, log: c.Log,
+		read:    counter("backend_outbox_read_total", "Entries read from the outboxes, repeats included."),
+		claimed: counter("backend_outbox_claimed_total", "Entries that were pending for too long and taken over."),
+		failed:  counter("backend_outbox_handle_errors_total", "Batches of entries whose handling failed; they are handled again."),
+		skipped: counter("backend_outbox_stray_total", "Entries that were pending with nobody though later ones had been read: Redis brought them back."),
 	}
 }
 
-// Run hands entries to handle in batches of at most 500, which may mix sales, until ctx is cancelled; the entries of one
-// sale come in order, one batch at a time. A handler that succeeds has retired the entries or marked them, but for those that an
-// order.PoisonError names: these stay pending, and come again after claimIdle. When it fails all stay pending and
-// are handed over again, with growing pauses; a sale whose entries fail alone does not hold up the others. Run survives
-// any state of Redis and returns nil at the end.
-func (r *Reader) Run(ctx context.Context, handle func(ctx context.Context, batch []reserve.Entry) error) error {
+// Run hands entries to handle until ctx is cancelled, and then returns nil. It survives any state of Redis.
+//
+// A batch has at most 500 entries and may mix sales. The entries of one sale come in order, one batch at a time. A handler
+// that succeeds has retired or marked the entries, except those that a queued.PoisonError names: these stay pending and come
+// again after claimIdle. If the handler fails, all entries stay pending and come again, with growing pauses. A sale whose
+// entries fail alone does not hold up the others.
+func (r *Reader) Run(ctx context.Context, handle func(ctx context.Context, batch []queued.Entry) error) error {
 	if r.name == Published {
 		return fmt.Errorf("the consumer name %q is taken", Published)
 	}
 	var g errgroup.Group
-	var lanes []*lane
+	var workers []*worker
 	tick := time.NewTicker(look)
 	defer tick.Stop()
 	for ctx.Err() == nil {
 		groups := r.groups(r.live())
 		for i, sales := range groups {
-			if i == len(lanes) {
-				l := &lane{r: r, handle: handle, known: map[int64]*progress{}}
-				lanes = append(lanes, l)
-				l.sales.Store(&sales)
-				g.Go(func() error { l.run(ctx); return nil })
+			if i == len(workers) {
+				w := &worker{r: r, handle: handle, known: map[int64]*progress{}}
+				workers = append(workers, w)
+				w.sales.Store(&sales)
+				g.Go(func() error { w.run(ctx); return nil })
 				continue
 			}
-			lanes[i].sales.Store(&sales)
+			workers[i].sales.Store(&sales)
 		}
-		for _, l := range lanes[len(groups):] { // kept for later; they wait
-			l.sales.Store(&[]int64{})
+		for _, w := range workers[len(groups):] { // they wait for more groups
+			w.sales.Store(&[]int64{})
 		}
 		select {
 		case <-ctx.Done():
@@ -115,12 +125,12 @@ func (r *Reader) Run(ctx context.Context, handle func(ctx context.Context, batch
 	return g.Wait()
 }
 
-// groups divides sales into what one call can read: up to 64 of them, on a cluster those of one hash slot.
+// groups divides sales into what one call can read: at most 64 of them; on a cluster, those of one hash slot.
 func (r *Reader) groups(sales []int64) [][]int64 {
 	sales = slices.Clone(sales)
 	slices.Sort(sales)
 	if r.redis.Client().Mode() != rueidis.ClientModeCluster {
-		return slices.Collect(slices.Chunk(sales, laneSales))
+		return slices.Collect(slices.Chunk(sales, salesPerCall))
 	}
 	bySlot := map[uint16][]int64{}
 	var slots []uint16
@@ -138,20 +148,20 @@ func (r *Reader) groups(sales []int64) [][]int64 {
 	return groups
 }
 
-// lane is the goroutine that reads some of the sales.
-type lane struct {
+// worker is the goroutine that reads some of the sales.
+type worker struct {
 	r      *Reader
-	handle func(context.Context, []reserve.Entry) error
+	handle func(context.Context, []queued.Entry) error
 	sales  atomic.Pointer[[]int64]
-	known  map[int64]*progress // of the goroutine alone
+	known  map[int64]*progress // used by the goroutine alone
 }
 
-// progress is how far a lane is with a sale.
+// progress is how far a worker is with a sale.
 type progress struct {
-	absent bool      // nothing of the sale is in Redis: look again at next
-	looked string    // the entry up to which none is stray; "": none was looked at
-	behind bool      // what this consumer holds must be handled first
-	next   time.Time // not before
+	absent bool      // Redis has nothing of the sale: look again at next
+	looked string    // the last entry that was looked at for skipped ones; "": none
+	behind bool      // this consumer holds entries that must be handled first
+	next   time.Time // the earliest time of the next attempt
 	pause  time.Duration
 }
 
@@ -161,36 +171,36 @@ func (p *progress) failed() {
 	p.next = time.Now().Add(p.pause)
 }
 
-func (l *lane) run(ctx context.Context) {
-	nextClaim := time.Now() // at once: somebody may have died while nobody looked
+func (w *worker) run(ctx context.Context) {
+	nextClaim := time.Now() // at once: a consumer may have died while none looked
 	for ctx.Err() == nil {
-		sales := *l.sales.Load()
-		switch err := l.step(ctx, sales, &nextClaim); {
+		sales := *w.sales.Load()
+		switch err := w.step(ctx, sales, &nextClaim); {
 		case err == nil:
 		case errors.Is(err, errNoGroup):
-			clear(l.known) // an outbox was emptied, with its group, which is made anew
+			clear(w.known) // an outbox was removed with its group, which is created again
 		case ctx.Err() == nil:
-			l.r.log.Warn("outbox", "error", err)
-			clear(l.known) // Redis may have been restarted, with or without its data: begin anew
+			w.r.log.Warn("outbox", "error", err)
+			clear(w.known) // Redis may have been restarted, with or without its data
 			sleep(ctx, 500*time.Millisecond)
 		}
 	}
 }
 
-// step does what is due once. An error is Redis's.
-func (l *lane) step(ctx context.Context, sales []int64, nextClaim *time.Time) error {
-	if err := l.meet(ctx, sales); err != nil {
+// step does once what is due. Its errors are Redis's.
+func (w *worker) step(ctx context.Context, sales []int64, nextClaim *time.Time) error {
+	if err := w.meet(ctx, sales); err != nil {
 		return err
 	}
 	wait := block
 	ahead := make([]int64, 0, len(sales))
 	for _, sale := range sales {
-		p := l.known[sale]
+		p := w.known[sale]
 		if p.absent {
 			continue
 		}
 		if p.behind && !time.Now().Before(p.next) {
-			if err := l.catchUp(ctx, sale, p); err != nil {
+			if err := w.catchUp(ctx, sale, p); err != nil {
 				return err
 			}
 		}
@@ -201,9 +211,9 @@ func (l *lane) step(ctx context.Context, sales []int64, nextClaim *time.Time) er
 		}
 	}
 	if !time.Now().Before(*nextClaim) {
-		*nextClaim = time.Now().Add(l.r.claimIdle / 2)
+		*nextClaim = time.Now().Add(w.r.claimIdle / 2)
 		for _, sale := range ahead {
-			if err := l.takeOver(ctx, sale); err != nil {
+			if err := w.takeOver(ctx, sale); err != nil {
 				return err
 			}
 		}
@@ -212,42 +222,42 @@ func (l *lane) step(ctx context.Context, sales []int64, nextClaim *time.Time) er
 		sleep(ctx, min(wait, look))
 		return nil
 	}
-	found, err := l.r.fresh(ctx, ahead, max(fewest, count/int64(len(ahead))), wait)
+	found, err := w.r.fresh(ctx, ahead, max(fewest, count/int64(len(ahead))), wait)
 	if err != nil {
 		return err
 	}
 	if len(found) > 0 {
 		failpoint.Hit("relay.after-read")
 	}
-	return l.give(ctx, found)
+	return w.give(ctx, found)
 }
 
-// meet prepares sales that are new to the lane and forgets those that left it.
-func (l *lane) meet(ctx context.Context, sales []int64) error {
+// meet prepares sales that are new to the worker and forgets those that left it.
+func (w *worker) meet(ctx context.Context, sales []int64) error {
 	var strangers []int64
 	for _, sale := range sales {
-		if p := l.known[sale]; p == nil || p.absent && !time.Now().Before(p.next) {
+		if p := w.known[sale]; p == nil || p.absent && !time.Now().Before(p.next) {
 			strangers = append(strangers, sale)
 		}
 	}
 	there := make([]bool, len(strangers))
-	var g errgroup.Group // at most laneSales, which share one pipeline
+	var g errgroup.Group // at most salesPerCall, which share one pipeline
 	for i, sale := range strangers {
-		g.Go(func() (err error) { there[i], err = l.r.redis.Join(ctx, sale); return err })
+		g.Go(func() (err error) { there[i], err = w.r.redis.Join(ctx, sale); return err })
 	}
 	if err := g.Wait(); err != nil {
 		return err
 	}
 	for i, sale := range strangers {
-		l.known[sale] = &progress{behind: true}
+		w.known[sale] = &progress{behind: true}
 		if !there[i] {
-			l.known[sale] = &progress{absent: true, next: time.Now().Add(look)}
+			w.known[sale] = &progress{absent: true, next: time.Now().Add(look)}
 		}
 	}
-	if len(l.known) > len(sales) {
-		for sale := range l.known {
+	if len(w.known) > len(sales) {
+		for sale := range w.known {
 			if !slices.Contains(sales, sale) {
-				delete(l.known, sale)
+				delete(w.known, sale)
 			}
 		}
 	}
@@ -255,9 +265,9 @@ func (l *lane) meet(ctx context.Context, sales []int64) error {
 }
 
 // catchUp handles what this consumer holds of a sale.
-func (l *lane) catchUp(ctx context.Context, sale int64, p *progress) error {
+func (w *worker) catchUp(ctx context.Context, sale int64, p *progress) error {
 	for after := "0"; ; {
-		held, err := l.r.own(ctx, sale, after, count)
+		held, err := w.r.own(ctx, sale, after, count)
 		if err != nil {
 			return err
 		}
@@ -266,7 +276,7 @@ func (l *lane) catchUp(ctx context.Context, sale int64, p *progress) error {
 			return nil
 		}
 		after = held[len(held)-1].id
-		if err := l.give(ctx, map[int64][]row{sale: held}); err != nil {
+		if err := w.give(ctx, map[int64][]row{sale: held}); err != nil {
 			return err
 		}
 		if p.next.After(time.Now()) || ctx.Err() != nil { // it failed
@@ -275,9 +285,9 @@ func (l *lane) catchUp(ctx context.Context, sale int64, p *progress) error {
 	}
 }
 
-// takeOver handles what anybody has held for too long, and forgets consumers that are gone.
-func (l *lane) takeOver(ctx context.Context, sale int64) error {
-	holders, err := l.r.holders(ctx, sale)
+// takeOver handles what any consumer has held for too long, and removes consumers that are gone.
+func (w *worker) takeOver(ctx context.Context, sale int64) error {
+	holders, err := w.r.holders(ctx, sale)
 	if err != nil {
 		return err
 	}
@@ -285,8 +295,8 @@ func (l *lane) takeOver(ctx context.Context, sale int64) error {
 		if name == Published {
 			continue
 		}
-		for !l.known[sale].behind && ctx.Err() == nil {
-			ids, err := l.r.idle(ctx, sale, name, l.r.claimIdle, count)
+		for !w.known[sale].behind && ctx.Err() == nil {
+			ids, err := w.r.idle(ctx, sale, name, w.r.claimIdle, count)
 			if err != nil {
 				return err
 			}
@@ -294,10 +304,10 @@ func (l *lane) takeOver(ctx context.Context, sale int64) error {
 				break
 			}
 			for part := range together(ids) {
-				if l.known[sale].behind || ctx.Err() != nil {
+				if w.known[sale].behind || ctx.Err() != nil {
 					break
 				}
-				if err := l.claim(ctx, sale, name, part); err != nil {
+				if err := w.claim(ctx, sale, name, part); err != nil {
 					return err
 				}
 			}
@@ -306,28 +316,28 @@ func (l *lane) takeOver(ctx context.Context, sale int64) error {
 			}
 		}
 	}
-	if err := l.adoptStray(ctx, sale); err != nil {
+	if err := w.takeSkipped(ctx, sale); err != nil {
 		return err
 	}
-	return l.r.redis.SweepOutbox(ctx, sale, max(10*l.r.claimIdle, time.Minute), l.r.name, Published)
+	return w.r.redis.SweepOutbox(ctx, sale, max(10*w.r.claimIdle, time.Minute), w.r.name, Published)
 }
 
-// adoptStray makes entries that nobody holds this consumer's: they are handled when they have been pending for too long.
-func (l *lane) adoptStray(ctx context.Context, sale int64) error {
-	p := l.known[sale]
-	next, found, err := l.r.redis.StrayEntries(ctx, sale, l.r.name, cmp.Or(p.looked, "-"), l.r.claimIdle)
+// takeSkipped makes this consumer hold skipped entries. They are handled when they have been pending for too long.
+func (w *worker) takeSkipped(ctx context.Context, sale int64) error {
+	p := w.known[sale]
+	next, found, err := w.r.redis.StrayEntries(ctx, sale, w.r.name, cmp.Or(p.looked, "-"), w.r.claimIdle)
 	if err != nil {
 		return err
 	}
 	p.looked = next
 	if len(found) > 0 {
-		l.r.stray.Add(float64(len(found)))
-		l.r.log.Warn("outbox: entries were pending with nobody; they are handled now", "sale", sale, "entries", len(found), "first", found[0])
+		w.r.skipped.Add(float64(len(found)))
+		w.r.log.Warn("outbox: entries were pending with nobody; they are handled now", "sale", sale, "entries", len(found), "first", found[0])
 	}
 	return nil
 }
 
-// together parts what can be claimed and handled at once: a suspicious entry is alone.
+// together splits entries into batches. A suspicious entry gets a batch of its own.
 func together(list []held) iter.Seq[[]held] {
 	return func(yield func([]held) bool) {
 		for len(list) > 0 {
@@ -344,60 +354,60 @@ func together(list []held) iter.Seq[[]held] {
 	}
 }
 
-// claim takes entries over from a consumer and hands them on; one that was delivered too often is a dead letter.
-func (l *lane) claim(ctx context.Context, sale int64, from string, part []held) error {
-	claimed, err := l.r.claim(ctx, sale, idsOf(part), l.r.claimIdle)
+// claim takes entries over from a consumer and hands them on. One that was delivered too often becomes a dead letter.
+func (w *worker) claim(ctx context.Context, sale int64, from string, part []held) error {
+	claimed, err := w.r.claim(ctx, sale, idsOf(part), w.r.claimIdle)
 	if err != nil {
 		return err
 	}
 	if len(claimed) > 0 {
 		failpoint.Hit("relay.during-claim")
 	}
-	l.r.claimed.Add(float64(len(claimed)))
+	w.r.claimed.Add(float64(len(claimed)))
 	if len(claimed) > 0 {
-		l.r.log.Info("outbox: entries taken over", "sale", sale, "from", from, "entries", len(claimed))
+		w.r.log.Info("outbox: entries taken over", "sale", sale, "from", from, "entries", len(claimed))
 	}
-	if n := part[0].deliveries; n >= deliveryLimit && l.r.Bury != nil && len(claimed) == 1 && claimed[0].err == nil && !claimed[0].gone {
+	if n := part[0].deliveries; n >= deliveryLimit && w.r.deadLetter != nil && len(claimed) == 1 && claimed[0].err == nil && !claimed[0].gone {
 		e := claimed[0].entry
-		_, err := l.buried(ctx, sale, claimed[0].id, deadletter.Message{Queue: Queue, Payload: deadletter.Encode(e), Deliveries: n, Entry: &e,
+		_, err := w.deadLetter(ctx, sale, claimed[0].id, queued.DeadMessage{Queue: Queue, Payload: queued.Encode(e), Deliveries: n, Entry: &e,
 			Reason: fmt.Sprintf("delivered %d times and never settled: whoever tried it ended", n)})
 		return err
 	}
-	return l.give(ctx, map[int64][]row{sale: claimed})
+	return w.give(ctx, map[int64][]row{sale: claimed})
 }
 
-// buried gives a dead letter away, or leaves its entry pending for now. An error is Redis's.
-func (l *lane) buried(ctx context.Context, sale int64, id string, m deadletter.Message) (kept bool, err error) {
-	if err = l.r.Bury(ctx, m); err == nil {
+// deadLetter gives a dead letter away, or leaves its entry pending for now. Its errors are Redis's.
+func (w *worker) deadLetter(ctx context.Context, sale int64, id string, m queued.DeadMessage) (kept bool, err error) {
+	if err = w.r.deadLetter(ctx, m); err == nil {
 		return true, nil
 	}
 	if ctx.Err() != nil {
 		return false, ctx.Err()
 	}
-	l.r.failed.Inc()
-	l.r.log.Warn("outbox: a dead letter stays pending and is tried again", "sale", sale, "entry", id, "error", err)
-	l.known[sale].failed()
+	w.r.failed.Inc()
+	w.r.log.Warn("outbox: a dead letter stays pending and is tried again", "sale", sale, "entry", id, "error", err)
+	w.known[sale].failed()
 	return false, nil
 }
 
-// give hands entries over; the sales whose entries fail are behind from then on. An error is Redis's.
-func (l *lane) give(ctx context.Context, found map[int64][]row) error {
-	var all []reserve.Entry
+// give hands entries over. The sales whose entries fail are behind from then on. Its errors are Redis's.
+func (w *worker) give(ctx context.Context, found map[int64][]row) error {
+	var all []queued.Entry
 	for sale, rows := range found {
 		var drop, retire []string
 		for _, row := range rows {
 			switch {
 			case row.gone:
 				drop = append(drop, row.id)
-			case row.err != nil && l.r.Bury == nil:
-				l.r.log.Error("outbox: an entry is no order: it is left out", "sale", sale, "error", row.err)
+			case row.err != nil && w.r.deadLetter == nil:
+				w.r.log.Error("outbox: an entry is no order: it is left out", "sale", sale, "error", row.err)
 				drop = append(drop, row.id)
 			case row.err != nil:
 				payload, err := json.Marshal(row.raw, json.Deterministic(true), jsontext.AllowInvalidUTF8(true))
 				if err != nil {
 					panic("BUG: fields that do not marshal: " + err.Error())
 				}
-				kept, err := l.buried(ctx, sale, row.id, deadletter.Message{Queue: Queue, Payload: payload, Deliveries: 1, Reason: row.err.Error()})
+				kept, err := w.deadLetter(ctx, sale, row.id, queued.DeadMessage{Queue: Queue, Payload: payload, Deliveries: 1, Reason: row.err.Error()})
 				if err != nil {
 					return err
 				}
@@ -408,44 +418,44 @@ func (l *lane) give(ctx context.Context, found map[int64][]row) error {
 				all = append(all, row.entry)
 			}
 		}
-		l.r.read.Add(float64(len(rows)))
+		w.r.read.Add(float64(len(rows)))
 		if len(drop) > 0 {
-			if err := l.r.drop(ctx, sale, drop); err != nil {
+			if err := w.r.drop(ctx, sale, drop); err != nil {
 				return err
 			}
 		}
-		if err := l.r.redis.Retire(ctx, sale, retire); err != nil { // they are kept as dead letters
+		if err := w.r.redis.Retire(ctx, sale, retire); err != nil { // they are kept as dead letters
 			return err
 		}
 	}
 	failed := map[int64][]string{}
 	for part := range slices.Chunk(all, maxBatch) {
-		if err := l.try(ctx, part); err != nil {
+		if err := w.try(ctx, part); err != nil {
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			l.r.failed.Inc()
-			l.apart(ctx, part, err, failed)
+			w.r.failed.Inc()
+			w.apart(ctx, part, err, failed)
 		}
 	}
 	for sale, ids := range failed {
-		l.known[sale].failed()
-		if err := l.r.excuse(ctx, sale, ids); err != nil {
+		w.known[sale].failed()
+		if err := w.r.excuse(ctx, sale, ids); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// try calls the handler. Entries that it keeps stay pending, and come again when they have been idle for long.
-func (l *lane) try(ctx context.Context, batch []reserve.Entry) error {
-	err := l.handle(ctx, batch)
-	var kept *order.PoisonError
+// try calls the handler. Poison stays pending, and comes again when it has been idle for claimIdle.
+func (w *worker) try(ctx context.Context, batch []queued.Entry) error {
+	err := w.handle(ctx, batch)
+	var kept *queued.PoisonError
 	if !errors.As(err, &kept) {
 		return err
 	}
 	for sale, ids := range bySale(kept.Entries) {
-		if err := l.r.excuse(ctx, sale, ids); err != nil {
+		if err := w.r.excuse(ctx, sale, ids); err != nil {
 			return err
 		}
 	}
@@ -453,21 +463,21 @@ func (l *lane) try(ctx context.Context, batch []reserve.Entry) error {
 }
 
 // apart handles a batch that failed again, each sale by itself.
-func (l *lane) apart(ctx context.Context, batch []reserve.Entry, err error, failed map[int64][]string) {
-	parts := map[int64][]reserve.Entry{}
+func (w *worker) apart(ctx context.Context, batch []queued.Entry, err error, failed map[int64][]string) {
+	parts := map[int64][]queued.Entry{}
 	for _, e := range batch {
 		parts[e.Sale] = append(parts[e.Sale], e)
 	}
 	for sale, part := range parts {
 		if len(parts) > 1 {
-			err = l.try(ctx, part)
+			err = w.try(ctx, part)
 		}
 		if err != nil {
 			for _, e := range part {
 				failed[sale] = append(failed[sale], e.Entry)
 			}
-			if !l.known[sale].behind {
-				l.r.log.Warn("outbox: entries stay pending and are handled again", "sale", sale, "entries", len(part), "error", err)
+			if !w.known[sale].behind {
+				w.r.log.Warn("outbox: entries stay pending and are handled again", "sale", sale, "entries", len(part), "error", err)
 			}
 		}
 	}

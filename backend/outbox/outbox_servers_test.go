@@ -18,8 +18,8 @@ import (
 	"go.uber.org/goleak"
 
 	"floodgate.internal/backend/backendtest"
-	"floodgate.internal/backend/deadletter"
 	"floodgate.internal/backend/outbox"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/wire"
@@ -64,8 +64,8 @@ func press(t *testing.T, s *reserve.Store, sale int64, n int) []string {
 // crowd handles entries: it notes them and retires them, or fails.
 type crowd struct {
 	store *reserve.Store
-	fail  func(batch []reserve.Entry) error // nil: never
-	keep  bool                              // does not retire
+	fail  func(batch []queued.Entry) error // nil: never
+	keep  bool                             // does not retire
 
 	mu      sync.Mutex // guards what follows
 	seen    []string
@@ -82,7 +82,7 @@ func (c *crowd) tell() {
 	c.changed = make(chan struct{})
 }
 
-func (c *crowd) handle(ctx context.Context, batch []reserve.Entry) error {
+func (c *crowd) handle(ctx context.Context, batch []queued.Entry) error {
 	defer c.tell()
 	c.mu.Lock()
 	c.tries++
@@ -107,7 +107,7 @@ func (c *crowd) handle(ctx context.Context, batch []reserve.Entry) error {
 	return nil
 }
 
-func bySale(batch []reserve.Entry) map[int64][]string {
+func bySale(batch []queued.Entry) map[int64][]string {
 	m := map[int64][]string{}
 	for _, e := range batch {
 		m[e.Sale] = append(m[e.Sale], e.Entry)
@@ -148,9 +148,9 @@ func (c *crowd) has(ids []string) bool {
 	return true
 }
 
-func read(t *testing.T, s *reserve.Store, name string, idle time.Duration, live func() []int64, handle func(context.Context, []reserve.Entry) error) (stop func()) {
+func read(t *testing.T, s *reserve.Store, name string, idle time.Duration, live func() []int64, handle func(context.Context, []queued.Entry) error) (stop func()) {
 	t.Helper()
-	r := outbox.NewReader(s, live, name, idle, backendtest.Log(t), prometheus.NewRegistry())
+	r := outbox.NewReader(outbox.ReaderConfig{Redis: s, Live: live, Name: name, ClaimIdle: idle, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
 	return run(t, func(ctx context.Context) error { return r.Run(ctx, handle) })
 }
 
@@ -273,7 +273,7 @@ func TestWhatFailedIsHandledAgainAndHoldsUpNoOtherSale(t *testing.T) {
 	var broken atomic.Bool
 	broken.Store(true)
 	c := newCrowd(s)
-	c.fail = func(batch []reserve.Entry) error {
+	c.fail = func(batch []queued.Entry) error {
 		for _, e := range batch {
 			if e.Sale == 1 && broken.Load() {
 				return errors.New("the gate is closed")
@@ -494,19 +494,19 @@ func TestOnlyTheCulpritOfTheOutboxDies(t *testing.T) {
 		t.Fatal(err) // it has killed before; the rest of the way is gone here
 	}
 	c := newCrowd(s)
-	var letters []deadletter.Message
+	var letters []queued.DeadMessage
 	ended := make(chan struct{})
 	// Each reader ends as soon as it gets the culprit, and leaves what it holds to the next one.
 	for life := 1; ; life++ {
 		ctx, cancel := context.WithCancel(t.Context())
-		r := outbox.NewReader(s, sales(1), fmt.Sprint("dead-", life), time.Millisecond, backendtest.Log(t), prometheus.NewRegistry())
-		r.Bury = func(_ context.Context, m deadletter.Message) error {
-			letters = append(letters, m)
-			close(ended)
-			cancel()
-			return nil
-		}
-		err := r.Run(ctx, func(hctx context.Context, batch []reserve.Entry) error {
+		r := outbox.NewReader(outbox.ReaderConfig{Redis: s, Live: sales(1), Name: fmt.Sprint("dead-", life), ClaimIdle: time.Millisecond, Log: backendtest.Log(t), Register: prometheus.NewRegistry(),
+			DeadLetter: func(_ context.Context, m queued.DeadMessage) error {
+				letters = append(letters, m)
+				close(ended)
+				cancel()
+				return nil
+			}})
+		err := r.Run(ctx, func(hctx context.Context, batch []queued.Entry) error {
 			for _, e := range batch {
 				if e.ID == culprit {
 					cancel()
@@ -543,7 +543,7 @@ func TestAReportedFailureIsNoDelivery(t *testing.T) {
 	ids := press(t, s, 1, 3)
 	c := newCrowd(s)
 	var tries atomic.Int64
-	c.fail = func([]reserve.Entry) error {
+	c.fail = func([]queued.Entry) error {
 		if tries.Add(1) <= 6 {
 			return errors.New("no MySQL")
 		}
@@ -578,15 +578,15 @@ func TestWhatIsNoOrderIsBuried(t *testing.T) {
 	}
 	ids := press(t, s, 1, 2)
 	c := newCrowd(s)
-	r := outbox.NewReader(s, sales(1), "a", time.Minute, backendtest.Log(t), prometheus.NewRegistry())
-	tries, got := 0, make(chan deadletter.Message, 10)
-	r.Bury = func(_ context.Context, m deadletter.Message) error {
-		if tries++; tries < 3 {
-			return errors.New("no MySQL")
-		}
-		got <- m
-		return nil
-	}
+	tries, got := 0, make(chan queued.DeadMessage, 10)
+	r := outbox.NewReader(outbox.ReaderConfig{Redis: s, Live: sales(1), Name: "a", ClaimIdle: time.Minute, Log: backendtest.Log(t), Register: prometheus.NewRegistry(),
+		DeadLetter: func(_ context.Context, m queued.DeadMessage) error {
+			if tries++; tries < 3 {
+				return errors.New("no MySQL")
+			}
+			got <- m
+			return nil
+		}})
 	run(t, func(ctx context.Context) error { return r.Run(ctx, c.handle) })
 	m := <-got
 	if m.Queue != outbox.Queue || m.Entry != nil || string(m.Payload) != `{"what":"ever"}` || m.Reason == "" {

@@ -3,62 +3,66 @@ package outbox
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
-	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/shared/failpoint"
 )
 
 // Publisher is the broker, as the relay needs it.
 type Publisher interface {
-	// Publish returns nil once every entry is safe in the broker.
-	Publish(ctx context.Context, entries []reserve.Entry) error
-	// Fence returns nil once all that was published before to the sale's partition is settled.
+	// Publish returns nil once the broker has confirmed every entry.
+	Publish(ctx context.Context, entries []queued.Entry) error
+	// Fence returns nil once everything that was published to the sale's partition before is settled.
 	Fence(ctx context.Context, sale int64) error
-	// Partition is the number of the queue that the sale's entries go through.
+	// Partition is the number of the sale's queue.
 	Partition(sale int64) int
 }
 
-// Relay publishes what the outboxes hold. It retires nothing: an entry that was confirmed is marked as published, and stays
-// until the order is settled. One that is still there when its partition has settled all that was published before has
-// been lost by the broker, and only then it is published again: however long MySQL is away, nothing is queued twice.
+// Relay publishes what the outboxes hold. It retires nothing: a confirmed entry is marked as published, and stays until its order
+// is settled. The broker has lost an entry that is still there after a later fence has passed its partition. Only then it is
+// published again, so nothing is queued twice however long MySQL is away.
 type Relay struct {
 	*Reader
-	pub   Publisher
-	spare time.Duration // 0: publish at once
-	// Deferred reports whether messages of a sale were acknowledged and wait elsewhere: nothing of it is published again
-	// meanwhile. Nil: they never do. It must be set before Run.
-	Deferred    func(ctx context.Context, sale int64) (bool, error)
+	pub         Publisher
+	spare       time.Duration // 0: publish at once
+	deferred    func(ctx context.Context, sale int64) (bool, error)
 	republished prometheus.Counter
 	spared      prometheus.Counter
 }
 
-// NewRelay makes a Relay; for the parameters see NewReader. Entries that were published claimIdle ago and are not retired
-// are asked about.
-func NewRelay(redis *reserve.Store, live func() []int64, name string, claimIdle time.Duration, pub Publisher, log *slog.Logger, reg prometheus.Registerer) *Relay {
-	r := &Relay{Reader: NewReader(redis, live, name, claimIdle, log, reg), pub: pub,
+// RelayConfig is what a Relay needs. If entries that were published ClaimIdle ago are not retired, it sends a fence.
+type RelayConfig struct {
+	ReaderConfig
+	Broker Publisher
+
+	// Spare makes the relay the safety net of Confirmers, which publish their orders at once: it publishes only entries that are
+	// not marked as published for so long after it has read them. 0: it publishes at once.
+	Spare time.Duration
+	// Deferred reports whether orders of a sale are deferred: nothing of it is published again meanwhile. Nil: none ever is.
+	Deferred func(ctx context.Context, sale int64) (bool, error)
+}
+
+// NewRelay makes a Relay and registers its metrics.
+func NewRelay(c RelayConfig) *Relay {
+	r := &Relay{Reader: NewReader(c.ReaderConfig), pub: c.Broker, spare: c.Spare, deferred: c.Deferred,
 		republished: prometheus.NewCounter(prometheus.CounterOpts{Name: "backend_outbox_republished_total",
 			Help: "Entries that the broker had confirmed and lost, published again."})}
 	r.spared = prometheus.NewCounter(prometheus.CounterOpts{Name: "backend_outbox_overdue_total",
 		Help: "Entries that whoever made them did not publish in time, published by the relay (accept.after: confirm)."})
-	reg.MustRegister(r.republished, r.spared)
+	c.Register.MustRegister(r.republished, r.spared)
 	return r
 }
-
-// Spare makes the relay the safety net of Confirmers, which publish at once what they make: it publishes only entries that
-// nobody has marked as published for so long after it has read them. It must be called before Run.
-func (r *Relay) Spare(after time.Duration) { r.spare = after }
 
 // Run relays until ctx is cancelled, and then returns nil.
 func (r *Relay) Run(ctx context.Context) error {
 	var g errgroup.Group
 	handle := r.relay
 	if r.spare > 0 {
-		handle = func(context.Context, []reserve.Entry) error { return nil } // they stay pending: keepSparing looks at them
+		handle = func(context.Context, []queued.Entry) error { return nil } // they stay pending for keepSparing
 		g.Go(func() error { r.keepSparing(ctx); return nil })
 	}
 	g.Go(func() error { return r.Reader.Run(ctx, handle) })
@@ -66,7 +70,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-func (r *Relay) relay(ctx context.Context, batch []reserve.Entry) error {
+func (r *Relay) relay(ctx context.Context, batch []queued.Entry) error {
 	if err := r.pub.Publish(ctx, batch); err != nil {
 		return err
 	}
@@ -74,7 +78,7 @@ func (r *Relay) relay(ctx context.Context, batch []reserve.Entry) error {
 	return r.mark(ctx, batch)
 }
 
-// keepSparing publishes what this relay has read and nobody has published for too long.
+// keepSparing publishes what this relay has read and no Confirmer has published in time.
 func (r *Relay) keepSparing(ctx context.Context) {
 	tick := time.NewTicker(max(r.spare/2, look))
 	defer tick.Stop()
@@ -93,8 +97,8 @@ func (r *Relay) keepSparing(ctx context.Context) {
 	}
 }
 
-// publishOverdue publishes entries of a sale that this relay has held for too long. A claim makes what fails wait as long
-// again.
+// publishOverdue publishes entries of a sale that this relay has held for too long. The claim makes an entry that fails wait
+// as long again.
 func (r *Relay) publishOverdue(ctx context.Context, sale int64) error {
 	for ctx.Err() == nil {
 		ids, err := r.idle(ctx, sale, r.name, r.spare, count)
@@ -105,7 +109,7 @@ func (r *Relay) publishOverdue(ctx context.Context, sale int64) error {
 		if err != nil {
 			return err
 		}
-		var late []reserve.Entry
+		var late []queued.Entry
 		for _, row := range claimed {
 			if row.err == nil && !row.gone {
 				late = append(late, row.entry)
@@ -115,16 +119,16 @@ func (r *Relay) publishOverdue(ctx context.Context, sale int64) error {
 			continue
 		}
 		if err := r.relay(ctx, late); err != nil {
-			return errors.Join(err, r.excuse(ctx, sale, idsOf(ids))) // it is the broker, not the entries
+			return errors.Join(err, r.excuse(ctx, sale, idsOf(ids))) // the broker failed, not the entries
 		}
 		r.spared.Add(float64(len(late)))
 	}
 	return nil
 }
 
-// keepAsking looks for entries that were published long ago, and asks each partition that has some what became of them.
+// keepAsking looks for entries that were published claimIdle ago, and sends a fence to each partition that has some.
 func (r *Relay) keepAsking(ctx context.Context) {
-	asking := map[int]chan struct{}{} // the partitions that are being asked; closed when done
+	asking := map[int]chan struct{}{} // the partitions that have a fence under way; the goroutine closes it when done
 	var g errgroup.Group
 	tick := time.NewTicker(max(r.claimIdle/2, look))
 	defer tick.Stop()
@@ -167,16 +171,16 @@ func (r *Relay) keepAsking(ctx context.Context) {
 	}
 }
 
-// ask waits until a partition has settled all that it held, however long that takes, and publishes again what is not
-// retired then though it was published before.
+// ask waits until a partition has settled everything that it held, however long that takes. Then it publishes again what was
+// published before and is not retired.
 func (r *Relay) ask(ctx context.Context, sales []int64) error {
 	began := time.Now()
 	if err := r.pub.Fence(ctx, sales[0]); err != nil {
 		return err
 	}
 	for _, sale := range sales {
-		if r.Deferred != nil {
-			if waits, err := r.Deferred(ctx, sale); err != nil {
+		if r.deferred != nil {
+			if waits, err := r.deferred(ctx, sale); err != nil {
 				return err
 			} else if waits {
 				continue
@@ -195,7 +199,7 @@ func (r *Relay) ask(ctx context.Context, sales []int64) error {
 			if err != nil {
 				return err
 			}
-			var again []reserve.Entry
+			var again []queued.Entry
 			for _, row := range lost {
 				if row.err == nil && !row.gone {
 					again = append(again, row.entry)
@@ -204,7 +208,7 @@ func (r *Relay) ask(ctx context.Context, sales []int64) error {
 			if len(again) == 0 {
 				continue
 			}
-			if err := r.relay(ctx, again); err != nil { // they are this consumer's now: it hands them over again
+			if err := r.relay(ctx, again); err != nil { // this consumer holds them now, and hands them over again
 				return err
 			}
 			r.republished.Add(float64(len(again)))

@@ -15,6 +15,7 @@ import (
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/broker"
 	"floodgate.internal/backend/outbox"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 )
 
@@ -43,7 +44,7 @@ type watched struct {
 
 func watch(b *broker.Broker) *watched { return &watched{Broker: b, fenced: make(chan struct{}, 100)} }
 
-func (w *watched) Publish(ctx context.Context, es []reserve.Entry) error {
+func (w *watched) Publish(ctx context.Context, es []queued.Entry) error {
 	if err := w.Broker.Publish(ctx, es); err != nil {
 		return err
 	}
@@ -72,14 +73,15 @@ func (w *watched) count() int {
 
 func relay(t *testing.T, s *reserve.Store, name string, idle time.Duration, p outbox.Publisher, live func() []int64) (stop func()) {
 	t.Helper()
-	r := outbox.NewRelay(s, live, name, idle, p, backendtest.Log(t), prometheus.NewRegistry())
+	r := outbox.NewRelay(outbox.RelayConfig{ReaderConfig: outbox.ReaderConfig{Redis: s, Live: live,
+		Name: name, ClaimIdle: idle, Log: backendtest.Log(t), Register: prometheus.NewRegistry()}, Broker: p})
 	return run(t, r.Run)
 }
 
 func settle(t *testing.T, b *broker.Broker, c *crowd) (stop func()) {
 	t.Helper()
 	return run(t, func(ctx context.Context) error {
-		return b.Consume(ctx, 200, time.Millisecond, c.handle, func(context.Context, []reserve.Entry) {})
+		return b.Consume(ctx, 200, time.Millisecond, c.handle, func(context.Context, []queued.Entry) {})
 	})
 }
 
@@ -109,7 +111,7 @@ func TestPublishedOrdersAreNotQueuedTwiceWhileTheyWait(t *testing.T) {
 	ids := press(t, s, 1, 50)
 	c := newCrowd(s)
 	mysql := make(chan struct{}) // closed: it is back
-	c.fail = func([]reserve.Entry) error {
+	c.fail = func([]queued.Entry) error {
 		select {
 		case <-mysql:
 			return nil
@@ -141,7 +143,8 @@ func TestAWipedQueueIsFilledAgain(t *testing.T) {
 	ids := append(press(t, s, 1, 50), press(t, s, 2, 50)...)
 	c := newCrowd(s)
 	reg := prometheus.NewRegistry()
-	stop := run(t, outbox.NewRelay(s, sales(1, 2), "r1", 100*time.Millisecond, b, backendtest.Log(t), reg).Run)
+	stop := run(t, outbox.NewRelay(outbox.RelayConfig{ReaderConfig: outbox.ReaderConfig{Redis: s, Live: sales(1, 2),
+		Name: "r1", ClaimIdle: 100 * time.Millisecond, Log: backendtest.Log(t), Register: reg}, Broker: b}).Run)
 	c.store = s
 	<-b.fenced // so they are published, and marked
 	<-b.fenced
@@ -203,17 +206,18 @@ func TestDeferredOrdersAreNotPublishedAgain(t *testing.T) {
 	c := newCrowd(s)
 	c.keep = true
 	settle(t, b.Broker, c)
-	r := outbox.NewRelay(s, sales(1, 3), "r1", 100*time.Millisecond, b, backendtest.Log(t), prometheus.NewRegistry())
 	asked := make(chan struct{}, 100)
-	r.Deferred = func(_ context.Context, sale int64) (bool, error) {
-		if sale == 1 {
-			select {
-			case asked <- struct{}{}:
-			default:
+	r := outbox.NewRelay(outbox.RelayConfig{ReaderConfig: outbox.ReaderConfig{Redis: s, Live: sales(1, 3),
+		Name: "r1", ClaimIdle: 100 * time.Millisecond, Log: backendtest.Log(t), Register: prometheus.NewRegistry()}, Broker: b,
+		Deferred: func(_ context.Context, sale int64) (bool, error) {
+			if sale == 1 {
+				select {
+				case asked <- struct{}{}:
+				default:
+				}
 			}
-		}
-		return sale == 1, nil
-	}
+			return sale == 1, nil
+		}})
 	stop := run(t, r.Run)
 	c.until(t, "those of the other sale came again", func() bool { return times(c.seen, lost[0]) >= 3 })
 	<-asked

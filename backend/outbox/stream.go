@@ -10,13 +10,14 @@ import (
 
 	"github.com/redis/rueidis"
 
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 )
 
-// Queue is the name that dead letters of the outboxes have as the queue where they died.
+// Queue is the queue's name in dead letters that come from an outbox.
 const Queue = "outbox"
 
-// Published is the pseudo consumer that owns the entries which the broker has confirmed. Nobody reads as it.
+// Published is the pseudo consumer that holds the entries that the broker has confirmed. Nobody reads as it.
 const Published = "published"
 
 // stream is one consumer's view of the outboxes.
@@ -25,13 +26,13 @@ type stream struct {
 	name  string
 }
 
-// row is an entry of a stream that is being read: an order, or something that is none.
+// row is an entry as it was read: an order, or something else.
 type row struct {
 	id    string
-	entry reserve.Entry
-	err   error             // it is no order
-	raw   map[string]string // what it is then
-	gone  bool              // it was retired; only the group still had it
+	entry queued.Entry
+	err   error             // why it is no order
+	raw   map[string]string // its fields then
+	gone  bool              // it was retired; only the group still has it
 }
 
 func rows(sale int64, xs []rueidis.XRangeEntry) []row {
@@ -42,7 +43,7 @@ func rows(sale int64, xs []rueidis.XRangeEntry) []row {
 			out[i].gone = true
 			continue
 		}
-		if out[i].entry, out[i].err = reserve.ParseEntry(sale, x.ID, x.FieldValues); out[i].err != nil {
+		if out[i].entry, out[i].err = queued.Parse(sale, x.ID, x.FieldValues); out[i].err != nil {
 			out[i].raw = x.FieldValues
 		}
 	}
@@ -51,7 +52,7 @@ func rows(sale int64, xs []rueidis.XRangeEntry) []row {
 
 var errNoGroup = errors.New("an outbox has no consumer group")
 
-// fresh reads entries that no consumer was given, at most count of each sale; it waits up to block for the first.
+// fresh reads entries that were not delivered yet, at most count of each sale. It waits up to block for the first.
 func (s stream) fresh(ctx context.Context, sales []int64, count int64, block time.Duration) (map[int64][]row, error) {
 	ctx, cancel := context.WithTimeout(ctx, block+reserve.Timeout)
 	defer cancel()
@@ -74,7 +75,7 @@ func (s stream) fresh(ctx context.Context, sales []int64, count int64, block tim
 	return out, nil
 }
 
-// own reads what this consumer was given before and still holds, after an id.
+// own reads what this consumer still holds, after an id.
 func (s stream) own(ctx context.Context, sale int64, after string, count int64) ([]row, error) {
 	ctx, cancel := context.WithTimeout(ctx, reserve.Timeout)
 	defer cancel()
@@ -130,10 +131,10 @@ func (s stream) holders(ctx context.Context, sale int64) ([]string, error) {
 	return names, nil
 }
 
-// held is an entry that somebody holds.
+// held is an entry that a consumer holds.
 type held struct {
 	id         string
-	deliveries int64 // since somebody last said that it could not be handled, rather than end without a word
+	deliveries int64 // since a handler last reported an error
 }
 
 func idsOf(list []held) []string {
@@ -186,8 +187,8 @@ func (s stream) claim(ctx context.Context, sale int64, ids []string, atLeast tim
 	return rows(sale, xs), nil
 }
 
-// mark gives entries to Published. One that was retired meanwhile is not missed.
-func (s stream) mark(ctx context.Context, entries []reserve.Entry) error {
+// mark gives entries to Published. It skips those that were retired meanwhile.
+func (s stream) mark(ctx context.Context, entries []queued.Entry) error {
 	ctx, cancel := context.WithTimeout(ctx, reserve.Timeout)
 	defer cancel()
 	c := s.redis.Client()
@@ -204,8 +205,8 @@ func (s stream) mark(ctx context.Context, entries []reserve.Entry) error {
 	return nil
 }
 
-// excuse keeps entries whose handling failed with an error, and takes that delivery off their count: what counts is who
-// ended over them without a word.
+// excuse keeps entries whose handling failed with an error, and resets their count of deliveries. Only deliveries to consumers
+// that died count.
 func (s stream) excuse(ctx context.Context, sale int64, ids []string) error {
 	ctx, cancel := context.WithTimeout(ctx, reserve.Timeout)
 	defer cancel()
@@ -218,7 +219,7 @@ func (s stream) excuse(ctx context.Context, sale int64, ids []string) error {
 	return nil
 }
 
-// drop takes entries out of the group, but leaves them in the stream: they are no orders, or are gone from it.
+// drop removes entries from the group but not from the stream: they are no orders, or are not in the stream any more.
 func (s stream) drop(ctx context.Context, sale int64, ids []string) error {
 	ctx, cancel := context.WithTimeout(ctx, reserve.Timeout)
 	defer cancel()
@@ -229,7 +230,7 @@ func (s stream) drop(ctx context.Context, sale int64, ids []string) error {
 	return nil
 }
 
-func bySale(entries []reserve.Entry) map[int64][]string {
+func bySale(entries []queued.Entry) map[int64][]string {
 	m := map[int64][]string{}
 	for _, e := range entries {
 		m[e.Sale] = append(m[e.Sale], e.Entry)

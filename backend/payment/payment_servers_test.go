@@ -22,6 +22,7 @@ import (
 
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/order"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
@@ -81,8 +82,8 @@ func (s *shop) clockAhead(d time.Duration) *clock.Clock {
 
 func (s *shop) open(db *sql.DB, clk *clock.Clock) (*order.Store, *Webhooks) {
 	reg := prometheus.NewRegistry()
-	book := order.NewStore(db, s.redis, clk, backendtest.Log(s.t), reg)
-	return book, New([]Provider{{"acme", []string{secret}}, {"beta", []string{other}}}, db, book, clk, backendtest.Log(s.t), reg)
+	book := order.NewStore(order.Config{DB: db, Redis: s.redis, Clock: clk, Log: backendtest.Log(s.t), Register: reg})
+	return book, New(Config{Providers: []Provider{{"acme", []string{secret}}, {"beta", []string{other}}}, DB: db, Orders: book, Clock: clk, Log: backendtest.Log(s.t), Register: reg})
 }
 
 // queued is an order that only Redis has.
@@ -248,7 +249,7 @@ func TestAPaymentThatCannotPayIsToBeGivenBack(t *testing.T) {
 	s := newShop(t, 20)
 	ctx := t.Context()
 	cancelled, expired, paid, overdue := s.ordered("cancelled"), s.ordered("expired"), s.ordered("paid"), s.ordered("overdue")
-	rejected := reserve.Entry{ID: wire.NewOrderID(uuid.Must(uuid.NewV7()).String(), s.sale), Sale: s.sale, UID: "r", Quantity: 1, Slots: "1", Epoch: 1, At: 1}
+	rejected := queued.Entry{ID: wire.NewOrderID(uuid.Must(uuid.NewV7()).String(), s.sale), Sale: s.sale, UID: "r", Quantity: 1, Slots: "1", Epoch: 1, At: 1}
 	if err := s.book.Reject(ctx, rejected, "undeliverable"); err != nil {
 		t.Fatal(err)
 	}

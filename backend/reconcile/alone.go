@@ -12,18 +12,12 @@ import (
 	"floodgate.internal/lua"
 )
 
-// aloneLease is how long the others wait for a process that died, unless Lease says otherwise; for one that is at it they wait for
-// takeoverTime.
+// aloneLease is the lease unless Config.Lease says otherwise.
 const aloneLease = 3 * time.Second
 
-// Lease says how long the others wait for a process that died while it had one of the locks. The lock is renewed while its
-// holder lives. A lease beyond takeoverTime makes no difference to them: they go on without the lock by then. It must be called
-// before anything else.
-func (r *Reconciler) Lease(d time.Duration) { r.lease = d }
-
-// alone waits until no other process has begun what name stands for, at most for takeoverTime, and keeps the others waiting
-// until done is called. It only saves work: any number of reconcilers may run at once, so where the lock is not to be had,
-// or is lost, the caller goes on without it. The error is that ctx has ended.
+// alone waits until no other process does the work of this name, at most for takeoverTime, and keeps the others waiting until done
+// is called. It only saves work, for any number of reconcilers may run at once. So the caller goes on without the lock if it
+// cannot be had or is lost. The only error is that ctx has ended.
 func (r *Reconciler) alone(ctx context.Context, name string) (done func(), err error) {
 	hold, err := r.locks.Acquire(ctx, name, lock.NewOwner(), r.lease, r.takeover)
 	if ctx.Err() != nil {
@@ -45,9 +39,9 @@ func (r *Reconciler) leave(name string, hold *lock.Hold) {
 	}
 }
 
-// Load brings a sale that is not in Redis there: of those that ask at the same time, in whichever process, one reconciles it
-// and the others wait. Nil: its gate is open, or was a moment ago. reserve.ErrGateClosed: it is being reconciled for
-// another reason, and is left to that, or to Keep where that has died.
+// Load reconciles a sale that is not in Redis. Of all callers at the same time, in any process, one does it and the others wait.
+// After nil its gate is open, or was a moment ago. reserve.ErrGateClosed: it is being reconciled for another reason. That
+// reconciler finishes or, if it died, Keep does.
 func (r *Reconciler) Load(ctx context.Context, sale int64) error {
 	done, err := r.alone(ctx, loadName(sale))
 	if err != nil {

@@ -27,7 +27,7 @@ func (s *system) crowd(n int) *crowd {
 	c := &crowd{system: s}
 	for range n {
 		reg := prometheus.NewRegistry()
-		r := New(s.db, s.redis, nil, backendtest.Log(s.t), reg)
+		r := New(Config{DB: s.db, Redis: s.redis, Log: backendtest.Log(s.t), Register: reg})
 		r.lease, r.takeover = time.Hour, time.Hour
 		c.recs, c.regs = append(c.recs, r), append(c.regs, reg)
 	}
@@ -151,7 +151,7 @@ func TestAProcessThatHangsIsNotWaitedForForEver(t *testing.T) {
 func TestTheLeaseOfALockIsConfigurable(t *testing.T) {
 	t.Attr("row", "C4")
 	s := newSystem(t, false)
-	s.rec.Lease(time.Hour)
+	s.rec.lease = time.Hour
 	dead, cancel := context.WithCancel(t.Context())
 	if _, err := s.rec.alone(dead, "recovery"); err != nil {
 		t.Fatal(err)
@@ -163,7 +163,7 @@ func TestTheLeaseOfALockIsConfigurable(t *testing.T) {
 		t.Errorf("the lock of a dead holder: got %v left, %v; want an hour", time.Duration(left)*time.Millisecond, err)
 	}
 	other := s.reconciler(nil)
-	other.Lease(time.Second)
+	other.lease = time.Second
 	other.takeover = time.Minute
 	done, err := other.alone(t.Context(), "another")
 	if err != nil {

@@ -11,9 +11,9 @@ import (
 // archivedPage is how many archived sales one round trip asks Redis for.
 const archivedPage = 500
 
-// shutArchived looks for archived sales in primaries that were started anew or promoted: they may have a copy that is older
-// than the archive, in which such a sale is open. Their gates are closed, so that nobody who has not heard of the archive
-// reserves there, and the timer takes them out.
+// shutArchived looks for archived sales in primaries that were started anew or promoted. Their data may be older than the
+// archive, with such a sale open. It closes their gates, so that no process that does not know of the archive reserves there.
+// The timer removes them.
 func (r *Reconciler) shutArchived(ctx context.Context, lost *reserve.Part) error {
 	for last := int64(0); ; {
 		ids, tokens, err := r.archivedAfter(ctx, last)
@@ -40,7 +40,7 @@ func (r *Reconciler) shutArchived(ctx context.Context, lost *reserve.Part) error
 	}
 }
 
-// archivedAfter is a page of the archived sales, ascending, with the tokens that their archives took.
+// archivedAfter returns a page of the archived sales, ascending, with the tokens that their archives took.
 func (r *Reconciler) archivedAfter(ctx context.Context, last int64) (ids, tokens []int64, err error) {
 	rows, err := r.db.QueryContext(ctx, `SELECT s.id, k.token FROM sales s JOIN sale_stock k ON k.sale_id = s.id
 		WHERE s.id > ? AND s.archived_at IS NOT NULL ORDER BY s.id LIMIT ?`, last, archivedPage)
@@ -61,8 +61,8 @@ func (r *Reconciler) archivedAfter(ctx context.Context, last int64) (ids, tokens
 	return ids, tokens, nil
 }
 
-// forgetLater leaves it to the timer to take archived sales out of Redis, where they are in it: a reconciler that slept
-// through the archive may have closed a gate that was gone.
+// forgetLater writes intents for the timer to remove archived sales that are in Redis. A reconciler that slept through the archive
+// may have closed a gate that was gone.
 func (r *Reconciler) forgetLater(ctx context.Context, sales []int64) error {
 	states, err := r.redis.States(ctx, sales)
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 
 	"floodgate.internal/backend/catalog"
 	"floodgate.internal/backend/order"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/standby"
 	"floodgate.internal/backend/store"
@@ -20,9 +21,9 @@ import (
 	"floodgate.internal/shared/wire"
 )
 
-// mostGhosts is how many ghosts (see read) there may be at once: a death tears one script, one order, and that is adopted or rejected within
-// seconds. More are orders whose reservations somebody has deleted.
-const mostGhosts = 16
+// mostOrphans is how many orphans (see read) there may be at once. When Redis dies it tears one script, and so one order, which is
+// adopted or rejected within seconds. If there are more, somebody has deleted their reservations.
+const mostOrphans = 16
 
 // attempt is one reconciler at one sale. Its methods are the steps of the procedure, in order.
 type attempt struct {
@@ -30,12 +31,12 @@ type attempt struct {
 	sale   int64
 	gates  gates // nil: the Store's
 	token  int64
-	first  bool      // the sale never was in any Redis: nothing of it can be queued
-	left   bool      // another reconciler had closed the gate and not opened it: what is queued may itself wait for that
+	first  bool      // the sale was never in any Redis: nothing of it can be queued
+	left   bool      // another reconciler had closed the gate and not opened it: the queue itself may wait for that
 	began  time.Time // when the gate was closed; zero: it is not
 	pulse  *pulse    // since the gate was closed
 	load   reserve.Loaded
-	undone []int64 // intents that load includes and that nobody has marked as done
+	undone []int64 // intents that load includes and that are not marked as done yet
 	held   int     // reservations that were written
 }
 
@@ -44,7 +45,7 @@ type gates interface {
 	Shut(ctx context.Context, sale, token int64) (present bool, err error)
 }
 
-// close is the first two steps. From then on the attempt beats, whatever it waits for, until run ends.
+// close is steps 0 and 1. From then on the attempt beats, whatever it waits for, until run ends.
 func (a *attempt) close(ctx context.Context) error {
 	if err := a.r.step(ctx, a.begin); err != nil {
 		return err
@@ -59,7 +60,7 @@ func (a *attempt) close(ctx context.Context) error {
 	return nil
 }
 
-// run takes every step that is left. ErrLost: another reconciler took over, or Redis has lost what this one did.
+// run takes every step that is left. reserve.ErrLost: another reconciler took over, or Redis has lost what this one did.
 func (a *attempt) run(ctx context.Context) error {
 	if a.began.IsZero() {
 		if err := a.close(ctx); err != nil {
@@ -69,7 +70,7 @@ func (a *attempt) run(ctx context.Context) error {
 	defer a.pulse.end()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer context.AfterFunc(a.pulse.lost, cancel)() // the work is for nothing from then on
+	defer context.AfterFunc(a.pulse.lost, cancel)() // the work is in vain from then on
 	err := a.work(ctx)
 	if err != nil && a.pulse.lost.Err() != nil {
 		return reserve.ErrLost
@@ -111,7 +112,7 @@ func (a *attempt) begin(ctx context.Context) error {
 		if _, err := tx.ExecContext(ctx, `UPDATE sale_stock SET token = token + 1 WHERE sale_id = ?`, a.sale); err != nil {
 			return fmt.Errorf("take a token: %w", err)
 		}
-		// After the stock row, which whoever archives locks: a sale that is not archived by now is not before this commits.
+		// Read after the stock row is locked, which an archive locks, too: so the sale is not archived before this commits.
 		var archived sql.NullTime
 		err := tx.QueryRowContext(ctx, `SELECT archived_at FROM sales WHERE id = ?`, a.sale).Scan(&archived)
 		if errors.Is(err, sql.ErrNoRows) {
@@ -132,7 +133,7 @@ func (a *attempt) begin(ctx context.Context) error {
 	})
 }
 
-// shut is step 1: from here on nothing is reserved or released, and only a newer reconciler gets further.
+// shut is step 1. From here on nothing is reserved or released, and only a newer reconciler gets further.
 func (a *attempt) shut(ctx context.Context) error {
 	states, err := a.r.redis.States(ctx, []int64{a.sale})
 	if err != nil {
@@ -147,12 +148,12 @@ func (a *attempt) shut(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	a.first = a.first && !present // else another one may have loaded it meanwhile
+	a.first = a.first && !present // if it is present, another reconciler may have loaded it meanwhile
 	return nil
 }
 
-// drain is step 2: what the queue holds of the present epoch gets into MySQL. It is bounded, and no more than worth its while:
-// what is not settled in time is adopted later.
+// drain is step 2: what the queue holds of the current epoch gets into MySQL. It is bounded, for what is not settled in time is
+// adopted later.
 func (a *attempt) drain(ctx context.Context) error {
 	if a.r.fence == nil || a.first {
 		return nil
@@ -175,31 +176,31 @@ func (a *attempt) drain(ctx context.Context) error {
 // readPage is how many rows one statement reads.
 const readPage = 2000
 
-// read is step 3: O from Redis, whose outbox only shrinks while the gate is closed; then a new epoch, which keeps every older message out;
-// and then, page by page but of one moment after that, all that MySQL has. Nothing waits for the reading: what changes after its moment
-// is no insert, for there is no message of the new epoch before write; and whatever ends an order leaves an intent, which is done when
-// the gate is open, once.
+// read is step 3. It reads O from Redis, whose outbox only shrinks while the gate is closed. It raises the epoch, which keeps every
+// older message out. Then it reads all that MySQL has, by pages, but as of one moment. Nothing waits for the reading. No order is
+// inserted after that moment, for no message has the new epoch before write. Whatever ends an order leaves an intent, which is
+// done once, when the gate is open.
 //
-// An entry whose order Redis itself does not hold, and MySQL does not have, is a ghost. A Redis that dies while it writes a script's
-// effects down leaves their beginning in its append-only file; started, it forgets them, and goes on writing behind them; started once
-// more, it takes them for a part of the transaction that follows, and they are back (valkey-io/valkey#4342). Nobody was promised such an
-// order, and what it took may be promised to others since. So it is no part of O: it gets what is left when it is adopted.
+// An entry is an orphan if Redis does not hold its order and MySQL does not have it. A Redis that dies while it writes a script's
+// effects leaves the first of them in its append-only file. Started again, it drops them, but writes on behind them. Started once
+// more, it takes them for a part of the transaction that follows, and they are back (valkey-io/valkey#4342). The order was promised to
+// nobody, and its unit may be promised to another since. So it is no part of O: it gets what is left when it is adopted.
 func (a *attempt) read(ctx context.Context) error {
-	queued, bad, err := a.r.redis.Outbox(ctx, a.sale)
+	outbox, bad, err := a.r.redis.Outbox(ctx, a.sale)
 	if err != nil {
 		return err
 	}
 	for _, err := range bad {
 		a.r.log.Error("an outbox entry is no order: it is left out", "sale", a.sale, "error", err)
 	}
-	unheld, err := a.r.redis.Unheld(ctx, a.sale, queued)
+	unheld, err := a.r.redis.Unheld(ctx, a.sale, outbox)
 	if err != nil {
 		return err
 	}
 	if err := a.raise(ctx); err != nil {
 		return err
 	}
-	return a.readRows(ctx, queued, unheld)
+	return a.readRows(ctx, outbox, unheld)
 }
 
 // raise raises the epoch. The stock row is locked for no longer than that.
@@ -220,16 +221,16 @@ func (a *attempt) raise(ctx context.Context) error {
 	})
 }
 
-// readRows reads what MySQL has, and makes it durable there: the units of orders that ended are on sale again after this.
-func (a *attempt) readRows(ctx context.Context, queued []reserve.Entry, unheld map[string]bool) error {
-	if err := a.readMoment(ctx, queued, unheld); err != nil {
+// readRows reads what MySQL has, and makes it durable there, for the units of orders that ended are on sale again after this.
+func (a *attempt) readRows(ctx context.Context, outbox []queued.Entry, unheld map[string]bool) error {
+	if err := a.readMoment(ctx, outbox, unheld); err != nil {
 		return err
 	}
 	return store.Durable(ctx, a.r.db)
 }
 
 // readMoment reads in one REPEATABLE READ transaction, which sees MySQL as of its first statement.
-func (a *attempt) readMoment(ctx context.Context, queued []reserve.Entry, unheld map[string]bool) error {
+func (a *attempt) readMoment(ctx context.Context, outbox []queued.Entry, unheld map[string]bool) error {
 	tx, err := a.r.db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelRepeatableRead, ReadOnly: true})
 	if err != nil {
 		return fmt.Errorf("begin to read: %w", err)
@@ -242,7 +243,7 @@ func (a *attempt) readMoment(ctx context.Context, queued []reserve.Entry, unheld
 	if token > a.token {
 		return reserve.ErrLost
 	}
-	if epoch != a.load.Epoch { // another server answers, which lags: older messages may be inserted there yet
+	if epoch != a.load.Epoch { // another server answers, and lags: older messages may still be inserted there
 		return fmt.Errorf("read the stock row: it is in epoch %d, and was raised to %d", epoch, a.load.Epoch)
 	}
 	sales, err := catalog.Read(ctx, tx, a.sale)
@@ -259,7 +260,7 @@ func (a *attempt) readMoment(ctx context.Context, queued []reserve.Entry, unheld
 	if err := a.readIntents(ctx, tx); err != nil {
 		return err
 	}
-	return a.readOrders(ctx, tx, queued, unheld)
+	return a.readOrders(ctx, tx, outbox, unheld)
 }
 
 // readIntents notes the changes of the stock that total includes, so that Redis never applies one again.
@@ -287,13 +288,13 @@ func (a *attempt) readIntents(ctx context.Context, tx *sql.Tx) error {
 }
 
 // readOrders computes the reservations and the stock.
-func (a *attempt) readOrders(ctx context.Context, tx *sql.Tx, queued []reserve.Entry, unheld map[string]bool) error {
+func (a *attempt) readOrders(ctx context.Context, tx *sql.Tx, outbox []queued.Entry, unheld map[string]bool) error {
 	slots, err := a.readSlots(ctx, tx)
 	if err != nil {
 		return err
 	}
-	entries := make(map[string]string, len(queued))
-	for _, e := range queued {
+	entries := make(map[string]string, len(outbox))
+	for _, e := range outbox {
 		entries[e.ID] = e.Entry
 	}
 	var units int64
@@ -321,7 +322,7 @@ func (a *attempt) readOrders(ctx context.Context, tx *sql.Tx, queued []reserve.E
 			Entry: entry, At: at.UnixMilli(), Key: key.String})
 		return nil
 	}
-	// Servers take the index for one of sale_id alone where they are not told, and read every page from the sale's first order on.
+	// FORCE INDEX, for servers else use the index for sale_id alone, and read every page from the sale's first order on.
 	const page = `SELECT id, uid, status, quantity, idem_key, created_at FROM orders FORCE INDEX (orders_sale)
 		WHERE sale_id = ? AND id > ? ORDER BY id LIMIT ?`
 	for n := readPage; n == readPage; {
@@ -329,23 +330,23 @@ func (a *attempt) readOrders(ctx context.Context, tx *sql.Tx, queued []reserve.E
 			return fmt.Errorf("read the orders: %w", err)
 		}
 	}
-	var waiting, ghosts []reserve.Entry
-	for _, e := range queued { // O \ M
+	var waiting, orphans []queued.Entry
+	for _, e := range outbox { // O \ M
 		switch {
 		case entries[e.ID] != e.Entry:
 		case unheld[e.ID]:
-			ghosts = append(ghosts, e)
+			orphans = append(orphans, e)
 		default:
 			waiting = append(waiting, e)
 		}
 	}
 	switch {
-	case len(ghosts) > mostGhosts:
-		a.r.log.Error("redis has lost reservations of queued orders: they are made anew", "sale", a.sale, "orders", len(ghosts))
-		waiting = append(waiting, ghosts...)
-	case len(ghosts) > 0:
+	case len(orphans) > mostOrphans:
+		a.r.log.Error("redis has lost reservations of queued orders: they are made anew", "sale", a.sale, "orders", len(orphans))
+		waiting = append(waiting, orphans...)
+	case len(orphans) > 0:
 		a.r.log.Warn("redis has brought back orders that it had lost in the middle of writing them down, and that nobody was promised: they get what is left",
-			"sale", a.sale, "orders", len(ghosts))
+			"sale", a.sale, "orders", len(orphans))
 	}
 	for _, e := range waiting {
 		units += int64(e.Quantity)
@@ -405,7 +406,7 @@ func (a *attempt) write(ctx context.Context) error {
 	if err := a.r.redis.Load(ctx, a.sale, a.token, a.load); err != nil {
 		return err
 	}
-	a.held, a.load.Orders, a.load.Keys, a.load.Applied = len(a.load.Orders), nil, nil, nil // many sales may wait for their queues at once
+	a.held, a.load.Orders, a.load.Keys, a.load.Applied = len(a.load.Orders), nil, nil, nil // memory: many sales may wait for their queues at once
 	for ids := range slices.Chunk(a.undone, 500) {
 		if err := a.done(ctx, ids); err != nil {
 			return err
@@ -414,7 +415,7 @@ func (a *attempt) write(ctx context.Context) error {
 	return nil
 }
 
-// done marks intents as done, like every other write under the token: only while it is the newest.
+// done marks intents as done, only while the token is the newest.
 func (a *attempt) done(ctx context.Context, ids []int64) error {
 	now, err := a.r.redis.Now(ctx)
 	if err != nil {
@@ -440,7 +441,7 @@ func (a *attempt) done(ctx context.Context, ids []int64) error {
 	})
 }
 
-// adopted is step 5: the consumers adopt what they hold of older epochs, or reject it for want of stock.
+// adopted is step 5: it waits until the consumers have adopted what they hold of older epochs, or rejected it for want of stock.
 func (a *attempt) adopted(ctx context.Context) error {
 	if a.r.fence == nil || a.first {
 		return nil
@@ -453,5 +454,5 @@ func (a *attempt) adopted(ctx context.Context) error {
 	return order.UntilNoneDeferred(ctx, a.r.db, a.sale)
 }
 
-// open ends it. Step 6, that every call of reserve names its epoch, is the script's.
+// open is step 6.
 func (a *attempt) open(ctx context.Context) error { return a.r.redis.Unlock(ctx, a.sale, a.token) }

@@ -16,8 +16,8 @@ type pulse struct {
 	done sync.WaitGroup
 }
 
-// beats raises the sale's beat again and again, until the pulse or ctx ends or the gate is lost. What else the attempt does is bounded by
-// itself: each statement, each call and each wait for the queue has its time, so that an attempt that hangs ends, and its pulse with it.
+// beats raises the sale's beat until the pulse or ctx ends, or the gate is lost. Each statement, call and wait of an attempt has its
+// own time limit. So an attempt that hangs ends, and its pulse with it.
 func (a *attempt) beats(ctx context.Context) *pulse {
 	ctx, stop := context.WithCancel(ctx)
 	lost, lose := context.WithCancel(context.Background())
@@ -40,7 +40,7 @@ func (a *attempt) beats(ctx context.Context) *pulse {
 	return p
 }
 
-// end ends the pulse, and waits until no beat follows. More than once is as good as once.
+// end ends the pulse, and waits until no beat follows. It may be called more than once.
 func (p *pulse) end() {
 	p.stop()
 	p.done.Wait()

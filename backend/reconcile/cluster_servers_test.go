@@ -73,7 +73,7 @@ func (c *clustered) looks() {
 
 func (c *clustered) life() string {
 	c.t.Helper()
-	name, err := c.rec.newestLife(c.t.Context())
+	name, err := c.rec.newestIncarnation(c.t.Context())
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -116,13 +116,14 @@ func promote(t *testing.T, confirm, paused bool) {
 	replica := c.nodes.Nodes[3+slices.Index(c.nodes.Nodes, primary)]
 	live := func() []int64 { return c.sales }
 	for _, name := range []string{"r1", "r2"} {
-		background(t, outbox.NewRelay(c.redis, live, name, time.Second, c.broker, backendtest.Log(t), prometheus.NewRegistry()).Run)
+		background(t, outbox.NewRelay(outbox.RelayConfig{ReaderConfig: outbox.ReaderConfig{Redis: c.redis, Live: live,
+			Name: name, ClaimIdle: time.Second, Log: backendtest.Log(t), Register: prometheus.NewRegistry()}, Broker: c.broker}).Run)
 	}
 	c.consume(t, nil)
 	for range 2 {
 		background(t, c.reconciler(c.broker).Keep)
 	}
-	confirmer := outbox.NewConfirmer(c.redis, c.broker, 5*time.Second, prometheus.NewRegistry())
+	confirmer := outbox.NewConfirmer(outbox.ConfirmerConfig{Redis: c.redis, Broker: c.broker, Within: 5 * time.Second, Register: prometheus.NewRegistry()})
 
 	var mu sync.Mutex // guards promised
 	promised := map[int64][]string{}
@@ -216,7 +217,7 @@ func promote(t *testing.T, confirm, paused bool) {
 			}
 		}
 		c.balanced(sale)
-		result, err := audit.New(c.db, c.redis, time.Minute).Sale(t.Context(), sale)
+		result, err := audit.New(audit.Config{DB: c.db, Redis: c.redis, QueuedBound: time.Minute}).Sale(t.Context(), sale)
 		if err != nil || !result.Balanced {
 			t.Errorf("sale %d: %+v, %v", sale, result, err)
 		}

@@ -25,9 +25,9 @@ func (r *Reconciler) Wake() {
 	}
 }
 
-// Keep runs until ctx is cancelled, and then returns nil. It looks each second, and when woken: a primary of Redis that does not know
-// the sale_reserve.lua of the life that MySQL has was started anew, or promoted, and is recovered; and a gate that is
-// not open, and at which nobody has shown to be at work for some seconds, has lost its reconciler, so that its sale is reconciled.
+// Keep looks each second, and when woken, until ctx is cancelled, and then returns nil. A primary of Redis without the scripts of
+// the newest incarnation was started anew or promoted, and is recovered. A gate that is not open, and whose beat has stood still
+// for some seconds, has lost its reconciler: its sale is reconciled.
 func (r *Reconciler) Keep(ctx context.Context) error {
 	k := &keeper{r: r, shut: map[int64]*closed{}, ends: map[int64]context.CancelFunc{}}
 	defer k.running.Wait()
@@ -35,30 +35,30 @@ func (r *Reconciler) Keep(ctx context.Context) error {
 	return nil
 }
 
-// Follow is Keep in a process that reconciles nothing: it believes in the newest life of Redis. It runs until ctx is cancelled,
-// and then returns nil.
+// Follow is Keep in a process that reconciles nothing: it only uses the newest incarnation. It runs until ctx is cancelled, and
+// then returns nil.
 func (r *Reconciler) Follow(ctx context.Context) error {
-	r.every(ctx, "the life of redis cannot be read now; trying again", func(ctx context.Context) error {
-		_, err := r.believe(ctx)
+	r.every(ctx, "the incarnation of redis cannot be read now; trying again", func(ctx context.Context) error {
+		_, err := r.useNewest(ctx)
 		return err
 	})
 	return nil
 }
 
-// every looks each second, and when woken, until ctx is cancelled. An error is told once.
+// every looks each second, and when woken, until ctx is cancelled. It logs an error that repeats itself once.
 func (r *Reconciler) every(ctx context.Context, failed string, look func(context.Context) error) {
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
-	told := ""
+	logged := ""
 	for ctx.Err() == nil {
 		err := look(ctx)
 		if err != nil && ctx.Err() == nil {
-			if text := err.Error(); text != told {
-				told = text
+			if text := err.Error(); text != logged {
+				logged = text
 				r.log.Error(failed, "error", err)
 			}
 		} else {
-			told = ""
+			logged = ""
 		}
 		select {
 		case <-ctx.Done():
@@ -68,36 +68,36 @@ func (r *Reconciler) every(ctx context.Context, failed string, look func(context
 	}
 }
 
-// believe makes Redis decide in the life that MySQL has, and returns its name.
-func (r *Reconciler) believe(ctx context.Context) (name string, err error) {
-	if name, err = r.newestLife(ctx); err == nil {
+// useNewest makes this process use the incarnation that MySQL has, and returns its name.
+func (r *Reconciler) useNewest(ctx context.Context) (name string, err error) {
+	if name, err = r.newestIncarnation(ctx); err == nil {
 		r.redis.Believe(name)
 	}
 	return name, err
 }
 
-// keeper is what Keep knows from look to look.
+// keeper is the state of Keep between looks.
 type keeper struct {
 	r       *Reconciler
 	shut    map[int64]*closed            // gates that are not open
 	running sync.WaitGroup               // reconciliations that this process has begun
-	ends    map[int64]context.CancelFunc // by sale: ends what a recovery has left to do; those of sales that are live at the last one
+	ends    map[int64]context.CancelFunc // by sale: ends what the last recovery has left to do
 }
 
-// closed is a gate that is not open: since when it looks as it does, and for how long that is borne. It has one user at a time: who
-// keeps or, until done is closed, this process's reconciler of the sale.
+// closed is a gate that is not open: since when it has not changed, and how long this process waits for it. Keep uses it or, until
+// done is closed, this process's reconciler of the sale.
 type closed struct {
 	gate     string
 	token    int64
 	beat     int64
 	since    time.Time
 	patience time.Duration   // grows with each token that somebody else takes
-	done     <-chan struct{} // closed when this process is no longer at it; nil: it is not
+	done     <-chan struct{} // closed when this process stops to reconcile the sale; nil: it does not
 }
 
 func (k *keeper) look(ctx context.Context) error {
 	r := k.r
-	name, err := r.believe(ctx)
+	name, err := r.useNewest(ctx)
 	if err != nil {
 		return err
 	}
@@ -145,8 +145,7 @@ func (r *Reconciler) closed(s reserve.State) *closed {
 	return &closed{patience: r.patience + rand.N(r.patience/2), since: time.Now(), gate: s.Gate, token: s.Token, beat: s.Beat}
 }
 
-// start goes on with an attempt beside the looks, when those before it are done. Where it fails, a later look sees to the sale
-// again.
+// start runs an attempt beside the looks, when those before it are done. If it fails, a later look starts another.
 func (k *keeper) start(ctx context.Context, c *closed, a *attempt, before []<-chan struct{}) {
 	done := make(chan struct{})
 	c.done = done
@@ -161,9 +160,9 @@ func (k *keeper) start(ctx context.Context, c *closed, a *attempt, before []<-ch
 	})
 }
 
-// observe notes how the gate is now, and reports whether it is time for this process to take over.
+// observe notes the gate's state, and reports whether this process is to take over.
 func (c *closed) observe(s reserve.State) bool {
-	if c.done != nil { // this process is at it
+	if c.done != nil { // this process reconciles it
 		select {
 		case <-c.done:
 			c.done = nil
@@ -175,9 +174,9 @@ func (c *closed) observe(s reserve.State) bool {
 	return c.silent(s)
 }
 
-// silent notes how the gate is now, and reports whether nobody has shown to be at work there for the whole patience.
+// silent notes the gate's state, and reports whether it has stood still for the whole patience.
 func (c *closed) silent(s reserve.State) bool {
-	if s.Token != c.token { // a reconciler is at it, after another: two that take over from each other must not do so for ever
+	if s.Token != c.token { // another reconciler took over: two must not take over from each other for ever
 		c.patience = min(2*c.patience, mostPatience)
 	}
 	if s.Token != c.token || s.Gate != c.gate || s.Beat != c.beat {

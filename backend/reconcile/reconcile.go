@@ -1,12 +1,13 @@
-// Package reconcile brings a sale in Redis in line with MySQL and the outbox. The first load of a new sale, a cold load, a
-// rebuild on request and the recovery of a restarted or emptied Redis are this one procedure; package model explores it.
+// Package reconcile makes a sale in Redis agree with MySQL and the outbox. One procedure does the first load of a sale, each later
+// load, a rebuild on request, and the recovery of a restarted or emptied Redis. See docs/reconciling.md. Package model explores it.
 //
-// Wanted are the reservations R = L ∪ (O \ M) and the stock = total − units(R), where M are all orders in MySQL, L the live
-// ones, O those of unretired outbox entries. Any number of reconcilers may run at once, stop anywhere, or sleep for an hour:
-// each has a token, and each step is conditional on it being the newest.
+// It writes the reservations R = L ∪ (O \ M) and the stock = total − units(R). M are all orders in MySQL, L the live ones, O those of
+// unretired outbox entries. Any number of reconcilers may run at once, stop anywhere, or sleep for an hour: each has a token, and
+// each step is conditional on its token being the newest.
 package reconcile
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -35,14 +36,14 @@ var (
 )
 
 const (
-	// drainTime bounds the first wait for the queue. Where it does not do, what is queued is adopted afterwards; it does not
-	// do where the queue itself waits for a gate that a reconciler closed and left, so that it is shorter then.
+	// drainTime bounds the first wait for the queue. What is still queued then is adopted afterwards. The wait is shorter if a
+	// reconciler had left the gate closed, for the queue itself may then wait for the gate.
 	drainTime = 4 * time.Second
-	// adoptTime bounds the second: the gate stays closed to reserve meanwhile, and another attempt follows.
+	// adoptTime bounds the second wait. The gate stays closed to reserve meanwhile, and another attempt follows.
 	adoptTime = time.Minute
-	// takeoverTime is how long a process waits for the lock of another that is about to begin the same.
+	// takeoverTime is how long a process waits for the lock of another that is about to do the same.
 	takeoverTime = 10 * time.Second
-	// beatEvery is how often a reconciler shows that it is at work, well within anybody's patience.
+	// beatEvery is the interval of a reconciler's beats, far shorter than the patience of others.
 	beatEvery = time.Second
 )
 
@@ -53,13 +54,13 @@ type Reconciler struct {
 	fence    Fence
 	locks    *lock.Locks
 	log      *slog.Logger
-	wake     chan struct{} // a token: look now
-	drain    time.Duration // the first wait for the queue, at most
-	patience time.Duration // with a gate that is not open, and whose reconciler shows nothing
-	beat     time.Duration // how often a reconciler shows that it is at work
+	wake     chan struct{} // holds one: look now
+	drain    time.Duration // bounds the first wait for the queue
+	patience time.Duration // how long a closed gate may stand still before another reconciler takes over
+	beat     time.Duration // between two beats
 	lease    time.Duration // of the locks that keep others from doing the same
-	takeover time.Duration // how long the holder of such a lock is waited for
-	steps    chan struct{} // a token for each sale that is being read or written, so that memory and both stores are not swamped
+	takeover time.Duration // how long to wait for the holder of such a lock
+	steps    chan struct{} // holds one for each sale that is being read or written, which bounds memory and the load on both stores
 
 	runs     *prometheus.CounterVec
 	seconds  prometheus.Histogram
@@ -70,10 +71,23 @@ type Reconciler struct {
 // maxSteps is how many sales are read from MySQL and written to Redis at once.
 const maxSteps = 4
 
-// New makes a Reconciler. Without a fence the outbox itself is the queue, and nothing is waited for.
-func New(db *sql.DB, redis *reserve.Store, fence Fence, log *slog.Logger, reg prometheus.Registerer) *Reconciler {
-	r := &Reconciler{db: db, redis: redis, fence: fence, locks: lock.New(redis.Client(), redis.Prefix(), reg), log: log,
-		wake: make(chan struct{}, 1), drain: drainTime, patience: patience, beat: beatEvery, lease: aloneLease, takeover: takeoverTime, steps: make(chan struct{}, maxSteps),
+// Config is what a Reconciler needs.
+type Config struct {
+	DB       *sql.DB
+	Redis    *reserve.Store
+	Fence    Fence // nil: the outbox itself is the queue, and there is nothing to wait for
+	Log      *slog.Logger
+	Register prometheus.Registerer
+
+	// Lease is how long the others wait for a process that died while it had one of the locks: at most takeoverTime, after
+	// which they go on without it. A live holder renews its lock. 0: three seconds.
+	Lease time.Duration
+}
+
+// New makes a Reconciler and registers its metrics.
+func New(c Config) *Reconciler {
+	r := &Reconciler{db: c.DB, redis: c.Redis, fence: c.Fence, locks: lock.New(c.Redis.Client(), c.Redis.Prefix(), c.Register), log: c.Log,
+		wake: make(chan struct{}, 1), drain: drainTime, patience: patience, beat: beatEvery, lease: cmp.Or(c.Lease, aloneLease), takeover: takeoverTime, steps: make(chan struct{}, maxSteps),
 		runs: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "backend_reconciliations_total",
 			Help: "Attempts to reconcile a sale: opened, lost to another reconciler, or failed."}, []string{"result"}),
 		seconds: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "backend_reconciliation_duration_seconds",
@@ -83,13 +97,13 @@ func New(db *sql.DB, redis *reserve.Store, fence Fence, log *slog.Logger, reg pr
 		restarts: prometheus.NewCounter(prometheus.CounterOpts{Name: "backend_redis_restarts_total",
 			Help: "How often primaries of Redis were found without sale_reserve.lua, and their live sales were closed and reconciled."}),
 	}
-	reg.MustRegister(r.runs, r.seconds, r.notOpen, r.restarts)
+	c.Register.MustRegister(r.runs, r.seconds, r.notOpen, r.restarts)
 	return r
 }
 
-// Sale reconciles one sale. Nil: its gate is open, opened by this call or, after this call began, by another reconciler. So
-// where one is at work already, it is waited for; where that shows nothing for a while, this call takes over. An error leaves
-// the gate closed to reserve; Keep, of whichever process, goes on from there.
+// Sale reconciles one sale. After nil its gate is open: this call opened it or, after this call began, another reconciler did. If
+// one is at work already, this call waits for it, and takes over if its beat stops. After an error the gate is closed to
+// reserve, and the Keep of some process continues.
 func (r *Reconciler) Sale(ctx context.Context, sale int64) error {
 	states, err := r.redis.States(ctx, []int64{sale})
 	if err != nil {
@@ -108,7 +122,7 @@ func (r *Reconciler) Sale(ctx context.Context, sale int64) error {
 	return r.finish(ctx, &attempt{r: r, sale: sale}, c)
 }
 
-// finish is Sale from wherever a is, without a wait for another reconciler before. c is what is known of the gate.
+// finish continues the attempt, and repeats it until the gate is open. c is the state of the gate.
 func (r *Reconciler) finish(ctx context.Context, a *attempt, c *closed) error {
 	for sale := a.sale; ; {
 		err := a.run(ctx)
@@ -135,8 +149,8 @@ func (r *Reconciler) finish(ctx context.Context, a *attempt, c *closed) error {
 	}
 }
 
-// watch waits for a reconciler with a higher token to open the gate, for as long as it shows that it is at work. False: it shows
-// nothing, or there is none, since it was Redis that lost what this one had done.
+// watch waits for a reconciler with a higher token to open the gate, as long as its beat rises. False: the beat stands still, or
+// there is no such reconciler, for Redis has lost what this one had done.
 func (r *Reconciler) watch(ctx context.Context, c *closed, sale, token int64) (bool, error) {
 	for {
 		states, err := r.redis.States(ctx, []int64{sale})
@@ -160,7 +174,7 @@ func (r *Reconciler) watch(ctx context.Context, c *closed, sale, token int64) (b
 	}
 }
 
-// step runs f with one of the few tokens for work on both stores.
+// step runs f as one of at most maxSteps at once.
 func (r *Reconciler) step(ctx context.Context, f func(context.Context) error) error {
 	select {
 	case r.steps <- struct{}{}:

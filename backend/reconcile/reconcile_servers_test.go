@@ -20,6 +20,7 @@ import (
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/broker"
 	"floodgate.internal/backend/order"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/clock"
@@ -57,7 +58,7 @@ func newSystemOn(t testing.TB, redis *reserve.Store, withBroker bool) *system {
 		t.Fatal(err)
 	}
 	clk.Set(now, asked)
-	s.book = order.NewStore(s.db, s.redis, &clk, backendtest.Log(t), prometheus.NewRegistry())
+	s.book = order.NewStore(order.Config{DB: s.db, Redis: s.redis, Clock: &clk, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
 	var fence Fence
 	if withBroker {
 		s.broker, err = broker.Open(broker.Config{URL: backendtest.AMQP(t), Partitions: 2}, backendtest.Log(t), prometheus.NewRegistry())
@@ -92,7 +93,7 @@ func newSystemOn(t testing.TB, redis *reserve.Store, withBroker bool) *system {
 
 // reconciler makes another one, as another process would.
 func (s *system) reconciler(fence Fence) *Reconciler {
-	return New(s.db, s.redis, fence, backendtest.Log(s.t), prometheus.NewRegistry())
+	return New(Config{DB: s.db, Redis: s.redis, Fence: fence, Log: backendtest.Log(s.t), Register: prometheus.NewRegistry()})
 }
 
 func (s *system) sale(o backendtest.SaleOptions) int64 {
@@ -132,7 +133,7 @@ func request(sale, epoch int64, uid string, quantity int, key string) reserve.Re
 }
 
 // press makes an order and returns its entry.
-func (s *system) press(sale int64, uid string, quantity int, key string) reserve.Entry {
+func (s *system) press(sale int64, uid string, quantity int, key string) queued.Entry {
 	s.t.Helper()
 	v, err := s.redis.Reserve(s.t.Context(), request(sale, s.state(sale).Epoch, uid, quantity, key))
 	if err != nil || v.Answer != lua.Reserved {
@@ -142,7 +143,7 @@ func (s *system) press(sale int64, uid string, quantity int, key string) reserve
 }
 
 // entry reads an order's entry from the outbox.
-func (s *system) entry(sale int64, id string) reserve.Entry {
+func (s *system) entry(sale int64, id string) queued.Entry {
 	s.t.Helper()
 	all, bad, err := s.redis.Outbox(s.t.Context(), sale)
 	if err != nil || len(bad) > 0 {
@@ -154,11 +155,11 @@ func (s *system) entry(sale int64, id string) reserve.Entry {
 		}
 	}
 	s.t.Fatalf("order %s is not in the outbox", id)
-	return reserve.Entry{}
+	return queued.Entry{}
 }
 
 // settle does what the consumer does with entries.
-func (s *system) settle(es ...reserve.Entry) {
+func (s *system) settle(es ...queued.Entry) {
 	s.t.Helper()
 	if err := s.book.Settle(s.t.Context(), es); err != nil {
 		s.t.Fatal(err)
@@ -264,7 +265,7 @@ func TestANewSaleIsLoaded(t *testing.T) {
 }
 
 // history makes a sale in which something of everything happened, and lets one order wait in the outbox.
-func (s *system) history() (sale int64, waiting reserve.Entry) {
+func (s *system) history() (sale int64, waiting queued.Entry) {
 	s.t.Helper()
 	sale = s.sale(backendtest.SaleOptions{Stock: 20, Limit: 3})
 	pending, paid := s.press(sale, "ann", 2, "k1"), s.press(sale, "bob", 1, "k1")
@@ -284,12 +285,12 @@ func TestARebuildWritesWhatWasThere(t *testing.T) {
 	sale, _ := s.history()
 	// an entry of an order that is settled and not retired
 	late := s.press(sale, "eve", 1, "")
-	if err := s.book.Settle(t.Context(), []reserve.Entry{late}); err != nil {
+	if err := s.book.Settle(t.Context(), []queued.Entry{late}); err != nil {
 		t.Fatal(err)
 	}
 	// and one of an order that ended, and is not retired
 	over := s.press(sale, "fay", 1, "")
-	if err := s.book.Settle(t.Context(), []reserve.Entry{over}); err != nil {
+	if err := s.book.Settle(t.Context(), []queued.Entry{over}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := s.book.Cancel(t.Context(), "fay", over.ID); err != nil {
@@ -457,7 +458,7 @@ func TestReleasesWaitForTheGateAndHappenOnce(t *testing.T) {
 	sale := s.sale(backendtest.SaleOptions{Stock: 5, Limit: 3})
 	one, two, three := s.press(sale, "ann", 1, ""), s.press(sale, "bob", 1, ""), s.press(sale, "cid", 1, "")
 	s.settle(one, two, three)
-	cancel := func(e reserve.Entry) {
+	cancel := func(e queued.Entry) {
 		t.Helper()
 		if _, err := s.book.Cancel(t.Context(), e.UID, e.ID); err != nil {
 			t.Fatal(err)
@@ -556,9 +557,9 @@ func TestOneConnectionIsEnough(t *testing.T) { // as the embedded profile has it
 	s.balanced(sale)
 }
 
-// ghost puts an order into the outbox that Redis does not hold, as one that was started again after it had died in the middle of
+// orphan puts an order into the outbox that Redis does not hold, as one that was started again after it had died in the middle of
 // writing it down does.
-func (s *system) ghost(sale, epoch int64, uid, key string) reserve.Entry {
+func (s *system) orphan(sale, epoch int64, uid, key string) queued.Entry {
 	s.t.Helper()
 	id := wire.NewOrderID(uuid.Must(uuid.NewV7()).String(), sale)
 	c := s.redis.Client()
@@ -589,19 +590,19 @@ func TestAGhostGetsWhatIsLeft(t *testing.T) {
 			s := newSystem(t, false)
 			sale := s.sale(backendtest.SaleOptions{Stock: c.stock, Limit: 1})
 			promised := s.press(sale, "bob", 1, "k")
-			ghost := s.ghost(sale, s.state(sale).Epoch-1, c.uid, c.key)
+			orphan := s.orphan(sale, s.state(sale).Epoch-1, c.uid, c.key)
 			s.reconcile(sale)
 			if st := s.state(sale); st.Stock != c.stock-1 {
 				t.Errorf("the stock is %d, want %d", st.Stock, c.stock-1)
 			}
-			s.settle(ghost)
+			s.settle(orphan)
 			s.settle(promised)
 			s.settleOutbox(sale)
 			if got := s.status(promised.ID); got != string(wire.PendingPayment) {
 				t.Errorf("the promised order is %s", got)
 			}
-			if got := s.status(ghost.ID); got != string(c.want) {
-				t.Errorf("the ghost is %s, want %s", got, c.want)
+			if got := s.status(orphan.ID); got != string(c.want) {
+				t.Errorf("the orphan is %s, want %s", got, c.want)
 			}
 			if _, err := s.book.RunIntents(t.Context()); err != nil {
 				t.Fatal(err)
@@ -644,7 +645,7 @@ func TestARebuildLeavesOutWhatHasEnded(t *testing.T) {
 	s := newSystem(t, false)
 	sale := s.sale(backendtest.SaleOptions{Stock: 1})
 	e := s.press(sale, "ann", 1, "k")
-	if err := s.book.Settle(t.Context(), []reserve.Entry{e}); err != nil {
+	if err := s.book.Settle(t.Context(), []queued.Entry{e}); err != nil {
 		t.Fatal(err)
 	}
 	a := &attempt{r: s.rec, sale: sale}
@@ -667,11 +668,11 @@ func TestARebuildLeavesOutWhatHasEnded(t *testing.T) {
 	s.balanced(sale)
 }
 
-// Somebody deletes what Redis holds, but for the outbox: many orders at once are no ghosts.
+// Somebody deletes what Redis holds, but for the outbox: many orders at once are no orphans.
 func TestDeletedReservationsAreMadeAnew(t *testing.T) {
 	s := newSystem(t, false)
-	sale := s.sale(backendtest.SaleOptions{Stock: mostGhosts + 1})
-	for i := range mostGhosts + 1 {
+	sale := s.sale(backendtest.SaleOptions{Stock: mostOrphans + 1})
+	for i := range mostOrphans + 1 {
 		s.press(sale, fmt.Sprint("u", i), 1, "k")
 	}
 	want := s.content(sale)

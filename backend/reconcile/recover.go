@@ -13,10 +13,10 @@ import (
 	"floodgate.internal/lua"
 )
 
-// recover lets primaries of Redis that were started anew or promoted reserve again, in a life that follows the one of this name, unless
-// another process has done so: it closes the gate of every live sale that they have, begins a new life in every primary, and
-// leaves it to reopen to reconcile the sales, each of which is open again as soon as it is done itself. That no primary went back
-// in between, life says (reserve.Life has the argument); that nobody else has begun a life in between, MySQL.
+// recover lets primaries of Redis that were started anew or promoted reserve again, unless another process has done so. It closes
+// the gate of every live sale that they have, and begins an incarnation that follows before. Then reopen reconciles the sales, each
+// of which opens as soon as it is done itself. The incarnation makes sure that no primary went back in between, and MySQL that
+// no other process has begun one. docs/reconciling.md has the steps.
 func (k *keeper) recover(ctx context.Context, lost *reserve.Part, before string) error {
 	r := k.r
 	done, err := r.alone(ctx, "recovery")
@@ -24,15 +24,15 @@ func (k *keeper) recover(ctx context.Context, lost *reserve.Part, before string)
 		return err
 	}
 	defer func() { done() }()
-	if newest, err := r.newestLife(ctx); err != nil || newest != before {
-		r.Wake() // to believe in it
+	if newest, err := r.newestIncarnation(ctx); err != nil || newest != before {
+		r.Wake() // to use it
 		return err
 	}
 	on, over, err := r.live(ctx)
 	if err != nil {
 		return err
 	}
-	for sale, end := range k.ends { // what a recovery before has left to do there is this one's
+	for sale, end := range k.ends { // this recovery takes over what an earlier one has left to do there
 		if lost.HasSale(sale) || !slices.Contains(on, sale) && !slices.Contains(over, sale) {
 			end()
 			delete(k.ends, sale)
@@ -40,13 +40,13 @@ func (k *keeper) recover(ctx context.Context, lost *reserve.Part, before string)
 	}
 	elsewhere := func(sale int64) bool { return !lost.HasSale(sale) }
 	on, over = slices.DeleteFunc(on, elsewhere), slices.DeleteFunc(over, elsewhere)
-	if before != "" { // else it never was in use
+	if before != "" { // else it was never used
 		r.log.Warn("redis was started anew, or a replica was promoted: its live sales are closed before it reserves again, and reconciled",
 			"nodes", lost.Addrs(), "sales", len(on)+len(over))
 	}
 	r.restarts.Inc()
 	shut := make(map[int64]*attempt, len(on)+len(over))
-	defer func() { k.reopen(ctx, on, over, shut) }() // also where another process was sooner: it has lost them
+	defer func() { k.reopen(ctx, on, over, shut) }() // also if another process was sooner: it has lost them
 	for pending := slices.Concat(on, over); len(pending) > 0; {
 		if pending, err = r.close(ctx, lost, pending, shut); err == nil {
 			break
@@ -60,7 +60,7 @@ func (k *keeper) recover(ctx context.Context, lost *reserve.Part, before string)
 		if err := lost.Same(ctx); err != nil { // restarted or demoted
 			return err
 		}
-		if newest, err := r.newestLife(ctx); err != nil || newest != before { // another process was done sooner
+		if newest, err := r.newestIncarnation(ctx); err != nil || newest != before { // another process was done sooner
 			r.Wake()
 			return err
 		}
@@ -70,7 +70,7 @@ func (k *keeper) recover(ctx context.Context, lost *reserve.Part, before string)
 	}
 	name, err := lost.Arm(ctx, lost)
 	if err != nil {
-		return fmt.Errorf("begin a new life of redis: %w", err)
+		return fmt.Errorf("begin a new incarnation of redis: %w", err)
 	}
 	if err := r.follow(ctx, before, name); err != nil {
 		return err
@@ -80,8 +80,8 @@ func (k *keeper) recover(ctx context.Context, lost *reserve.Part, before string)
 	return nil
 }
 
-// close takes the first steps of reconciling each of sales, and adds to shut those with which this process goes on. It returns
-// the sales whose gates may still be open, and why the last of them may.
+// close closes the gates of sales, and adds to shut the attempts that this process continues. It returns the sales whose gates
+// may still be open, and the error of the last of them.
 func (r *Reconciler) close(ctx context.Context, lost *reserve.Part, sales []int64, shut map[int64]*attempt) (open []int64, err error) {
 	var all sync.WaitGroup
 	attempts, errs := make([]*attempt, len(sales)), make([]error, len(sales))
@@ -103,8 +103,8 @@ func (r *Reconciler) close(ctx context.Context, lost *reserve.Part, sales []int6
 	return open, err
 }
 
-// reopen goes on, beside the looks, with what recover has closed: with the sales that are on or to come, at once; then with those
-// that are over, one after the other: nobody waits for them, and there may be many, with many orders.
+// reopen reconciles, beside the looks, the sales that recover has closed: those that are on or to come at once, then those that
+// are over, one after the other. Nobody waits for the latter, and there may be many, with many orders.
 func (k *keeper) reopen(ctx context.Context, on, over []int64, shut map[int64]*attempt) {
 	start := func(sale int64, after []<-chan struct{}) []<-chan struct{} {
 		a := shut[sale]
@@ -129,17 +129,17 @@ func (k *keeper) reopen(ctx context.Context, on, over []int64, shut map[int64]*a
 	}
 }
 
-// newestLife is the name of the life of Redis that was reconciled last, "" where none was.
-func (r *Reconciler) newestLife(ctx context.Context) (name string, err error) {
+// newestIncarnation is the name of the incarnation of Redis that began last, "" for none.
+func (r *Reconciler) newestIncarnation(ctx context.Context) (name string, err error) {
 	err = r.db.QueryRowContext(ctx, `SELECT name FROM redis_life WHERE only_row = 1`).Scan(&name)
 	if err != nil && !errors.Is(err, sql.ErrNoRows) {
-		return "", fmt.Errorf("read the life of redis: %w", err)
+		return "", fmt.Errorf("read the incarnation of redis: %w", err)
 	}
 	return name, nil
 }
 
-// follow makes a life the newest, if the one before it is that still: a reconciler that slept must not bring back a node of
-// which everybody else has taken leave.
+// follow makes an incarnation the newest, if before still is: a reconciler that slept must not bring back a node that all others
+// have given up.
 func (r *Reconciler) follow(ctx context.Context, before, name string) error {
 	return store.InTx(ctx, r.db, func(tx *sql.Tx) error {
 		var err error
@@ -150,7 +150,7 @@ func (r *Reconciler) follow(ctx context.Context, before, name string) error {
 			done, err = tx.ExecContext(ctx, `UPDATE redis_life SET name = ? WHERE only_row = 1 AND name = ?`, name, before)
 		}
 		if err != nil && !store.Duplicate(err) {
-			return fmt.Errorf("note the life of redis: %w", err)
+			return fmt.Errorf("note the incarnation of redis: %w", err)
 		}
 		if err == nil {
 			if n, err := done.RowsAffected(); err != nil || n == 1 {

@@ -16,8 +16,8 @@ import (
 	"github.com/redis/rueidis"
 
 	"floodgate.internal/backend/backendtest"
-	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/outbox"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/wire"
@@ -46,7 +46,7 @@ func background(t *testing.T, f func(context.Context) error) (stop func()) {
 func (s *system) consume(t *testing.T, ready <-chan struct{}) (stop func()) {
 	background(t, func(ctx context.Context) error {
 		for ctx.Err() == nil {
-			if _, err := s.book.SettleDeferred(ctx, func(context.Context, reserve.Entry, int64, error) error { return errors.New("no dead letters here") }); err != nil && ctx.Err() == nil {
+			if _, err := s.book.SettleDeferred(ctx, func(context.Context, queued.Entry, int64, error) error { return errors.New("no dead letters here") }); err != nil && ctx.Err() == nil {
 				t.Logf("deferred orders: %v", err)
 			}
 			_ = sleep(ctx, 20*time.Millisecond) // its end is ctx's
@@ -54,7 +54,7 @@ func (s *system) consume(t *testing.T, ready <-chan struct{}) (stop func()) {
 		return nil
 	})
 	return background(t, func(ctx context.Context) error {
-		return s.broker.Consume(ctx, 100, time.Millisecond, func(ctx context.Context, es []reserve.Entry) error {
+		return s.broker.Consume(ctx, 100, time.Millisecond, func(ctx context.Context, es []queued.Entry) error {
 			if ready != nil {
 				select {
 				case <-ready:
@@ -63,7 +63,7 @@ func (s *system) consume(t *testing.T, ready <-chan struct{}) (stop func()) {
 				}
 			}
 			return s.book.SettleOrDefer(ctx, es)
-		}, func(ctx context.Context, es []reserve.Entry) {
+		}, func(ctx context.Context, es []queued.Entry) {
 			if err := s.book.Retire(ctx, es); err != nil {
 				t.Logf("retire: %v", err)
 			}
@@ -82,7 +82,7 @@ func eventually(t testing.TB, what string, f func() bool) {
 	}
 }
 
-func (s *system) publish(es ...reserve.Entry) {
+func (s *system) publish(es ...queued.Entry) {
 	s.t.Helper()
 	if err := s.broker.Publish(s.t.Context(), es); err != nil {
 		s.t.Fatal(err)
@@ -92,7 +92,7 @@ func (s *system) publish(es ...reserve.Entry) {
 func TestQueuedOrdersAreInMySQLBeforeItIsRead(t *testing.T) {
 	s := newSystem(t, true)
 	sale := s.sale(backendtest.SaleOptions{Stock: 10})
-	var es []reserve.Entry
+	var es []queued.Entry
 	for i := range 5 {
 		es = append(es, s.press(sale, fmt.Sprint("u", i), 1, ""))
 	}
@@ -124,7 +124,7 @@ func TestQueuedOrdersAreInMySQLBeforeItIsRead(t *testing.T) {
 func TestAQueueThatWaitsForADeadReconcilerIsAdopted(t *testing.T) {
 	s := newSystem(t, true)
 	sale := s.sale(backendtest.SaleOptions{Stock: 5})
-	var es []reserve.Entry
+	var es []queued.Entry
 	for i := range 5 {
 		es = append(es, s.press(sale, fmt.Sprint("u", i), 1, ""))
 	}
@@ -139,7 +139,8 @@ func TestAQueueThatWaitsForADeadReconcilerIsAdopted(t *testing.T) {
 	s.consume(t, nil) // it defers them: they are of an older epoch, and the gate is closed
 	s.rec.drain = 500 * time.Millisecond
 	s.reconcile(sale)
-	background(t, outbox.NewRelay(s.redis, func() []int64 { return []int64{sale} }, "relay", time.Minute, s.broker, backendtest.Log(t), prometheus.NewRegistry()).Run)
+	background(t, outbox.NewRelay(outbox.RelayConfig{ReaderConfig: outbox.ReaderConfig{Redis: s.redis, Live: func() []int64 { return []int64{sale} },
+		Name: "relay", ClaimIdle: time.Minute, Log: backendtest.Log(t), Register: prometheus.NewRegistry()}, Broker: s.broker}).Run)
 	v, err := s.redis.Reserve(t.Context(), request(sale, s.state(sale).Epoch, "late", 1, ""))
 	if err != nil || v.Answer != lua.SoldOut {
 		t.Errorf("as soon as the gate is open, a late buyer got %+v, %v; want sold out: every unit was adopted", v, err)
@@ -184,12 +185,12 @@ func TestTheGateStaysClosedWhileOrdersAreDeferred(t *testing.T) {
 	if _, err := s.db.ExecContext(t.Context(), `UPDATE sale_stock SET epoch = epoch + 1 WHERE sale_id = ?`, sale); err != nil {
 		t.Fatal(err)
 	}
-	var deferred *order.DeferredError
-	if err := s.book.SettleOrDefer(t.Context(), []reserve.Entry{e}); !errors.As(err, &deferred) {
+	var deferred *queued.DeferredError
+	if err := s.book.SettleOrDefer(t.Context(), []queued.Entry{e}); !errors.As(err, &deferred) {
 		t.Fatalf("got %v, want it deferred", err)
 	}
 	stop := background(t, func(ctx context.Context) error {
-		return s.broker.Consume(ctx, 100, time.Millisecond, s.book.SettleOrDefer, func(context.Context, []reserve.Entry) {})
+		return s.broker.Consume(ctx, 100, time.Millisecond, s.book.SettleOrDefer, func(context.Context, []queued.Entry) {})
 	})
 	if err := s.broker.Fence(t.Context(), sale); err != nil {
 		t.Fatal(err)
@@ -265,7 +266,7 @@ func (s *system) opens(sales ...int64) {
 func TestARestartedRedisReservesOnlyInReconciledSales(t *testing.T) {
 	s := newSystem(t, false)
 	var sales []int64
-	var held []reserve.Entry
+	var held []queued.Entry
 	for range 5 {
 		sale := s.sale(backendtest.SaleOptions{Stock: 5})
 		sales = append(sales, sale)
@@ -397,7 +398,7 @@ func TestARestartedRedisAdoptsNothing(t *testing.T) {
 		}
 	}
 	s.flush()
-	if err := s.book.Settle(t.Context(), []reserve.Entry{e}); !errors.Is(err, reserve.ErrRestarted) {
+	if err := s.book.Settle(t.Context(), []queued.Entry{e}); !errors.Is(err, reserve.ErrRestarted) {
 		t.Errorf("got %v, want it held for %v", err, reserve.ErrRestarted)
 	}
 	background(t, s.rec.Keep)
@@ -417,7 +418,7 @@ func TestANodeOfAnEarlierLifeIsReconciled(t *testing.T) {
 	s := newSystem(t, false)
 	sale := s.sale(backendtest.SaleOptions{Stock: 5})
 	epoch := s.state(sale).Epoch
-	here, err := s.rec.newestLife(t.Context())
+	here, err := s.rec.newestIncarnation(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -437,7 +438,7 @@ func TestANodeOfAnEarlierLifeIsReconciled(t *testing.T) {
 	s.redis.Believe(here) // as a process does that has not noticed anything
 	background(t, s.rec.Keep)
 	eventually(t, "the sale is reconciled in a new life", func() bool {
-		newest, err := s.rec.newestLife(t.Context())
+		newest, err := s.rec.newestIncarnation(t.Context())
 		return err == nil && newest != here && newest != "elsewhere" && s.state(sale).Epoch > epoch
 	})
 	s.reserves()
@@ -499,7 +500,8 @@ func TestNothingPromisedIsLostWhileRedisIsEmptiedAgainAndAgain(t *testing.T) {
 	sales := []int64{s.sale(backendtest.SaleOptions{Stock: stock, Limit: 2}), s.sale(backendtest.SaleOptions{Stock: stock, Limit: 2})}
 	live := func() []int64 { return sales }
 	for _, name := range []string{"r1", "r2"} {
-		background(t, outbox.NewRelay(s.redis, live, name, time.Second, s.broker, backendtest.Log(t), prometheus.NewRegistry()).Run)
+		background(t, outbox.NewRelay(outbox.RelayConfig{ReaderConfig: outbox.ReaderConfig{Redis: s.redis, Live: live,
+			Name: name, ClaimIdle: time.Second, Log: backendtest.Log(t), Register: prometheus.NewRegistry()}, Broker: s.broker}).Run)
 	}
 	s.consume(t, nil)
 	for range 2 {
@@ -548,8 +550,8 @@ func TestNothingPromisedIsLostWhileRedisIsEmptiedAgainAndAgain(t *testing.T) {
 					if err != nil || !ok {
 						continue // emptied meanwhile: no promise
 					}
-					e := reserve.Entry{ID: h.ID, Sale: sale, UID: h.UID, Quantity: h.Quantity, Slots: h.Slots, Epoch: epochs[sale], At: h.At, Entry: h.Entry}
-					if err := s.broker.Publish(t.Context(), []reserve.Entry{e}); err != nil {
+					e := queued.Entry{ID: h.ID, Sale: sale, UID: h.UID, Quantity: h.Quantity, Slots: h.Slots, Epoch: epochs[sale], At: h.At, Entry: h.Entry}
+					if err := s.broker.Publish(t.Context(), []queued.Entry{e}); err != nil {
 						t.Errorf("publish: %v", err)
 						continue
 					}
@@ -612,12 +614,12 @@ func TestNothingPromisedIsLostWhileRedisIsEmptiedAgainAndAgain(t *testing.T) {
 
 // TestALargeSaleIsLoadedInSmallSteps loads orders that MySQL and the outbox hold.
 func TestALargeSaleIsLoadedInSmallSteps(t *testing.T) {
-	const inMySQL, queued = 20_000, 2_000
+	const inMySQL, inRedis = 20_000, 2_000
 	s := newSystem(t, false)
-	sale := s.sale(backendtest.SaleOptions{Stock: inMySQL + queued, Limit: 1})
-	var batch []reserve.Entry
+	sale := s.sale(backendtest.SaleOptions{Stock: inMySQL + inRedis, Limit: 1})
+	var batch []queued.Entry
 	for i := range inMySQL {
-		batch = append(batch, reserve.Entry{ID: wire.NewOrderID(uuid.Must(uuid.NewV7()).String(), sale), Sale: sale, UID: fmt.Sprint("m", i),
+		batch = append(batch, queued.Entry{ID: wire.NewOrderID(uuid.Must(uuid.NewV7()).String(), sale), Sale: sale, UID: fmt.Sprint("m", i),
 			Quantity: 1, Slots: "1", Key: fmt.Sprint("k", i), Epoch: 1, At: 1})
 		if len(batch) == 500 {
 			if err := s.book.Settle(t.Context(), batch); err != nil {
@@ -631,7 +633,7 @@ func TestALargeSaleIsLoadedInSmallSteps(t *testing.T) {
 	epoch := s.state(sale).Epoch
 	for w := range 20 {
 		wg.Go(func() {
-			for i := range queued / 20 {
+			for i := range inRedis / 20 {
 				v, err := s.redis.Reserve(t.Context(), request(sale, epoch, fmt.Sprintf("q%d-%d", w, i), 1, "key"))
 				if err != nil || v.Answer != lua.Reserved {
 					t.Errorf("%+v, %v", v, err)
@@ -642,7 +644,7 @@ func TestALargeSaleIsLoadedInSmallSteps(t *testing.T) {
 	wg.Wait()
 	s.reconcile(sale)
 	snap := s.content(sale)
-	if len(snap.Orders) != inMySQL+queued || snap.State.Stock != 0 || len(snap.Buyers) != inMySQL+queued || len(snap.Outbox) != queued {
+	if len(snap.Orders) != inMySQL+inRedis || snap.State.Stock != 0 || len(snap.Buyers) != inMySQL+inRedis || len(snap.Outbox) != inRedis {
 		t.Errorf("got %d reservations of %d buyers, stock %d, %d queued", len(snap.Orders), len(snap.Buyers), snap.State.Stock, len(snap.Outbox))
 	}
 	v, err := s.redis.Reserve(t.Context(), request(sale, epoch+1, "m17", 1, "k17"))

@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"floodgate.internal/backend/backendtest"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/netfault"
@@ -49,7 +50,7 @@ func (s *system) process(t *testing.T, fence Fence, shorter time.Duration) *proc
 		t.Fatal(err)
 	}
 	t.Cleanup(store.Close)
-	p.Reconciler = New(p.conns, store, fence, backendtest.Log(t), prometheus.NewRegistry())
+	p.Reconciler = New(Config{DB: p.conns, Redis: store, Fence: fence, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
 	for _, d := range []*time.Duration{&p.drain, &p.patience, &p.takeover, &p.beat} {
 		*d /= shorter
 	}
@@ -271,9 +272,9 @@ func TestASaleGoesOnWhileItIsRead(t *testing.T) {
 	sale := s.sale(backendtest.SaleOptions{Stock: many + 10, Limit: 3})
 	paid, cancelled, expired := s.press(sale, "ann", 2, "k"), s.press(sale, "bob", 1, "k"), s.press(sale, "cid", 3, "k")
 	s.settle(paid, cancelled, expired)
-	var batch []reserve.Entry // more than a page; they need not be in Redis, which is emptied
+	var batch []queued.Entry // more than a page; they need not be in Redis, which is emptied
 	for i := range many {
-		batch = append(batch, reserve.Entry{ID: wire.NewOrderID(uuid.Must(uuid.NewV7()).String(), sale), Sale: sale, UID: fmt.Sprint("m", i), Quantity: 1,
+		batch = append(batch, queued.Entry{ID: wire.NewOrderID(uuid.Must(uuid.NewV7()).String(), sale), Sale: sale, UID: fmt.Sprint("m", i), Quantity: 1,
 			Slots: "1", Epoch: 1, At: 1})
 	}
 	for part := range slices.Chunk(batch, 500) {
@@ -299,7 +300,7 @@ func TestASaleGoesOnWhileItIsRead(t *testing.T) {
 		if n, err := s.book.Expire(t.Context()); n != 1 || err != nil {
 			t.Errorf("expire while the sale is read: %d, %v", n, err)
 		}
-		if err := s.book.Settle(t.Context(), []reserve.Entry{late}); !errors.Is(err, reserve.ErrGateClosed) {
+		if err := s.book.Settle(t.Context(), []queued.Entry{late}); !errors.Is(err, reserve.ErrGateClosed) {
 			t.Errorf("settle a message of the old epoch: got %v, want %v", err, reserve.ErrGateClosed)
 		}
 	}))

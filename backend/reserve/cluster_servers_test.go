@@ -17,6 +17,7 @@ import (
 
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/lock"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/store"
@@ -154,7 +155,7 @@ func onCluster(t *testing.T, s *reserve.Store, sale int64) {
 	if !joined || err != nil {
 		t.Fatalf("sale %d: join: %v, %v", sale, joined, err)
 	}
-	press := func(uid string, epoch int64) reserve.Entry {
+	press := func(uid string, epoch int64) queued.Entry {
 		t.Helper()
 		r := reserve.Request{Sale: sale, UID: uid, Quantity: 1, Epoch: epoch, Key: "k", OrderID: wire.NewOrderID(uuid.Must(uuid.NewV7()).String(), sale)}
 		v, err := s.Reserve(ctx, r)
@@ -178,7 +179,7 @@ func onCluster(t *testing.T, s *reserve.Store, sale int64) {
 	must(s.Rest(ctx, sale, 1))
 	load(2, reserve.Loaded{Epoch: 2, Stock: 14, Total: 15, Definition: definition,
 		Orders: []reserve.Held{{ID: second.ID, UID: second.UID, Quantity: 1, Slots: second.Slots, Entry: second.Entry, At: second.At, Key: second.Key}}})
-	answers, err := s.Adopt(ctx, []reserve.Entry{second}, map[int64]int64{sale: 2})
+	answers, err := s.Adopt(ctx, []queued.Entry{second}, map[int64]int64{sale: 2})
 	if err != nil || answers[0] != lua.Adopted {
 		t.Fatalf("sale %d: adopt: %v, %v", sale, answers, err)
 	}

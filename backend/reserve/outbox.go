@@ -9,6 +9,7 @@ import (
 
 	"github.com/redis/rueidis"
 
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/lua"
 )
 
@@ -27,14 +28,14 @@ const outboxPage = 500
 
 // Outbox reads a sale's outbox, page by page: what is added or retired meanwhile may be in it or not. Bad are entries that
 // are no orders.
-func (s *Store) Outbox(ctx context.Context, sale int64) (entries []Entry, bad []error, err error) {
+func (s *Store) Outbox(ctx context.Context, sale int64) (entries []queued.Entry, bad []error, err error) {
 	for from := "-"; ; {
 		page, err := s.outboxPage(ctx, sale, from)
 		if err != nil {
 			return nil, nil, fmt.Errorf("outbox of sale %d: %w", sale, err)
 		}
 		for _, x := range page {
-			e, err := ParseEntry(sale, x.ID, x.FieldValues)
+			e, err := queued.Parse(sale, x.ID, x.FieldValues)
 			if err != nil {
 				bad = append(bad, err)
 				continue
@@ -50,7 +51,7 @@ func (s *Store) Outbox(ctx context.Context, sale int64) (entries []Entry, bad []
 
 // Unheld are those of the entries whose orders this Redis itself does not hold. None where its reservations are not whole: a load of
 // them has begun and not ended, or nobody has said yet that they are. Both are certain only behind a closed gate.
-func (s *Store) Unheld(ctx context.Context, sale int64, entries []Entry) (map[string]bool, error) {
+func (s *Store) Unheld(ctx context.Context, sale int64, entries []queued.Entry) (map[string]bool, error) {
 	unheld := map[string]bool{}
 	b := s.client.B()
 	for page := range slices.Chunk(entries, outboxPage) {

@@ -18,9 +18,9 @@ import (
 
 	"github.com/redis/rueidis"
 
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/failpoint"
-	"floodgate.internal/shared/wire"
 )
 
 // What stands between a caller and a decision.
@@ -257,8 +257,8 @@ type Verdict struct {
 }
 
 // Entry is the outbox entry of an order that was Reserved.
-func (r Request) Entry(v Verdict) Entry {
-	return Entry{ID: v.OrderID, Sale: r.Sale, UID: r.UID, Quantity: r.Quantity, Slots: v.Slots, Key: r.Key, Epoch: r.Epoch, At: v.At,
+func (r Request) Entry(v Verdict) queued.Entry {
+	return queued.Entry{ID: v.OrderID, Sale: r.Sale, UID: r.UID, Quantity: r.Quantity, Slots: v.Slots, Key: r.Key, Epoch: r.Epoch, At: v.At,
 		Trace: r.Trace, Entry: v.Entry}
 }
 
@@ -385,45 +385,11 @@ func (s *Store) Define(ctx context.Context, sale int64, d Definition) error {
 	return nil
 }
 
-// Entry is an order on its way from the outbox to MySQL: what a stream entry and a broker message carry.
-type Entry struct {
-	ID       string `json:"id"` // the order's
-	Sale     int64  `json:"sale"`
-	UID      string `json:"uid"`
-	Quantity int    `json:"quantity"`
-	Slots    string `json:"slots"` // "1,2"
-	Key      string `json:"key"`
-	Epoch    int64  `json:"epoch"`
-	At       int64  `json:"at"` // of the press, in milliseconds
-	Trace    string `json:"trace"`
-	Entry    string `json:"entry"` // id in the outbox stream
-}
-
-// ParseEntry reads a stream entry of a sale's outbox.
-func ParseEntry(sale int64, id string, fields map[string]string) (Entry, error) {
-	e := Entry{ID: fields["id"], Sale: sale, UID: fields["uid"], Slots: fields["slots"], Key: fields["key"], Trace: fields["trace"], Entry: id}
-	var err1, err2, err3 error
-	e.Quantity, err1 = strconv.Atoi(fields["quantity"])
-	e.Epoch, err2 = strconv.ParseInt(fields["epoch"], 10, 64)
-	e.At, err3 = strconv.ParseInt(fields["at"], 10, 64)
-	err := errors.Join(err1, err2, err3)
-	if of, ok := wire.SaleOfOrder(e.ID); err == nil && (!ok || of != sale) {
-		err = fmt.Errorf("order id %q is not of this sale", e.ID)
-	}
-	if err == nil && (!wire.ValidUID(e.UID) || e.Quantity < 1) {
-		err = fmt.Errorf("uid %q or quantity %d is none", e.UID, e.Quantity)
-	}
-	if err != nil {
-		return e, fmt.Errorf("outbox entry %s of sale %d: %v is no order: %w", id, sale, fields, err)
-	}
-	return e, nil
-}
-
 // Adopt takes orders of older epochs over, each into the epoch of its sale in epochs, MySQL's present ones, in one pipeline. The
 // answers, in the order of entries, are lua.Adopted and Present (drop the old message: the outbox has a new one), SoldOut,
 // Limit and KeyReused (reject it), and GateClosed (hold it, ask again). Any error, ErrRestarted among them: hold them all, though some may be
 // adopted.
-func (s *Store) Adopt(ctx context.Context, entries []Entry, epochs map[int64]int64) ([]string, error) {
+func (s *Store) Adopt(ctx context.Context, entries []queued.Entry, epochs map[int64]int64) ([]string, error) {
 	calls := make([]Args, len(entries))
 	for i, e := range entries {
 		calls[i] = Args{
@@ -446,7 +412,7 @@ func (s *Store) Adopt(ctx context.Context, entries []Entry, epochs map[int64]int
 
 // Keep gives the outbox entry of an order that the broker has confirmed to consumer, so that no relay publishes it again,
 // and says whether Redis still holds the order in the epoch of that entry: if so, it was not lost in between.
-func (s *Store) Keep(ctx context.Context, e Entry, consumer string) (bool, error) {
+func (s *Store) Keep(ctx context.Context, e queued.Entry, consumer string) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
 	b := s.client.B()

@@ -16,6 +16,7 @@ import (
 	"github.com/google/uuid"
 
 	"floodgate.internal/backend/backendtest"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/netfault"
@@ -115,7 +116,7 @@ func TestErrors(t *testing.T) {
 	}
 	adopt := func(what string, sale int64, answer string, want error) {
 		t.Helper()
-		answers, err := s.Adopt(ctx, []reserve.Entry{{ID: "o", Sale: sale, UID: "u", Quantity: 1}}, map[int64]int64{sale: 1})
+		answers, err := s.Adopt(ctx, []queued.Entry{{ID: "o", Sale: sale, UID: "u", Quantity: 1}}, map[int64]int64{sale: 1})
 		is(what, err, want)
 		if err == nil && answers[0] != answer {
 			t.Errorf("%s: got %s, want %s", what, answers[0], answer)

@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"github.com/redis/rueidis"
+
+	"floodgate.internal/backend/queued"
 )
 
 // State is a sale as Redis has it.
@@ -89,7 +91,7 @@ type Snapshot struct {
 	State  State
 	Orders []Held
 	Buyers map[string]string // uid -> "slot=order,..."
-	Outbox []Entry
+	Outbox []queued.Entry
 	// Applied is the admin intents that State's stock and total include.
 	Applied map[int64]bool
 	Bad     []error // entries that are no orders
@@ -161,7 +163,7 @@ func (s *Store) Snapshot(ctx context.Context, sale int64) (Snapshot, error) {
 			snap.Orders = append(snap.Orders, h)
 		}
 		for _, x := range entries {
-			e, err := ParseEntry(sale, x.ID, x.FieldValues)
+			e, err := queued.Parse(sale, x.ID, x.FieldValues)
 			if err != nil {
 				snap.Bad = append(snap.Bad, err)
 				continue

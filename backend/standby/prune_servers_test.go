@@ -46,7 +46,7 @@ func TestOldPlacesAreForgotten(t *testing.T) {
 	write(1500, "offered", young)
 	write(700, "ended", young)
 	session := backendtest.OpenMySQL(t, dsn.FormatDSN(), 1)
-	line := standby.New(most, session, s.redis, nil, s.clk, backendtest.Log(t), prometheus.NewRegistry())
+	line := standby.New(standby.Config{MaxLine: most, DB: session, Redis: s.redis, Clock: s.clk, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
 	for _, want := range []int{1000, 200, 300, 200, 100, 0} {
 		reads, changes := backendtest.Rows(t, session, func() {
 			if n, err := line.Prune(t.Context()); n != want || err != nil {

@@ -51,7 +51,7 @@ func newShop(t testing.TB, o backendtest.SaleOptions) *shop {
 	s := &shop{t: t, db: backendtest.MySQL(t), redis: backendtest.Redis(t)}
 	s.clk = s.clockAhead(0)
 	s.line, s.book = s.process(s.clk)
-	s.rec = reconcile.New(s.db, s.redis, nil, backendtest.Log(t), prometheus.NewRegistry())
+	s.rec = reconcile.New(reconcile.Config{DB: s.db, Redis: s.redis, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
 	s.sale = backendtest.Sale(t, s.db, o)
 	s.reconcile()
 	t.Cleanup(func() {
@@ -70,9 +70,8 @@ func (s *shop) process(clk *clock.Clock) (*standby.Line, *order.Store) {
 	if err := known.Refresh(s.t.Context()); err != nil {
 		s.t.Fatal(err)
 	}
-	line := standby.New(most, s.db, s.redis, known, clk, backendtest.Log(s.t), reg)
-	book := order.NewStore(s.db, s.redis, clk, backendtest.Log(s.t), reg)
-	book.Standby(accept, line.Wake)
+	line := standby.New(standby.Config{MaxLine: most, DB: s.db, Redis: s.redis, Catalog: known, Clock: clk, Log: backendtest.Log(s.t), Register: reg})
+	book := order.NewStore(order.Config{DB: s.db, Redis: s.redis, Clock: clk, Log: backendtest.Log(s.t), Register: reg, AcceptWithin: accept, Returned: line.Wake})
 	return line, book
 }
 
@@ -249,7 +248,7 @@ func (s *shop) balanced() {
 
 func (s *shop) findings() []audit.Finding {
 	s.t.Helper()
-	r, err := audit.New(s.db, s.redis, time.Millisecond).Sale(s.t.Context(), s.sale)
+	r, err := audit.New(audit.Config{DB: s.db, Redis: s.redis, QueuedBound: time.Millisecond}).Sale(s.t.Context(), s.sale)
 	s.must(err)
 	return r.Findings
 }

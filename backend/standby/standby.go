@@ -24,6 +24,7 @@ import (
 
 	"floodgate.internal/backend/catalog"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/sale"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/failpoint"
@@ -63,13 +64,25 @@ type Line struct {
 	offers *prometheus.CounterVec
 }
 
-// New makes a Line in which at most so many wait for each sale. clk must follow Redis's clock before anybody joins.
-func New(most int, db *sql.DB, redis *reserve.Store, c *catalog.Catalog, clk *clock.Clock, log *slog.Logger, reg prometheus.Registerer) *Line {
-	l := &Line{db: db, redis: redis, catalog: c, clk: clk, log: log, most: most, woken: map[int64]struct{}{}, wake: make(chan struct{}, 1),
+// Config is what a Line needs.
+type Config struct {
+	DB       *sql.DB
+	Redis    *reserve.Store
+	Catalog  *catalog.Catalog
+	Clock    *clock.Clock // follows Redis's clock before anybody joins
+	Log      *slog.Logger
+	Register prometheus.Registerer
+
+	MaxLine int // users who wait for each sale, at most
+}
+
+// New makes a Line and registers its metrics.
+func New(c Config) *Line {
+	l := &Line{db: c.DB, redis: c.Redis, catalog: c.Catalog, clk: c.Clock, log: c.Log, most: c.MaxLine, woken: map[int64]struct{}{}, wake: make(chan struct{}, 1),
 		joined: prometheus.NewCounter(prometheus.CounterOpts{Name: "backend_standby_joined_total", Help: "Users who joined a standby line."}),
 		offers: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "backend_standby_heads_total",
 			Help: "What became of heads of standby lines here: offered a unit, or passed over."}, []string{"result"})}
-	reg.MustRegister(l.joined, l.offers)
+	c.Register.MustRegister(l.joined, l.offers)
 	return l
 }
 
@@ -265,7 +278,7 @@ type Length struct {
 }
 
 // Lengths are those of the sales that have a line.
-func Lengths(ctx context.Context, q catalog.Queryer, sales []int64) (map[int64]Length, error) {
+func Lengths(ctx context.Context, q sale.Queryer, sales []int64) (map[int64]Length, error) {
 	args := []any{string(wire.PendingPayment), waiting, offered}
 	for _, id := range sales {
 		args = append(args, id)

@@ -17,7 +17,7 @@ const pruneOnce = 1000
 // sale, the history of one sale that has ended, and gateways that are gone. It returns how much there was; call again at
 // once while that is more than none.
 func (s *Store) Prune(ctx context.Context) (n int, err error) {
-	before := s.now().Add(-s.limits.Keep)
+	before := s.now().Add(-s.keep)
 	for _, one := range []struct {
 		find string
 		do   func(tx *sql.Tx, sale int64) (int, error)

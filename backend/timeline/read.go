@@ -55,7 +55,7 @@ func (s *Store) Of(ctx context.Context, uid string, sale int64) (verdict.Timelin
 		return verdict.Timeline{}, fmt.Errorf("%w: %w", ErrBusy, err)
 	}
 	defer s.reads.Release(1)
-	t := telling{Timeline: verdict.Timeline{Sale: sale, UID: uid, Missing: []string{}, Note: verdict.Note, Events: []verdict.Event{}}, now: s.now(), keep: s.limits.Keep}
+	t := telling{Timeline: verdict.Timeline{Sale: sale, UID: uid, Missing: []string{}, Note: verdict.Note, Events: []verdict.Event{}}, now: s.now(), keep: s.keep}
 	var closed sql.NullTime
 	err := s.db.QueryRowContext(ctx, `SELECT starts_at, ends_at, closed_at FROM sales WHERE id = ?`, sale).Scan(&t.starts, &t.ends, &closed)
 	if errors.Is(err, sql.ErrNoRows) {
@@ -182,7 +182,7 @@ var reasons = map[string]string{
 
 // orders tells what became of the user's orders.
 func (s *Store) orders(ctx context.Context, t *telling) error {
-	list, more, queued, err := s.book.PastOf(ctx, t.UID, t.Sale, maxOrders)
+	list, more, queued, err := s.orderStore.PastOf(ctx, t.UID, t.Sale, maxOrders)
 	if err != nil {
 		return err
 	}

@@ -29,19 +29,28 @@ import (
 	"floodgate.internal/shared/verdict"
 )
 
-// Limits bound what is kept.
-type Limits struct {
-	Keep time.Duration // of records after the last press of their kind, and of a sale's history after its end
-	Rows int64         // records of a sale; of a new one more is dropped, and those that are there go on counting
+// Config is what a Store needs.
+type Config struct {
+	DB       *sql.DB
+	Orders   *order.Store
+	Clock    *clock.Clock
+	Log      *slog.Logger
+	Register prometheus.Registerer
+
+	// Keep is how long records are kept after the last press of their kind, and a sale's history after its end.
+	Keep time.Duration
+	// MaxRows bounds the records of a sale. A new one beyond it is dropped; those that are there go on counting.
+	MaxRows int64
 }
 
 // Store is the timelines. It is safe for concurrent use, by any number of processes.
 type Store struct {
-	db     *sql.DB
-	book   *order.Store
-	clk    *clock.Clock
-	log    *slog.Logger
-	limits Limits
+	db         *sql.DB
+	orderStore *order.Store
+	clk        *clock.Clock
+	log        *slog.Logger
+	keep       time.Duration
+	maxRows    int64
 
 	takes   *semaphore.Weighted // one batch at a time: of a few gateways each has one under way
 	reads   *semaphore.Weighted
@@ -50,14 +59,14 @@ type Store struct {
 	taken, dropped, pruned, states prometheus.Counter
 }
 
-// New makes a Store.
-func New(db *sql.DB, book *order.Store, clk *clock.Clock, limits Limits, log *slog.Logger, reg prometheus.Registerer) *Store {
+// New makes a Store and registers its metrics.
+func New(c Config) *Store {
 	counter := func(name, help string) prometheus.Counter {
-		c := prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
-		reg.MustRegister(c)
-		return c
+		n := prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
+		c.Register.MustRegister(n)
+		return n
 	}
-	return &Store{db: db, book: book, clk: clk, limits: limits, log: log, takes: semaphore.NewWeighted(1), reads: semaphore.NewWeighted(maxReads),
+	return &Store{db: c.DB, orderStore: c.Orders, clk: c.Clock, log: c.Log, keep: c.Keep, maxRows: c.MaxRows, takes: semaphore.NewWeighted(1), reads: semaphore.NewWeighted(maxReads),
 		taken:   counter("backend_timeline_recorded_total", "Presses that were kept for timelines."),
 		dropped: counter("backend_timeline_dropped_total", "Presses that were not kept for timelines, for want of room, here or at a gateway."),
 		pruned:  counter("backend_timeline_pruned_total", "Records of timelines that were deleted for their age."),
@@ -123,7 +132,7 @@ func (s *Store) Take(ctx context.Context, b *verdict.Batch) error {
 		}
 		for _, sale := range sorted(sales) {
 			p := sales[sale]
-			n, err := p.write(ctx, tx, now, s.limits.Rows)
+			n, err := p.write(ctx, tx, now, s.maxRows)
 			if err != nil {
 				return fmt.Errorf("records of sale %d: %w", sale, err)
 			}

@@ -50,7 +50,8 @@ func newDesk(t *testing.T, rows int64) *desk {
 func (d *desk) another(db *sql.DB, rows int64) *Store {
 	clk := &clock.Clock{}
 	log, reg := backendtest.Log(d.t), prometheus.NewRegistry()
-	return New(db, order.NewStore(db, d.redis, clk, log, reg), clk, Limits{Keep: 24 * time.Hour, Rows: rows}, log, reg)
+	book := order.NewStore(order.Config{DB: db, Redis: d.redis, Clock: clk, Log: log, Register: reg})
+	return New(Config{DB: db, Orders: book, Clock: clk, Keep: 24 * time.Hour, MaxRows: rows, Log: log, Register: reg})
 }
 
 func (d *desk) number(query string, args ...any) (n int64) {

@@ -20,6 +20,7 @@ import (
 	"github.com/valyala/fasthttp"
 	"golang.org/x/sync/errgroup"
 
+	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/backend/outbox"
 	reserving "floodgate.internal/backend/reserve"
 	"floodgate.internal/e2e/stack"
@@ -71,8 +72,7 @@ func (b *bench) backend(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if s.sale, err = at.admin.CreateSale(ctx, development.NewSale{Kind: "goods", Title: "Measured", Price: 4900, Currency: "EUR", Stock: enough, PerUserLimit: 1,
-		PayWithin: 3600, StartsAt: time.Now().UTC().Add(-time.Minute), EndsAt: time.Now().UTC().Add(24 * time.Hour)}); err != nil {
+	if s.sale, err = at.create(ctx, "Measured", enough); err != nil {
 		return err
 	}
 	if err := s.compareReserve(ctx, api, at.internal); err != nil {
@@ -93,7 +93,14 @@ func (b *bench) backend(ctx context.Context) (err error) {
 // where is where a process of the backend listens.
 type where struct {
 	internal string
-	admin    development.Admin
+	admin    *adminapi.Client
+}
+
+// create makes an open sale, with an hour to pay.
+func (w where) create(ctx context.Context, title string, stock int64) (int64, error) {
+	n := adminapi.Goods(title, 4900, stock, time.Now().Add(-time.Minute), time.Now().Add(24*time.Hour))
+	n.PayWithin = new(int64(3600))
+	return w.admin.CreateSale(ctx, n)
 }
 
 // run starts the backend in these roles.
@@ -134,7 +141,7 @@ orders: # what is measured is not to be shed
 		return nil, where{}, err
 	}
 	p, err := s.start(ctx, stack.Program{Name: "backend-" + name, Path: binary, Args: []string{"-config", config, "-roles", roles}, Addrs: []string{internal, admin}, Ready: "http://" + admin + "/-/ready"})
-	return p, where{internal, development.Admin(admin)}, err
+	return p, where{internal, stack.Admin(admin)}, err
 }
 
 // orders are presses of users who have not pressed before, as a gateway sends them.

@@ -20,7 +20,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"floodgate.internal/e2e/stack"
-	"floodgate.internal/shared/development"
 )
 
 const (
@@ -180,8 +179,7 @@ func (b *bench) idle(ctx context.Context) error {
 	g.SetLimit(lanes)
 	for i := range b.Sales - live {
 		g.Go(func() error {
-			_, err := at.admin.CreateSale(ctx, development.NewSale{Kind: "goods", Title: fmt.Sprintf("Resting %d", i), Price: 4900, Currency: "EUR", Stock: 100, PerUserLimit: 1,
-				PayWithin: 3600, StartsAt: time.Now().UTC().Add(-time.Minute), EndsAt: time.Now().UTC().Add(24 * time.Hour)})
+			_, err := at.create(ctx, fmt.Sprintf("Resting %d", i), 100)
 			return err
 		})
 	}

@@ -18,6 +18,9 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"floodgate.internal/backend/adminapi"
+	"floodgate.internal/shared/wire"
 )
 
 // left lists the living processes that have dir in their command line or environment.
@@ -349,21 +352,16 @@ func TestUpAndDown(t *testing.T) {
 			t.Errorf("%s.pid: got %q, %v, want %d", name, b, err, pid)
 		}
 	}
-	var sales struct {
-		Sales []struct {
-			Kind  string `json:"kind"`
-			State string `json:"state"`
-		} `json:"sales"`
-	}
-	count := func() (states []string) {
+	count := func() (kinds []wire.SaleKind) {
 		t.Helper()
-		if err := s.Admin().Do(t.Context(), http.MethodGet, "/admin/v1/sales", nil, &sales); err != nil {
+		var list adminapi.Sales
+		if err := s.Admin().Call(t.Context(), http.MethodGet, "/admin/v1/sales", nil, &list); err != nil {
 			t.Fatal(err)
 		}
-		for _, sale := range sales.Sales {
-			states = append(states, sale.Kind)
+		for _, sale := range list.Sales {
+			kinds = append(kinds, sale.Kind)
 		}
-		return states
+		return kinds
 	}
 	if got := count(); len(got) != 3 {
 		t.Errorf("sample sales: got %v, want three", got)

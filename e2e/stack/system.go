@@ -3,12 +3,14 @@ package stack
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"time"
 
+	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/shared/development"
 )
 
@@ -189,7 +191,12 @@ func (s *System) Samples(ctx context.Context) error {
 }
 
 // Admin is a client of the backend's admin API.
-func (s *System) Admin() development.Admin { return development.Admin(loopback(s.Ports.Admin)) }
+func (s *System) Admin() *adminapi.Client { return Admin(loopback(s.Ports.Admin)) }
+
+// Admin is a client of the admin API of a development system at an address. It keeps no connection.
+func Admin(addr string) *adminapi.Client {
+	return &adminapi.Client{Base: "http://" + addr, Token: development.AdminToken, HTTP: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
+}
 
 // Root is the top of the checkout that the working directory is in: where go.work is.
 func Root() (string, error) {

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net/http"
 
+	"floodgate.internal/backend/adminapi"
+	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/embedded"
 	"floodgate.internal/shared/wire"
@@ -67,18 +69,7 @@ func (b books) lost(accepted map[string]bool) (n int) {
 // oversold is how many units live orders hold beyond the stock.
 func (b books) oversold() int64 { return max(0, b.live-b.total) }
 
-// audit is the part of the auditor's answer that the demo reads.
-type audit struct {
-	Balanced  bool  `json:"balanced"`
-	Total     int64 `json:"total"`
-	Available int64 `json:"available"`
-	Queued    int64 `json:"queued"`
-	Locked    int64 `json:"locked"`
-	Sold      int64 `json:"sold"`
-	Findings  []any `json:"findings"`
-}
-
-func readAudit(ctx context.Context, s *embedded.System, sale int64) (a audit, err error) {
-	err = s.Admin().Do(ctx, http.MethodGet, fmt.Sprintf("/admin/v1/sales/%d/audit", sale), nil, &a)
+func readAudit(ctx context.Context, s *embedded.System, sale int64) (a audit.Result, err error) {
+	err = s.Admin().Call(ctx, http.MethodGet, fmt.Sprintf("%s/sales/%d/audit", adminapi.Prefix, sale), nil, &a)
 	return a, err
 }

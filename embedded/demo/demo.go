@@ -13,8 +13,9 @@ import (
 	"sync"
 	"time"
 
+	"floodgate.internal/backend/adminapi"
+	"floodgate.internal/backend/audit"
 	"floodgate.internal/embedded"
-	"floodgate.internal/shared/development"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
 )
@@ -94,11 +95,9 @@ func Run(ctx context.Context, o Options, out io.Writer) (result Result, err erro
 }
 
 func openSale(ctx context.Context, s *embedded.System, stock int) (int64, error) {
-	now := time.Now().UTC()
-	return s.Admin().CreateSale(ctx, development.NewSale{
-		Kind: "goods", Title: "Mechanical keyboard", Price: 4900, Currency: "EUR", Stock: stock, PerUserLimit: 1, PayWithin: payWithin,
-		StartsAt: now.Add(-time.Second), EndsAt: now.Add(time.Hour),
-	})
+	n := adminapi.Goods("Mechanical keyboard", 4900, int64(stock), time.Now().Add(-time.Second), time.Now().Add(time.Hour))
+	n.PayWithin = new(int64(payWithin))
+	return s.Admin().CreateSale(ctx, n)
 }
 
 // seeOpen waits until the gateway knows that the sale is open.
@@ -169,7 +168,7 @@ func (c *crowd) run(ctx context.Context, s *embedded.System, o Options, out io.W
 func (c *crowd) settle(ctx context.Context, s *embedded.System, out io.Writer) (Result, error) {
 	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
 	defer cancel()
-	var a audit
+	var a audit.Result
 	var b books
 	for {
 		var err error
@@ -208,7 +207,7 @@ oversold %d, lost %d
 	return r, c.verdict(a, b, r)
 }
 
-func (c *crowd) verdict(a audit, b books, r Result) error {
+func (c *crowd) verdict(a audit.Result, b books, r Result) error {
 	var errs []error
 	wrong := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	if !r.Balanced {

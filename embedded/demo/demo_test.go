@@ -11,6 +11,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"floodgate.internal/backend/audit"
 	"floodgate.internal/shared/wire"
 )
 
@@ -62,27 +63,29 @@ func TestSmallSale(t *testing.T) {
 
 // A verdict that cannot fail would prove nothing.
 func TestVerdictFindsWhatIsWrong(t *testing.T) {
-	good := func() (*crowd, audit, books) {
+	good := func() (*crowd, audit.Result, books) {
 		c := &crowd{stock: 1, tally: newTally()}
 		c.tally.accepted["o1"] = true
 		c.tally.statuses["paid"] = 1
-		return c, audit{Balanced: true, Total: 1, Sold: 1}, books{total: 1, sold: 1, live: 1,
+		return c, audit.Result{Balanced: true, Total: 1, Sold: 1}, books{total: 1, sold: 1, live: 1,
 			orders: map[string]wire.OrderStatus{"o1": "paid"}, statuses: map[wire.OrderStatus]int{"paid": 1}}
 	}
 	for name, c := range map[string]struct {
-		spoil func(*crowd, *audit, *books)
+		spoil func(*crowd, *audit.Result, *books)
 		want  string
 	}{
-		"nothing":        {func(*crowd, *audit, *books) {}, ""},
-		"not balanced":   {func(_ *crowd, a *audit, _ *books) { a.Balanced, a.Findings = false, []any{"x"} }, "does not balance"},
-		"a sum":          {func(_ *crowd, a *audit, _ *books) { a.Available = 1 }, "is not the total"},
-		"a lost order":   {func(_ *crowd, _ *audit, b *books) { delete(b.orders, "o1") }, "not in MySQL"},
-		"an oversold":    {func(_ *crowd, _ *audit, b *books) { b.live = 2 }, "oversold"},
-		"unsold":         {func(_ *crowd, _ *audit, b *books) { b.sold, b.statuses["paid"] = 0, 0 }, "not all units are sold"},
-		"a rejected":     {func(_ *crowd, _ *audit, b *books) { b.statuses["rejected"] = 1 }, "rejected"},
-		"a payment":      {func(c *crowd, _ *audit, _ *books) { c.tally.statuses["paid"] = 2 }, "were told that they paid"},
-		"a wrong answer": {func(c *crowd, _ *audit, _ *books) { c.tally.say("a teapot") }, "a teapot"},
-		"no answer":      {func(c *crowd, _ *audit, _ *books) { c.tally.fail() }, "no answer"},
+		"nothing": {func(*crowd, *audit.Result, *books) {}, ""},
+		"not balanced": {func(_ *crowd, a *audit.Result, _ *books) {
+			a.Balanced, a.Findings = false, []audit.Finding{{Detail: "x"}}
+		}, "does not balance"},
+		"a sum":          {func(_ *crowd, a *audit.Result, _ *books) { a.Available = 1 }, "is not the total"},
+		"a lost order":   {func(_ *crowd, _ *audit.Result, b *books) { delete(b.orders, "o1") }, "not in MySQL"},
+		"an oversold":    {func(_ *crowd, _ *audit.Result, b *books) { b.live = 2 }, "oversold"},
+		"unsold":         {func(_ *crowd, _ *audit.Result, b *books) { b.sold, b.statuses["paid"] = 0, 0 }, "not all units are sold"},
+		"a rejected":     {func(_ *crowd, _ *audit.Result, b *books) { b.statuses["rejected"] = 1 }, "rejected"},
+		"a payment":      {func(c *crowd, _ *audit.Result, _ *books) { c.tally.statuses["paid"] = 2 }, "were told that they paid"},
+		"a wrong answer": {func(c *crowd, _ *audit.Result, _ *books) { c.tally.say("a teapot") }, "a teapot"},
+		"no answer":      {func(c *crowd, _ *audit.Result, _ *books) { c.tally.fail() }, "no answer"},
 	} {
 		crowd, a, b := good()
 		c.spoil(crowd, &a, &b)

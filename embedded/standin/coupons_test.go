@@ -42,7 +42,7 @@ func TestCouponsAreIssuedUsedAndExpire(t *testing.T) {
 				}
 			}
 			clk, reg, log := new(clock.Clock), prometheus.NewRegistry(), slog.New(slog.DiscardHandler)
-			book, claims := order.NewStore(db, redis, clk, log, reg), coupon.New(db, clk, reg)
+			book, claims := order.NewStore(order.Config{DB: db, Redis: redis, Clock: clk, Log: log, Register: reg}), coupon.New(coupon.Config{DB: db, Clock: clk, Register: reg})
 			snap, err := redis.Snapshot(ctx, sale)
 			if err != nil {
 				t.Fatal(err)
@@ -67,13 +67,13 @@ func TestCouponsAreIssuedUsedAndExpire(t *testing.T) {
 			}
 			late := new(clock.Clock)
 			late.Set(now.Add(2*time.Hour), time.Now())
-			expiring := coupon.New(db, late, prometheus.NewRegistry())
+			expiring := coupon.New(coupon.Config{DB: db, Clock: late, Register: prometheus.NewRegistry()})
 			for _, want := range []int{2, 0} {
 				if n, err := expiring.Expire(ctx); n != want || err != nil {
 					t.Errorf("got %d expired, %v; want %d", n, err, want)
 				}
 			}
-			if r, err := audit.New(db, redis, time.Minute).Sale(ctx, sale); err != nil || !r.Balanced || r.Sold != 3 || r.MySQL.Claims != 3 {
+			if r, err := audit.New(audit.Config{DB: db, Redis: redis, QueuedBound: time.Minute}).Sale(ctx, sale); err != nil || !r.Balanced || r.Sold != 3 || r.MySQL.Claims != 3 {
 				t.Errorf("got %+v, %v", r, err)
 			}
 		})

@@ -8,24 +8,24 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"floodgate.internal/backend/deadletter"
-	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/shared/clock"
 )
 
 // noOrders is called for what is an order; these letters are none.
 type noOrders struct{ t *testing.T }
 
-func (n noOrders) Reject(context.Context, reserve.Entry, string) error {
+func (n noOrders) Reject(context.Context, queued.Entry, string) error {
 	n.t.Error("Reject was called")
 	return nil
 }
 
-func (n noOrders) Settle(context.Context, []reserve.Entry) error {
+func (n noOrders) Settle(context.Context, []queued.Entry) error {
 	n.t.Error("Settle was called")
 	return nil
 }
 
-func (n noOrders) Retire(context.Context, []reserve.Entry) error {
+func (n noOrders) Retire(context.Context, []queued.Entry) error {
 	n.t.Error("Retire was called")
 	return nil
 }
@@ -33,9 +33,9 @@ func (n noOrders) Retire(context.Context, []reserve.Entry) error {
 // The stand-in keeps dead letters as the real server does.
 func TestDeadLettersAreKept(t *testing.T) {
 	_, db := openMySQL(t, 1)
-	box := deadletter.NewStore(db, noOrders{t}, new(clock.Clock), slog.New(slog.DiscardHandler), prometheus.NewRegistry())
+	box := deadletter.NewStore(deadletter.Config{DB: db, Orders: noOrders{t}, Clock: new(clock.Clock), Log: slog.New(slog.DiscardHandler), Register: prometheus.NewRegistry()})
 	for range 2 {
-		if err := box.Take(t.Context(), deadletter.Message{Queue: "outbox", Reason: "it is none", Payload: []byte("\xff\x00"), Deliveries: 1}); err != nil {
+		if err := box.Take(t.Context(), queued.DeadMessage{Queue: "outbox", Reason: "it is none", Payload: []byte("\xff\x00"), Deliveries: 1}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -25,9 +25,9 @@ func TestPaymentsAndExpiry(t *testing.T) {
 	clk, log, reg := new(clock.Clock), slog.New(slog.DiscardHandler), prometheus.NewRegistry()
 	now := clk.Now()
 	clk.Set(now, time.Now())
-	book := order.NewStore(db, redis, clk, log, reg)
+	book := order.NewStore(order.Config{DB: db, Redis: redis, Clock: clk, Log: log, Register: reg})
 	const secret = "a-secret-of-at-least-thirty-two-bytes"
-	desk := payment.New([]payment.Provider{{Name: "acme", Secrets: []string{secret}}}, db, book, clk, log, reg)
+	desk := payment.New(payment.Config{Providers: []payment.Provider{{Name: "acme", Secrets: []string{secret}}}, DB: db, Orders: book, Clock: clk, Log: log, Register: reg})
 	exec(t, db, `INSERT INTO sales (id, sku_id, kind, title, price, currency, starts_at, ends_at, per_user_limit, pay_within_s, created_at)
 		VALUES (?, 1, 'goods', 'Mug', 100, 'EUR', ?, ?, 1, 60, ?)`, sale, now, now, now)
 	exec(t, db, `INSERT INTO sale_stock (sale_id, total, available, locked, epoch) VALUES (?, 10, 7, 3, 1)`, sale)

@@ -35,7 +35,7 @@ func TestASaleOfManyPagesIsReconciled(t *testing.T) {
 			strings.TrimPrefix(strings.Repeat(`, (?, ?, ?, 1, 100, 'pending_payment', ?, ?)`, 60), ", "), rows...)
 		exec(t, db, `INSERT INTO order_slots (sale_id, uid, slot, order_id) VALUES `+strings.TrimPrefix(strings.Repeat(`, (?, ?, ?, ?)`, 60), ", "), slots...)
 	}
-	if err := reconcile.New(db, redis, nil, slog.New(slog.DiscardHandler), prometheus.NewRegistry()).Sale(t.Context(), sale); err != nil {
+	if err := reconcile.New(reconcile.Config{DB: db, Redis: redis, Log: slog.New(slog.DiscardHandler), Register: prometheus.NewRegistry()}).Sale(t.Context(), sale); err != nil {
 		t.Fatal(err)
 	}
 	snap, err := redis.Snapshot(t.Context(), sale)

@@ -14,6 +14,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"floodgate.internal/backend/lock"
+	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/lua"
 )
@@ -206,23 +207,23 @@ func TestLoadAdoptRetire(t *testing.T) {
 	}
 	load(t, s, 2, reserve.Loaded{Definition: d, Stock: 1, Total: int64(len(held)) + 1, Orders: held, Applied: []int64{3, 4}})
 
-	first := reserve.Entry{ID: orderID(2), Sale: sale, UID: "b", Quantity: 1, Slots: "1", Epoch: 1, At: 5, Key: "kb", Entry: "1-1"}
+	first := queued.Entry{ID: orderID(2), Sale: sale, UID: "b", Quantity: 1, Slots: "1", Epoch: 1, At: 5, Key: "kb", Entry: "1-1"}
 	second := first
 	second.ID, second.UID = orderID(3), "c"
 	again, full := first, first
 	again.ID, full.ID, full.Key = orderID(4), orderID(5), "kb2"
-	adopt := func(epoch int64, entries []reserve.Entry, want ...string) {
+	adopt := func(epoch int64, entries []queued.Entry, want ...string) {
 		t.Helper()
 		if got, err := s.Adopt(ctx, entries, map[int64]int64{sale: epoch}); err != nil || !slices.Equal(got, want) {
 			t.Errorf("adopt: got %s, %v; want %s", got, err, want)
 		}
 	}
-	adopt(2, []reserve.Entry{first, first, second}, lua.Adopted, lua.Present, lua.SoldOut)
+	adopt(2, []queued.Entry{first, first, second}, lua.Adopted, lua.Present, lua.SoldOut)
 	if err := s.Adjust(ctx, sale, 5, 1); err != nil {
 		t.Fatal(err)
 	}
-	adopt(2, []reserve.Entry{again, full}, lua.KeyReused, lua.Limit) // a second order of b, under the first one's key and under another
-	adopt(1, []reserve.Entry{second}, lua.GateClosed)
+	adopt(2, []queued.Entry{again, full}, lua.KeyReused, lua.Limit) // a second order of b, under the first one's key and under another
+	adopt(1, []queued.Entry{second}, lua.GateClosed)
 
 	snap, err := s.Snapshot(ctx, sale)
 	if err != nil || len(snap.Bad) > 0 {

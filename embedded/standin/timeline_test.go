@@ -18,7 +18,7 @@ import (
 func TestTimelinesAreKept(t *testing.T) {
 	_, db := openMySQL(t, 1)
 	clk := &clock.Clock{}
-	s := timeline.New(db, nil, clk, timeline.Limits{Keep: time.Hour, Rows: 250}, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
+	s := timeline.New(timeline.Config{DB: db, Clock: clk, Keep: time.Hour, MaxRows: 250, Log: slog.New(slog.DiscardHandler), Register: prometheus.NewRegistry()})
 	now, long := wire.At(time.Now()), wire.At(time.Now().Add(-2*time.Hour))
 	for seq := range int64(3) {
 		b := &verdict.Batch{Gateway: "g", Seq: seq + 1}

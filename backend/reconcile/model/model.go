@@ -1,10 +1,12 @@
-// Package model explores the order protocol exhaustively at a small size: one unit, two orders, every interleaving of
-// presses, relays that sleep or die, repeated and lost messages, a wiped broker, an emptied or rolled-back Redis, one that brings back
-// what it had lost in the middle of writing it down, cancellations, and reconcilers that stop or wake anywhere. It is the protocol of ARCHITECTURE.md as rules; whoever changes
-// the scripts, the consumer or the reconciler changes the rules here first and sees what breaks.
+// Package model explores the order protocol exhaustively at a small size: one unit, two orders, up to three reconcilers, and
+// every interleaving. Relays sleep or die. Messages are repeated or lost. The broker is wiped. Redis is emptied, rolled back, or
+// brings back what it lost while it wrote it. Orders are cancelled. Reconcilers stop or wake anywhere.
 //
-// The technique is explicit-state model checking by breadth-first search (as in Holzmann's SPIN and Lamport's TLC): a
-// broken equation is reported with a shortest trace.
+// The rules are the protocol of docs/reconciling.md. Change them first when you change the scripts, the consumer or the
+// reconciler, and see what breaks.
+//
+// The technique is explicit-state model checking by breadth-first search, as in Holzmann's SPIN and Lamport's TLC. A broken
+// equation is reported with a shortest trace.
 package model
 
 import (
@@ -17,17 +19,18 @@ import (
 // Promise says when a 202 is sent.
 type Promise uint8
 
-// A 202 is sent when the reservation is on Redis's disk, or when the broker has confirmed the order as well. Only the
-// second survives a Redis that comes back older than it was. With Offers it is the first, but one of the orders is an offer to
-// the standby line: nobody promises it before MySQL has it, and until then any number of processes ask Redis for it, again and
-// again, some of them late. With Torn it is the first, and Redis may die in the middle of writing an order down; by itself, as
-// that in every mode would be 112 million states. With Deferred it is the first, and a consumer may acknowledge a message of an older
-// epoch once MySQL has taken it down; in the other modes it holds the message.
+// The modes. In all but AfterConfirm a 202 is sent when the reservation is on Redis's disk.
 const (
 	AfterFsync Promise = iota
+	// AfterConfirm: a 202 is sent when the broker has confirmed the order as well. Only this survives a Redis that comes back older.
 	AfterConfirm
+	// Offers: one of the orders is an offer to the standby line. It is promised only once MySQL has it. Until then any number of
+	// processes ask Redis for it again and again, some of them late.
 	Offers
+	// Torn: Redis may die while it writes an order. It is a mode of its own, for in every mode it would be 112 million states.
 	Torn
+	// Deferred: a consumer may acknowledge a message of an older epoch once MySQL has it as deferred. In the other modes it holds
+	// the message.
 	Deferred
 )
 
@@ -40,35 +43,35 @@ type Bug string
 
 // The planted mistakes, each of which the exploration must find; None is the protocol as designed.
 const (
-	None               Bug = ""
-	RetireEarly        Bug = "retire the outbox entry when it is published"
-	ReleaseUnkeyed     Bug = "release without looking whether the order holds anything"
-	ReleaseIgnoresGate Bug = "release while the gate is closed"
-	UnionWithEnded     Bug = "reconcile with orders of the outbox that ended in MySQL"
-	NoEpochCheck       Bug = "no epoch in reserve and insert"
-	AdoptWithoutOutbox Bug = "adopt without an outbox entry"
-	AckBeforeCommit    Bug = "acknowledge before the commit"
-	NoRedisToken       Bug = "reconcilers do not look at the gate's token"
-	NoMySQLToken       Bug = "reconcilers do not look at MySQL's token"
-	NoAdoptPhase       Bug = "open the gate before older orders are adopted"
-	RepublishNothing   Bug = "the relay never publishes an entry again"
-	NoReleaseAgain     Bug = "acknowledge an order that ended without giving back what it may hold again"
-	PromiseUnheld      Bug = "promise at the broker's confirm without looking whether Redis still holds the order"
-	ReserveBeforeShut  Bug = "let a restarted Redis reserve before the gate is closed"
-	AdoptBeforeShut    Bug = "let a restarted Redis adopt before the gate is closed"
-	AdoptIntoAnyEpoch  Bug = "adopt into a newer epoch than the one that was read before MySQL was asked for the order"
-	TeachReplicas      Bug = "let a promoted replica know the scripts of the life"
-	UnionWithGhosts    Bug = "reconcile with entries of the outbox whose orders Redis itself does not hold"
-	ReadBeforeRaise    Bug = "read the orders before the epoch is raised"
-	IntentsDoneByLoad  Bug = "mark the releases done that are open when the reservations are written"
-	OpenOverDeferred   Bug = "answer a fence though an order ahead of it is deferred"
-	RetireDeferred     Bug = "retire the outbox entry of an order that is deferred"
+	None                Bug = ""
+	RetireEarly         Bug = "retire the outbox entry when it is published"
+	ReleaseUnkeyed      Bug = "release without looking whether the order holds anything"
+	ReleaseIgnoresGate  Bug = "release while the gate is closed"
+	UnionWithEnded      Bug = "reconcile with orders of the outbox that ended in MySQL"
+	NoEpochCheck        Bug = "no epoch in reserve and insert"
+	AdoptWithoutOutbox  Bug = "adopt without an outbox entry"
+	AckBeforeCommit     Bug = "acknowledge before the commit"
+	NoRedisToken        Bug = "reconcilers do not look at the gate's token"
+	NoMySQLToken        Bug = "reconcilers do not look at MySQL's token"
+	NoAdoptPhase        Bug = "open the gate before older orders are adopted"
+	RepublishNothing    Bug = "the relay never publishes an entry again"
+	NoReleaseAgain      Bug = "acknowledge an order that ended without giving back what it may hold again"
+	PromiseUnheld       Bug = "promise at the broker's confirm without looking whether Redis still holds the order"
+	ReserveBeforeShut   Bug = "let a restarted Redis reserve before the gate is closed"
+	AdoptBeforeShut     Bug = "let a restarted Redis adopt before the gate is closed"
+	AdoptIntoAnyEpoch   Bug = "adopt into a newer epoch than the one that was read before MySQL was asked for the order"
+	ReplicasHaveScripts Bug = "let a promoted replica have the scripts of the incarnation"
+	UnionWithOrphans    Bug = "reconcile with entries of the outbox whose orders Redis itself does not hold"
+	ReadBeforeRaise     Bug = "read the orders before the epoch is raised"
+	IntentsDoneByLoad   Bug = "mark the releases done that are open when the reservations are written"
+	OpenOverDeferred    Bug = "answer a fence though an order ahead of it is deferred"
+	RetireDeferred      Bug = "retire the outbox entry of an order that is deferred"
 )
 
 // Bugs lists the planted mistakes.
 var Bugs = []Bug{RetireEarly, ReleaseUnkeyed, ReleaseIgnoresGate, UnionWithEnded, NoEpochCheck, AdoptWithoutOutbox,
 	AckBeforeCommit, NoRedisToken, NoMySQLToken, NoAdoptPhase, RepublishNothing, NoReleaseAgain, PromiseUnheld, ReserveBeforeShut, AdoptBeforeShut, AdoptIntoAnyEpoch,
-	TeachReplicas, UnionWithGhosts, ReadBeforeRaise, IntentsDoneByLoad, OpenOverDeferred, RetireDeferred}
+	ReplicasHaveScripts, UnionWithOrphans, ReadBeforeRaise, IntentsDoneByLoad, OpenOverDeferred, RetireDeferred}
 
 const (
 	units     = 1
@@ -158,7 +161,7 @@ const (
 type reconciler struct {
 	phase  phase
 	token  uint8
-	revive bool   // it began because Redis did not know the scripts
+	revive bool   // it began because Redis did not have the scripts
 	outbox orders // O as it read it
 	rows   rows   // M as it read it
 	epoch  uint8  // that it raised to
@@ -166,7 +169,7 @@ type reconciler struct {
 
 type reconcilers [maxRecs]reconciler
 
-// sort puts them in the order of their tokens: which place one has makes no other state.
+// sort puts them in the order of their tokens, for states that differ in places alone are the same.
 func (r *reconcilers) sort() {
 	for i := 1; i < len(r); i++ {
 		for j := i; j > 0 && r[j].token < r[j-1].token; j-- {
@@ -177,21 +180,22 @@ func (r *reconcilers) sort() {
 
 type state struct {
 	// Redis
-	// The primary of this sale knows the life's sale_reserve.lua and sale_adopt.lua: it was not restarted since they were loaded, and no
-	// replica took over. A life that begins because another primary was lost changes nothing here: this one is taught it.
-	knows     bool
+	// The primary of this sale has the incarnation's sale_reserve.lua and sale_adopt.lua: it was not restarted since they were
+	// loaded, and no replica was promoted. An incarnation that begins because another primary was lost changes nothing here, for
+	// its scripts are loaded into this primary, too.
+	scripts   bool
 	present   bool
 	gate      gate
 	gateToken uint8
 	epoch     uint8
 	stock     int8
 	held      orders  // R
-	keyed     orders  // of offers: those that were ever reserved, as Redis knows by their keys
+	keyed     orders  // of offers: those that were ever reserved, as their keys in Redis show
 	outbox    entries // O
-	torn      entries // in its append-only file, half written: the next restart brings them back into the outbox, and only there
-	ghosts    orders  // that came back so
+	torn      entries // half written in its append-only file: the next restart brings them back, but only into the outbox
+	orphans   orders  // that came back so
 	// on the way
-	calls    entries // reserve calls that left an api process, with the epoch it believed in
+	calls    entries // reserve calls that left an api process, with the epoch it knew
 	relay    entries // in the hands of a relay
 	spent    entries // published once: RepublishNothing keeps a relay from reading them again
 	broker   entries
@@ -199,22 +203,22 @@ type state struct {
 	answers  entries // the broker has confirmed them to an api process, which has not answered yet
 	first    entries // as the press made them: what was not adopted
 	promised orders  // a 202 was sent
-	excused  orders  // what the promise does not cover: destroyed in the only place they were
+	excused  orders  // not covered by the promise: destroyed in the only place where they were
 	// MySQL
 	dbEpoch, dbToken uint8
 	rows             rows    // M
-	deferred         entries // messages of a closed sale, acknowledged, that wait to be adopted
+	deferred         entries // messages of a closed sale that are acknowledged and wait to be adopted
 	intents          orders
 	recs             reconcilers
 	// faults left
 	redisLosses, brokerLosses, cancels, asks uint8
 }
 
-// reserves reports whether a call of sale_reserve.lua would be decided: what Redis holds must be right then. One that was restarted
-// may have come back with an open gate and older data.
-func (s state) reserves() bool { return s.knows && s.present && s.gate == open }
+// reserves reports whether sale_reserve.lua would decide a call. Then what Redis holds must be right. Redis may come back from a
+// restart with an open gate and older data.
+func (s state) reserves() bool { return s.scripts && s.present && s.gate == open }
 
-// step names a transition; it is put into words only for a trace.
+// step names a transition. It becomes text only in a trace.
 type step struct {
 	rule  string
 	order int8
@@ -255,16 +259,15 @@ type explorer struct {
 	emit func(next state, s step, fault bool)
 }
 
-// Explore visits every state that can be reached, those that are fewer steps away first, and stops at the first that breaks an
-// equation. Of a state that was seen 64 bits of a hash are kept, whose seed is another one in every run: that a state is
-// taken for another has a chance of n²/2⁶⁵, one in a million with five million states (Wolper and Leroy, "Reliable hashing
-// without collision detection", 1993).
+// Explore visits every reachable state, nearest first, and stops at the first that breaks an equation. Of a visited state it keeps
+// a hash of 64 bits, seeded anew in every run. Two states collide with a chance of n²/2⁶⁵, one in a million with five million
+// states (Wolper and Leroy, "Reliable hashing without collision detection", 1993).
 func Explore(mode Promise, bug Bug) Result {
 	type node struct {
 		parent int32
 		step   step
 	}
-	start := state{knows: true, present: true, gate: open, epoch: 1, stock: units, dbEpoch: 1, redisLosses: 1, brokerLosses: 1, cancels: 1, asks: 1}
+	start := state{scripts: true, present: true, gate: open, epoch: 1, stock: units, dbEpoch: 1, redisLosses: 1, brokerLosses: 1, cancels: 1, asks: 1}
 	seed := maphash.MakeSeed()
 	seen := map[uint64]struct{}{maphash.Comparable(seed, start): {}}
 	nodes := []node{{parent: -1}}
@@ -311,7 +314,7 @@ func broken(s state, settled bool) string {
 		return "a promised order was rejected"
 	}
 	if s.reserves() {
-		want := liveRows | s.outbox.ids()&^s.rows.ids()&^(s.ghosts&^s.held)
+		want := liveRows | s.outbox.ids()&^s.rows.ids()&^(s.orphans&^s.held)
 		switch {
 		case s.stock < 0:
 			return "S < 0"

@@ -27,7 +27,7 @@ func TestEveryPlantedBugIsFound(t *testing.T) {
 			t.Parallel()
 			modes := []Promise{AfterFsync, AfterConfirm}
 			switch bug {
-			case UnionWithGhosts:
+			case UnionWithOrphans:
 				modes = []Promise{Torn}
 			case OpenOverDeferred, RetireDeferred:
 				modes = []Promise{Deferred}

@@ -1,7 +1,7 @@
 package model
 
-// rules emits every state that can follow s. A fault, and new work from outside, is marked as such: a state from which
-// only those lead on is one in which the system has come to rest.
+// rules emits every state that can follow s. It marks faults and new work from outside: where only those lead on, the system
+// has come to rest.
 func (x explorer) rules(s state) {
 	x.press(s)
 	x.relays(s)
@@ -12,23 +12,23 @@ func (x explorer) rules(s state) {
 	x.faults(s)
 }
 
-// press: an api process calls sale_reserve.lua; the call arrives, perhaps much later.
+// press: an api process calls sale_reserve.lua. The call arrives, perhaps much later.
 func (x explorer) press(s state) {
 	known := s.rows.ids() | s.held | s.promised | (s.outbox | s.torn | s.calls | s.relay | s.broker | s.asleep | s.deferred).ids()
 	if x.mode == Offers && s.rows[watched] == absent && !s.calls.ids().has(watched) {
-		known = known.without(watched) // who is first in line is asked for again, until MySQL has his offer
+		known = known.without(watched) // the offer is made again until MySQL has it
 	}
 	for o := range numOrders {
 		if known.has(o) {
 			continue
 		}
-		believed := s.dbEpoch
+		epoch := s.dbEpoch
 		if s.present {
-			believed = s.epoch
+			epoch = s.epoch
 		}
 		t := s
-		t.calls |= bit(o, believed)
-		x.emit(t, step{"press", int8(o), int8(believed)}, true)
+		t.calls |= bit(o, epoch)
+		x.emit(t, step{"press", int8(o), int8(epoch)}, true)
 	}
 	s.calls.each(func(o int, epoch uint8, c entries) {
 		t := s
@@ -79,13 +79,13 @@ func (x explorer) relays(s state) {
 	})
 }
 
-// watched is the order whose answer is followed after a confirm: the orders are interchangeable, so that what is promised to
-// one is promised to any, and following both would take ten times the states. Of Offers it is the one that is an offer.
+// watched is the order whose answer is followed after a confirm. The orders are interchangeable, and following both would take
+// ten times the states. In Offers it is the offer.
 const watched = 0
 
-// answers: an api process that was given the confirm, perhaps long ago, sends the 202 if Redis still holds the order in the
-// epoch that was published, so that it was not lost in between; or if it is in MySQL. An entry that was adopted may be one
-// of an order that somebody else has rejected meanwhile, so that MySQL is asked, too.
+// answers: an api process got the confirm, perhaps long ago. It sends the 202 if Redis still holds the order in the epoch that
+// was published, so it was not lost in between, or if MySQL has it. It asks MySQL about an adopted entry, too, for another
+// process may have rejected the order meanwhile.
 func (x explorer) answers(s state) {
 	s.answers.each(func(o int, epoch uint8, e entries) {
 		t := s
@@ -100,6 +100,21 @@ func (x explorer) answers(s state) {
 
 // consumers settle messages, acknowledge them, and retire what is committed.
 func (x explorer) consumers(s state) {
+	x.deliveries(s)
+	x.deferrals(s)
+	if s.present {
+		s.outbox.each(func(o int, epoch uint8, e entries) {
+			if s.rows[o] != absent {
+				t := x.settled(s, o)
+				t.outbox &^= e
+				x.emit(t, step{"retire", int8(o), int8(epoch)}, false)
+			}
+		})
+	}
+}
+
+// deliveries: a consumer settles a message of the current epoch, and looks in MySQL for the order of an older one.
+func (x explorer) deliveries(s state) {
 	s.broker.each(func(o int, epoch uint8, e entries) {
 		if s.rows[o] != absent {
 			t := x.settled(s, o)
@@ -129,6 +144,10 @@ func (x explorer) consumers(s state) {
 			x.emit(t, step{"consumer does not find in MySQL", int8(o), int8(epoch)}, false)
 		}
 	})
+}
+
+// deferrals: orders of older epochs that are not in MySQL are deferred or adopted.
+func (x explorer) deferrals(s state) {
 	s.deferred.each(func(o int, epoch uint8, e entries) {
 		if s.rows[o] != absent {
 			t := x.settled(s, o)
@@ -164,19 +183,10 @@ func (x explorer) consumers(s state) {
 			x.adopt(s, next, o, epoch, e)
 		}
 	})
-	if s.present {
-		s.outbox.each(func(o int, epoch uint8, e entries) {
-			if s.rows[o] != absent {
-				t := x.settled(s, o)
-				t.outbox &^= e
-				x.emit(t, step{"retire", int8(o), int8(epoch)}, false)
-			}
-		})
-	}
 }
 
-// settled is what a consumer does with an order that is in MySQL: one that ended there may have been adopted by a consumer
-// that slept, so what it holds is given back again.
+// settled is what a consumer does with an order that is in MySQL. A consumer that slept may have adopted it after it ended, so
+// what it holds is released again.
 func (x explorer) settled(s state, o int) state {
 	if x.bug != NoReleaseAgain && s.rows[o] != live && s.held.has(o) {
 		s.intents = s.intents.with(o)
@@ -184,7 +194,7 @@ func (x explorer) settled(s state, o int) state {
 	return s
 }
 
-// adopt: a consumer that did not find an order of an older epoch in MySQL, perhaps long ago, takes it over. In t its message is
+// adopt: a consumer that did not find an order of an older epoch in MySQL, perhaps long ago, adopts it. In t its message is
 // acknowledged.
 func (x explorer) adopt(s, t state, o int, epoch uint8, e entries) {
 	t.asleep &^= e
@@ -194,7 +204,7 @@ func (x explorer) adopt(s, t state, o int, epoch uint8, e entries) {
 		x.emit(t, step{"consumer finds the epoch is the present one,", int8(o), int8(epoch)}, false)
 		return
 	}
-	if !s.knows && x.bug != AdoptBeforeShut || !s.present || s.gate == shut || s.epoch != s.dbEpoch {
+	if !s.scripts && x.bug != AdoptBeforeShut || !s.present || s.gate == shut || s.epoch != s.dbEpoch {
 		return // hold it
 	}
 	if !s.held.has(o) && s.stock <= 0 {
@@ -208,7 +218,7 @@ func (x explorer) adopt(s, t state, o int, epoch uint8, e entries) {
 	if !s.held.has(o) {
 		t.stock--
 		t.held = t.held.with(o)
-		t.ghosts = t.ghosts.without(o)
+		t.orphans = t.orphans.without(o)
 	}
 	if x.bug != AdoptWithoutOutbox {
 		t.outbox = t.outbox&^ofOrder(o) | bit(o, s.epoch)
@@ -222,7 +232,7 @@ func (x explorer) reject(t state, o int, s step) {
 	x.emit(t, s, false)
 }
 
-// releases: an order is cancelled with an intent; the intent runs, perhaps twice, and is done.
+// releases: an order is cancelled with an intent. The intent runs, perhaps twice, and is done.
 func (x explorer) releases(s state) {
 	if s.cancels > 0 {
 		for o := range numOrders {
@@ -277,11 +287,11 @@ func (x explorer) reconcilers(s state) {
 			revives = revives || r.revive
 		}
 	}
-	must := !s.reserves() && !active || !s.knows && !revives
+	must := !s.reserves() && !active || !s.scripts && !revives
 	if free >= 0 && (must || s.asks > 0) {
 		t := s
 		t.dbToken++
-		t.recs[free] = reconciler{phase: closing, token: t.dbToken, revive: !s.knows}
+		t.recs[free] = reconciler{phase: closing, token: t.dbToken, revive: !s.scripts}
 		if !must {
 			t.asks--
 		}
@@ -294,125 +304,148 @@ func (x explorer) reconcilers(s state) {
 	}
 }
 
+// turn is the reconciler in place i, which takes its next step.
+type turn struct {
+	explorer
+	s state
+	i int
+	r reconciler
+}
+
+func (u turn) to(t state, next reconciler, rule string) {
+	t.recs[u.i] = next
+	u.emit(t, step{rule, -1, int8(u.r.token)}, false)
+}
+
+func (u turn) giveUp() { u.to(u.s, reconciler{}, "the reconciler gives up") }
+
 func (x explorer) reconcile(s state, i int, r reconciler) {
-	to := func(t state, next reconciler, rule string) {
-		t.recs[i] = next
-		x.emit(t, step{rule, -1, int8(r.token)}, false)
-	}
-	giveUp := func() { to(s, reconciler{}, "the reconciler gives up") }
+	u, next := turn{x, s, i, r}, r
 	mine := s.present && s.gateToken == r.token && s.gate == shut
-	next := r
 	switch r.phase {
 	case closing:
-		if r.revive && x.bug == ReserveBeforeShut {
-			t := s
-			t.knows, next.revive = true, false
-			to(t, next, "the scripts are loaded")
-			return
-		}
-		if s.present && r.token <= s.gateToken && x.bug != NoRedisToken {
-			t := s
-			t.knows = s.knows || r.revive // one that began later has closed it
-			to(t, reconciler{}, "the reconciler gives up")
-			return
-		}
-		t := s
-		if !s.present {
-			t.present, t.epoch, t.stock = true, 0, 0
-		}
-		t.gate, t.gateToken = shut, r.token
-		next.phase = draining
-		if r.revive {
-			next.phase = reviving
-		}
-		to(t, next, "the gate is closed")
+		u.close()
 	case reviving:
 		t := s
-		t.knows = true
+		t.scripts = true
 		next.phase, next.revive = draining, false
-		to(t, next, "the scripts are loaded")
+		u.to(t, next, "the scripts are loaded")
 	case draining:
 		if !mine {
-			giveUp()
+			u.giveUp()
 			return
 		}
 		next.phase = readingOutbox // whether it is drained or not: what is left is adopted
-		to(s, next, "the queue is drained, or waited for no longer")
+		u.to(s, next, "the queue is drained, or waited for no longer")
 	case readingOutbox:
 		if !mine {
-			giveUp()
+			u.giveUp()
 			return
 		}
 		next.phase, next.outbox = raising, s.outbox.ids()
-		if x.bug != UnionWithGhosts {
+		if x.bug != UnionWithOrphans {
 			next.outbox &= s.held
 		}
 		if x.bug == ReadBeforeRaise {
 			next.rows = s.rows
 		}
-		to(s, next, "O is read")
+		u.to(s, next, "O is read")
 	case raising:
-		if s.dbToken != r.token && x.bug != NoMySQLToken {
-			giveUp()
-			return
-		}
-		t := s
-		t.dbEpoch++
-		if t.dbEpoch >= maxEpochs {
-			panic("BUG: more epochs than a set of entries can name")
-		}
-		if x.bug != AdoptIntoAnyEpoch {
-			t.asleep = 0 // they read the epoch before they looked for the order: their calls are refused, and they look anew
-		}
-		next.phase, next.epoch = readingRows, t.dbEpoch
-		if x.bug == ReadBeforeRaise {
-			next.phase = writing
-		}
-		to(t, next, "the epoch is raised")
-	case readingRows: // one moment, at any time after; whether the token is the newest is not asked: the gate knows
+		u.raise()
+	case readingRows: // at one moment, any time later. It does not ask whether the token is the newest: the gate decides
 		next.phase, next.rows = writing, s.rows
-		to(s, next, "M is read")
+		u.to(s, next, "M is read")
 	case writing:
 		if !mine && !(x.bug == NoRedisToken && s.present) {
-			giveUp()
+			u.giveUp()
 			return
 		}
-		t := s
-		pending := r.outbox &^ r.rows.ids()
-		if x.bug == UnionWithEnded {
-			pending = r.outbox
-		}
-		t.held = r.rows.are(live) | pending
-		t.stock = int8(units - t.held.len())
-		if x.mode == Offers {
-			t.keyed = (r.rows.are(live) | r.rows.are(ended) | pending) & (1 << watched)
-		}
-		t.epoch = r.epoch
-		t.gate = adopting
-		if x.bug == IntentsDoneByLoad {
-			t.intents = 0
-		}
-		if x.bug == NoAdoptPhase {
-			t.gate = open
-		}
-		next = reconciler{phase: opening, token: r.token} // what it read is done with
-		to(t, next, "R and S are written")
+		u.write()
 	case opening:
-		if !(s.present && s.gateToken == r.token && s.gate == adopting) {
-			giveUp()
-			return
-		}
-		before := s.broker | s.deferred
-		if x.bug == OpenOverDeferred {
-			before = s.broker
-		}
-		if before.ids()&^s.rows.ids() != 0 {
-			return
-		}
-		t := s
-		t.gate = open
-		to(t, reconciler{}, "the gate is opened")
+		u.open()
 	}
+}
+
+func (u turn) close() {
+	t, next := u.s, u.r
+	if u.r.revive && u.bug == ReserveBeforeShut {
+		t.scripts, next.revive = true, false
+		u.to(t, next, "the scripts are loaded")
+		return
+	}
+	if t.present && u.r.token <= t.gateToken && u.bug != NoRedisToken {
+		t.scripts = t.scripts || u.r.revive // one that began later has closed it
+		u.to(t, reconciler{}, "the reconciler gives up")
+		return
+	}
+	if !t.present {
+		t.present, t.epoch, t.stock = true, 0, 0
+	}
+	t.gate, t.gateToken = shut, u.r.token
+	next.phase = draining
+	if u.r.revive {
+		next.phase = reviving
+	}
+	u.to(t, next, "the gate is closed")
+}
+
+func (u turn) raise() {
+	t, next := u.s, u.r
+	if t.dbToken != u.r.token && u.bug != NoMySQLToken {
+		u.giveUp()
+		return
+	}
+	t.dbEpoch++
+	if t.dbEpoch >= maxEpochs {
+		panic("BUG: more epochs than a set of entries can name")
+	}
+	if u.bug != AdoptIntoAnyEpoch {
+		t.asleep = 0 // they read the epoch before they looked for the order: their calls are refused, and they look again
+	}
+	next.phase, next.epoch = readingRows, t.dbEpoch
+	if u.bug == ReadBeforeRaise {
+		next.phase = writing
+	}
+	u.to(t, next, "the epoch is raised")
+}
+
+func (u turn) write() {
+	t, r := u.s, u.r
+	pending := r.outbox &^ r.rows.ids()
+	if u.bug == UnionWithEnded {
+		pending = r.outbox
+	}
+	t.held = r.rows.are(live) | pending
+	t.stock = int8(units - t.held.len())
+	if u.mode == Offers {
+		t.keyed = (r.rows.are(live) | r.rows.are(ended) | pending) & (1 << watched)
+	}
+	t.epoch = r.epoch
+	t.gate = adopting
+	if u.bug == IntentsDoneByLoad {
+		t.intents = 0
+	}
+	if u.bug == NoAdoptPhase {
+		t.gate = open
+	}
+	u.to(t, reconciler{phase: opening, token: r.token}, "R and S are written") // it needs no more of what it read
+}
+
+func (u turn) open() {
+	t := u.s
+	if !(t.present && t.gateToken == u.r.token && t.gate == adopting) {
+		u.giveUp()
+		return
+	}
+	before := t.broker | t.deferred
+	if u.bug == OpenOverDeferred {
+		before = t.broker
+	}
+	if before.ids()&^t.rows.ids() != 0 {
+		return
+	}
+	t.gate = open
+	u.to(t, reconciler{}, "the gate is opened")
 }
 
 // faults: Redis is restarted, emptied, or comes back older than it was; the broker is wiped; a relay dies.
@@ -445,9 +478,9 @@ func (x explorer) faults(s state) {
 	}
 }
 
-// restarted is Redis in another life. Whoever was about to load the scripts into the one before holds it by a connection, which is gone.
+// restarted is Redis without scripts. A reconciler that was about to load them held a connection, which is gone.
 func (s state) restarted() state {
-	s.knows = false
+	s.scripts = false
 	for i, r := range s.recs {
 		if r.revive {
 			s.recs[i].revive = false
@@ -459,9 +492,9 @@ func (s state) restarted() state {
 	return s
 }
 
-// tears: Redis dies while it writes down what sale_reserve.lua did. It is started without that; started once more, it has the entry in the
-// outbox, but no reservation: what followed in the file has written the reservations anew since, or will. Out of reach is a disk that is
-// destroyed just when that has happened, and the broker has what came back already: then it is adopted like what was promised.
+// tears: Redis dies while it writes what sale_reserve.lua did. It is started without that. Started once more, it has the entry in
+// the outbox, but no reservation: what followed in the file has written the reservations anew, or will. The model leaves out a
+// disk that is destroyed just then while the broker already has what came back: that would be adopted like a promised order.
 func (x explorer) tears(s state) {
 	if x.mode == Torn && s.redisLosses > 0 && s.reserves() && s.stock > 0 {
 		s.calls.each(func(o int, epoch uint8, c entries) {
@@ -478,14 +511,14 @@ func (x explorer) tears(s state) {
 	if s.torn != 0 && s.present {
 		t := s.restarted()
 		t.outbox |= s.torn
-		t.ghosts |= s.torn.ids()
+		t.orphans |= s.torn.ids()
 		t.torn = 0
 		x.emit(t, step{"REDIS IS RESTARTED, and has back what was torn", -1, -1}, true)
 	}
 }
 
-// rollbacks: a stale replica takes over, or the last writes were not synced: some reservations are gone, one that was
-// released may be back; the gate is as it was, or open as it was once. It does not know the script.
+// rollbacks: a stale replica is promoted, or the last writes were not synced. Some reservations are gone, and one that was released
+// may be back. The gate is as it was, or open as it once was. The scripts are not there.
 func (x explorer) rollbacks(s state) {
 	for drop := orders(0); drop < 1<<numOrders; drop++ {
 		if drop&^s.held != 0 {
@@ -509,7 +542,7 @@ func (x explorer) rollbacks(s state) {
 				continue
 			}
 			t := s.restarted()
-			t.knows = x.bug == TeachReplicas && s.knows
+			t.scripts = x.bug == ReplicasHaveScripts && s.scripts
 			t.held, t.outbox = held, outbox
 			t.stock = int8(units - held.len())
 			t.redisLosses--

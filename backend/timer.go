@@ -1,0 +1,101 @@
+package backend
+
+import (
+	"context"
+	"time"
+
+	"floodgate.internal/backend/admin"
+	"floodgate.internal/backend/eligibility"
+	"floodgate.internal/backend/sku"
+)
+
+// How long a piece of periodic work rests when there is nothing to do: for orders and units, for deferred orders, which keep a
+// sale closed, and where it only tidies up.
+const (
+	timerEvery    = time.Second
+	deferredEvery = 200 * time.Millisecond
+	pruneEvery    = 10 * time.Second
+)
+
+// How long one pass may take; one that archives a sale, whose audit reads all of its orders.
+const (
+	passTime    = 30 * time.Second
+	archiveTime = 2 * time.Minute
+)
+
+// periodic is work that is done again and again. A pass returns how much it did; while that is something the next one follows
+// at once.
+type periodic struct {
+	name   string
+	every  time.Duration // between two passes when there is nothing to do
+	within time.Duration // for one pass
+	pass   func(context.Context) (int, error)
+}
+
+// beginTimer starts what is done by the clock. operator is the admin API.
+func (p *process) beginTimer(work *stage, operator *admin.Admin) {
+	intents := sku.Intents{DB: p.db, Redis: p.redis, Clock: p.clk}
+	p.startPeriodic(work,
+		periodic{"expiry", timerEvery, passTime, p.orders.Expire},
+		periodic{"standby lines", timerEvery, passTime, p.standby.Sweep},
+		periodic{"the expiry of coupons", timerEvery, passTime, p.claims.Expire},
+		periodic{"intents", timerEvery, passTime, p.orders.RunIntents},
+		periodic{"intents of SKUs", timerEvery, passTime, intents.Run},
+		periodic{"carts", timerEvery, passTime, p.carts.Sweep},
+		periodic{"unsold units", timerEvery, passTime, operator.ReturnUnsold},
+		periodic{"the archive of sales that are over", pruneEvery, archiveTime, func(ctx context.Context) (int, error) {
+			return operator.ArchiveOver(ctx, p.config.Sales.archiveAfter())
+		}},
+		periodic{"old timelines", pruneEvery, passTime, p.timelines.Prune},
+		periodic{"old requests of carts", pruneEvery, passTime, p.carts.Prune},
+		periodic{"old places in standby lines", pruneEvery, passTime, p.standby.Prune},
+		periodic{"payments", pruneEvery, passTime, p.payments.Tend},
+		periodic{"done intents", pruneEvery, passTime, p.orders.PruneIntents},
+		periodic{"done intents of SKUs", pruneEvery, passTime, intents.Prune},
+		periodic{"old Idempotency-Keys", pruneEvery, passTime, operator.PruneKeys},
+		periodic{"old lists", pruneEvery, passTime, func(ctx context.Context) (int, error) { return eligibility.Prune(ctx, p.db) }},
+	)
+	work.start("histories of sales", p.timelines.Watch(p.catalog.Feed))
+}
+
+func (p *process) startPeriodic(s *stage, list ...periodic) {
+	for _, w := range list {
+		s.start(w.name, p.repeat(w))
+	}
+}
+
+// repeat makes one pass after the other while there is something to do, and else rests. A failure is logged once, and tried
+// again with growing pauses.
+func (p *process) repeat(w periodic) func(context.Context) error {
+	return func(ctx context.Context) error {
+		const most = 10 * time.Second
+		rest, failing := w.every, false
+		for {
+			try, cancel := context.WithTimeout(ctx, w.within)
+			n, err := w.pass(try)
+			cancel()
+			switch {
+			case ctx.Err() != nil:
+				return nil
+			case err != nil:
+				if !failing {
+					p.log.Warn("timer: "+w.name+" fails and is tried again", "error", err)
+				}
+				rest, failing = min(2*rest, most), true
+			default:
+				if failing {
+					p.log.Info("timer: " + w.name + " works again")
+				}
+				rest, failing = w.every, false
+				if n > 0 {
+					continue
+				}
+			}
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-time.After(rest):
+			}
+		}
+	}
+}

@@ -697,11 +697,15 @@ func (y *tally) String() string {
 	return fmt.Sprintf("%d calls, %d of them overlapping; %v", y.calls.Load(), y.overlapping.Load(), y.answers)
 }
 
-// genuine are the scripts by their names without .lua.
+// genuine are the scripts of a sale and its outbox by the last word of their names, and all others by their names.
 func genuine() map[string]lua.Script {
 	named := map[string]lua.Script{}
 	for file, s := range scripts {
-		named[strings.TrimSuffix(file, ".lua")] = s
+		name := strings.TrimSuffix(file, ".lua")
+		for _, subject := range []string{"sale_", "outbox_"} {
+			name = strings.TrimPrefix(name, subject)
+		}
+		named[name] = s
 	}
 	return named
 }

@@ -19,6 +19,7 @@ import (
 	"floodgate.internal/backend/closing"
 	"floodgate.internal/backend/eligibility"
 	"floodgate.internal/backend/intent"
+	"floodgate.internal/backend/redis"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/sale"
 	"floodgate.internal/shared/problem"
@@ -79,7 +80,7 @@ func TestArchiveNamesAllThatIsInTheWay(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := o.Redis.Client()
-	state := fmt.Sprintf("%s{sale:%d}:state", o.Redis.Prefix(), s.ID)
+	state := fmt.Sprintf("%s{sale:%d}:state", o.Redis.Client().Prefix(), s.ID)
 	stock := func(by int64) {
 		t.Helper()
 		if err := c.Do(t.Context(), c.B().Hincrby().Key(state).Field("stock").Increment(by).Build()).Error(); err != nil {
@@ -184,7 +185,7 @@ func TestTheTimerFinishesAnArchive(t *testing.T) {
 	}
 	path := fmt.Sprintf("/admin/v1/sales/%d", s.ID)
 	do[adminapi.Sale](o, 200, "POST", path+"/close", "")
-	gone, err := reserve.Open(reserve.Config{Addrs: []string{os.Getenv("REDIS_ADDR")}, Prefix: o.Redis.Prefix()})
+	gone, err := reserve.Open(redis.Config{Addrs: []string{os.Getenv("REDIS_ADDR")}, Prefix: o.Redis.Client().Prefix()}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

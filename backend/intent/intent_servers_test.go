@@ -35,11 +35,38 @@ type world struct {
 	told []int64    // sales that may have units to give
 }
 
+// reader is sale.Reader for sales without tranches: package sale imports this one.
+type reader struct{ db *sql.DB }
+
+func (r reader) Definition(ctx context.Context, id int64) (d reserve.Definition, err error) {
+	var starts, ends time.Time
+	err = r.db.QueryRowContext(ctx, `SELECT version, starts_at, ends_at, per_user_limit, paused OR NOT published, closed_at IS NOT NULL FROM sales WHERE id = ?`, id).
+		Scan(&d.Version, &starts, &ends, &d.Limit, &d.Paused, &d.Closed)
+	d.Starts, d.Ends = starts.UnixMilli(), ends.UnixMilli()
+	return d, err
+}
+
+func (r reader) ArchiveToken(ctx context.Context, id int64) (token int64, archived bool, err error) {
+	err = r.db.QueryRowContext(ctx, `SELECT k.token, s.archived_at IS NOT NULL FROM sales s JOIN sale_stock k ON k.sale_id = s.id WHERE s.id = ?`, id).Scan(&token, &archived)
+	return token, archived, err
+}
+
+func (r reader) Archived(ctx context.Context, ids []int64) (archived []int64, err error) {
+	for _, id := range ids {
+		if _, over, err := r.ArchiveToken(ctx, id); err != nil {
+			return nil, err
+		} else if over {
+			archived = append(archived, id)
+		}
+	}
+	return archived, nil
+}
+
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	db, redis, reg := backendtest.MySQL(t), backendtest.Redis(t), prometheus.NewRegistry()
-	w := &world{t: t, cache: sku.NewCache(db, redis, backendtest.Log(t), reg)}
-	w.Runner = New(Config{DB: db, Redis: redis, Clock: new(clock.Clock), Log: backendtest.Log(t), Register: reg, Returned: func(sale int64) {
+	w := &world{t: t, cache: sku.NewCache(db, redis.Client(), backendtest.Log(t), reg)}
+	w.Runner = New(Config{DB: db, Sales: reader{db}, Redis: redis, Clock: new(clock.Clock), Log: backendtest.Log(t), Register: reg, Returned: func(sale int64) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.told = append(w.told, sale)
@@ -240,7 +267,7 @@ func TestIntents(t *testing.T) {
 	first := backendtest.SKU(t, w.db, 10, 100, "EUR")
 	state := func(id int64) sku.State {
 		t.Helper()
-		snap, err := sku.Read(t.Context(), w.redis, id)
+		snap, err := sku.Read(t.Context(), w.redis.Client(), id)
 		w.must(err)
 		return snap.State
 	}
@@ -257,8 +284,8 @@ func TestIntents(t *testing.T) {
 	// While it is being loaded, they wait; another SKU's do not.
 	other := backendtest.SKU(t, w.db, 10, 100, "EUR")
 	w.must(w.cache.Load(t.Context(), other))
-	base := fmt.Sprintf("%s{sku:%d}:", w.redis.Prefix(), first)
-	_, err := w.redis.Call(t.Context(), lua.SKULoad, []string{base + "state", base + "orders", base + "open", base + "applied"}, "slow", lua.StepClaim, "60000", "1")
+	base := fmt.Sprintf("%s{sku:%d}:", w.redis.Client().Prefix(), first)
+	_, err := w.redis.Client().Call(t.Context(), lua.SKULoad, []string{base + "state", base + "orders", base + "open", base + "applied"}, "slow", lua.StepClaim, "60000", "1")
 	w.must(err)
 	w.restock(first, 4)
 	w.restock(other, 4)
@@ -268,7 +295,7 @@ func TestIntents(t *testing.T) {
 	w.runs(w.RunSKUs, 1)
 	w.runs(w.RunSKUs, 0)
 	for _, id := range []int64{first, other} {
-		backendtest.SKUBalanced(t, w.db, w.redis, id)
+		backendtest.SKUBalanced(t, w.db, w.redis.Client(), id)
 	}
 	if a, b := state(first).Available, state(other).Available; a != 17 || b != 14 {
 		t.Errorf("available %d and %d, want 17 and 14", a, b)
@@ -278,8 +305,8 @@ func TestIntents(t *testing.T) {
 	slept := w.restock(first, 8)
 	w.must(w.OfSKU(t.Context(), first))
 	w.must(w.cache.Rebuild(t.Context(), first))
-	w.must(sku.Adjust(t.Context(), w.redis, first, slept.ID, 8))
-	if got := backendtest.SKUBalanced(t, w.db, w.redis, first).Available; got != 25 {
+	w.must(sku.Adjust(t.Context(), w.redis.Client(), first, slept.ID, 8))
+	if got := backendtest.SKUBalanced(t, w.db, w.redis.Client(), first).Available; got != 25 {
 		t.Errorf("available %d, want 25", got)
 	}
 	if got := testutil.ToFloat64(w.tried.WithLabelValues(adjust, "kept")); got == 0 {
@@ -302,7 +329,7 @@ func TestDoneIntentsAreForgotten(t *testing.T) {
 	_, err := store.Migrate(t.Context(), w.db)
 	w.must(err)
 	session := backendtest.OpenMySQL(t, dsn, 1)
-	alone := New(Config{DB: session, Redis: w.redis, Clock: w.clk, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
+	alone := New(Config{DB: session, Sales: reader{session}, Redis: w.redis, Clock: w.clk, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
 	for _, c := range []struct {
 		t     *table
 		ended string

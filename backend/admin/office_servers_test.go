@@ -51,7 +51,7 @@ func newOffice(t *testing.T, connections int) *office {
 	}
 	clk, log, reg := new(clock.Clock), backendtest.Log(t), prometheus.NewRegistry()
 	intents := intent.New(intent.Config{DB: db, Sales: sale.Reader{DB: db}, Redis: redis, Clock: clk, Log: log, Register: reg})
-	o := &office{t: t, book: order.NewStore(order.Config{Intents: intents, DB: db, Redis: redis, Clock: clk, Log: log, Register: reg}), shelf: sku.NewCache(db, redis.Client(), log, reg)}
+	o := &office{t: t, book: order.NewStore(order.Config{Intents: intents, DB: db, Redis: redis, Clock: clk, Log: log, Register: reg}), shelf: sku.NewCache(sku.Config{DB: db, Redis: redis.Client(), Log: log, Register: reg})}
 	reconciler := reconcile.New(reconcile.Config{DB: db, Redis: redis, Log: log, Register: reg})
 	rebuild := func(ctx context.Context, sale int64) error {
 		if o.down != nil {

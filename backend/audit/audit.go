@@ -2,6 +2,17 @@
 //
 // With S the stock in Redis, R its reservations, O the orders in the outbox, M the orders in MySQL, L the live ones and T
 // the total stock:
+//
+//	S + |R| = T                                 in Redis
+//	available + locked + sold = T               in MySQL, and the ledger's sum is the stock
+//	|L| <= T, and no buyer holds more than the limit
+//	each unit of an issued order is one claim, of its buyer
+//	R = L ∪ (O \ M)                             except for releases under way, and orphans (docs/reconciling.md) until they are handled
+//	O is empty, and the broker holds nothing     except for what is younger than the bound
+//
+// It compares Redis, MySQL and the broker, and trusts none of them. Answers compares a log of shoppers' answers with them. It is
+// safe on a live sale: it changes nothing. It reads Redis, then MySQL at one moment, then Redis again, so an order that moved
+// meanwhile is no finding.
 package audit
 
 import (

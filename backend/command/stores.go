@@ -90,21 +90,6 @@ type Rebuild struct {
 	Output
 }
 
-// Help implements kong's HelpProvider.
-func (Rebuild) Help() string {
-	return `Closes the sale for a moment, writes Redis from MySQL's orders and from what is still queued, opens it, and audits it. Safe
-at any time, also on a live sale, and any number of times. With RabbitMQ a consumer must run: what is queued has to reach
-MySQL first. While Redis itself was restarted or emptied, the backend does this by itself for every sale.
-
-A SKU is written from MySQL alone, with the units that carts have locked and bought; carts that are just being decided lock
-their units anew.
-
-Examples:
-  backend rebuild -config configs/backend.yaml --sale 7
-  backend rebuild -config configs/backend.yaml --sku 3`
-}
-
-// Run implements the command.
 func (c *Rebuild) Run(ctx context.Context, env *Env) (err error) {
 	s, err := c.open(ctx, env, c.Sale != 0)
 	if err != nil {
@@ -136,15 +121,6 @@ func (c *Rebuild) Run(ctx context.Context, env *Env) (err error) {
 // Migrate is the command "migrate".
 type Migrate struct{ File }
 
-// Help implements kong's HelpProvider.
-func (Migrate) Help() string {
-	return `Any number may run at once; run again, it does nothing.
-
-Example:
-  backend migrate -config configs/backend.yaml`
-}
-
-// Run implements the command.
 func (c *Migrate) Run(ctx context.Context, env *Env) error {
 	conf, err := env.Config(c.Config)
 	if err != nil {

@@ -34,7 +34,7 @@ type periodic struct {
 
 // beginTimer starts what is done by the clock. operator is the admin API.
 func (p *process) beginTimer(work *stage, operator *admin.Admin) {
-	intents := sku.Intents{DB: p.db, Redis: p.redis, Clock: p.clk}
+	intents := sku.Intents{DB: p.db, Redis: p.redis.Client(), Clock: p.clk}
 	p.startPeriodic(work,
 		periodic{"expiry", timerEvery, passTime, p.orders.Expire},
 		periodic{"standby lines", timerEvery, passTime, p.standby.Sweep},

@@ -189,7 +189,7 @@ func (a *Admin) apply(ctx context.Context, c change) {
 		}
 	}
 	if c.sku != 0 {
-		if err := (sku.Intents{DB: a.DB, Redis: a.Redis, Clock: a.Clock}).OfSKU(ctx, c.sku); err != nil {
+		if err := (sku.Intents{DB: a.DB, Redis: a.Redis.Client(), Clock: a.Clock}).OfSKU(ctx, c.sku); err != nil {
 			later(err)
 		}
 	}

@@ -38,7 +38,7 @@ func newStore(t *testing.T) *store {
 	t.Helper()
 	s := &store{t: t, db: backendtest.MySQL(t), redis: backendtest.Redis(t)}
 	clk, log, reg := new(clock.Clock), backendtest.Log(t), prometheus.NewRegistry()
-	s.shelf = sku.NewCache(s.db, s.redis, log, reg)
+	s.shelf = sku.NewCache(s.db, s.redis.Client(), log, reg)
 	s.carts = cart.New(cart.Config{PayWithin: time.Minute, MaxInFlight: 10, DB: s.db, SKUs: s.shelf, Clock: clk, Log: log, Register: reg})
 	s.book = orders.NewStore(orders.Config{DB: s.db, Redis: s.redis, Clock: clk, Log: log, Register: reg})
 	return s
@@ -91,13 +91,13 @@ func (s *store) sku() (skuID int64, unpaid, paid string) {
 func (s *store) redisSet(skuID int64, name, field, value string) {
 	s.t.Helper()
 	c := s.redis.Client()
-	s.must(c.Do(s.t.Context(), c.B().Hset().Key(fmt.Sprintf("%s{sku:%d}:%s", s.redis.Prefix(), skuID, name)).FieldValue().FieldValue(field, value).Build()).Error())
+	s.must(c.Do(s.t.Context(), c.B().Hset().Key(fmt.Sprintf("%s{sku:%d}:%s", s.redis.Client().Prefix(), skuID, name)).FieldValue().FieldValue(field, value).Build()).Error())
 }
 
 func (s *store) redisDel(skuID int64, name string) {
 	s.t.Helper()
 	c := s.redis.Client()
-	s.must(c.Do(s.t.Context(), c.B().Del().Key(fmt.Sprintf("%s{sku:%d}:%s", s.redis.Prefix(), skuID, name)).Build()).Error())
+	s.must(c.Do(s.t.Context(), c.B().Del().Key(fmt.Sprintf("%s{sku:%d}:%s", s.redis.Client().Prefix(), skuID, name)).Build()).Error())
 }
 
 // Row E1, Row E5: a SKU that is in order, loaded or not, and with something in flight.
@@ -128,7 +128,7 @@ func TestASKUInOrderIsBalanced(t *testing.T) {
 	s.exec(`INSERT INTO sku_intents (sku_id, kind, order_id, lock_id, quantity, created_at) SELECT sku_id, 'sold', order_id, lock_id, 0, NOW() FROM cart_lines WHERE order_id = ?`, unpaid)
 	s.exec(`INSERT INTO sku_intents (sku_id, kind, quantity, created_at) VALUES (?, 'adjust', 6, NOW())`, skuID)
 	want(func(r SKU) bool { return r.Redis.InFlight == 4 && r.Intents == 2 })
-	if n, err := (sku.Intents{DB: s.db, Redis: s.redis, Clock: new(clock.Clock)}).Run(t.Context()); n != 2 || err != nil {
+	if n, err := (sku.Intents{DB: s.db, Redis: s.redis.Client(), Clock: new(clock.Clock)}).Run(t.Context()); n != 2 || err != nil {
 		t.Fatal(n, err)
 	}
 	want(func(r SKU) bool { return r.Redis.Sold == 5 && r.Redis.Available == 13 && r.Intents == 0 })
@@ -195,7 +195,7 @@ func TestWhatIsWrongWithASKUIsFound(t *testing.T) {
 				t.Fatal(err)
 			}
 			c := s.redis.Client()
-			s.must(c.Do(t.Context(), c.B().Zadd().Key(fmt.Sprintf("%s{sku:%d}:open", s.redis.Prefix(), skuID)).ScoreMember().ScoreMember(float64(time.Now().Add(-time.Hour).UnixMilli()), "o").Build()).Error())
+			s.must(c.Do(t.Context(), c.B().Zadd().Key(fmt.Sprintf("%s{sku:%d}:open", s.redis.Client().Prefix(), skuID)).ScoreMember().ScoreMember(float64(time.Now().Add(-time.Hour).UnixMilli()), "o").Build()).Error())
 		}, eqSKUHeld, "for longer than"},
 		"Redis is an older copy":     {func(skuID int64, _, _ string) { s.exec(`UPDATE skus SET epoch = 7 WHERE id = ?`, skuID) }, eqSKUEpoch, "MySQL in epoch 7"},
 		"a loader died and is stuck": {func(skuID int64, _, _ string) { s.redisSet(skuID, "state", "gate", "closed") }, eqSKUEpoch, "closed"},

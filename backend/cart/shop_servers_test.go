@@ -19,6 +19,7 @@ import (
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/order"
+	"floodgate.internal/backend/redis"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/store"
@@ -50,7 +51,7 @@ func newShop(t *testing.T) *shop {
 func shopOn(t *testing.T, db *sql.DB, redis *reserve.Store, c Config) *shop {
 	t.Helper()
 	clk, log, reg := new(clock.Clock), backendtest.Log(t), prometheus.NewRegistry()
-	cache := sku.NewCache(db, redis, log, reg)
+	cache := sku.NewCache(db, redis.Client(), log, reg)
 	c.DB, c.SKUs, c.Clock, c.Log, c.Register = db, cache, clk, log, reg
 	return &shop{Carts: New(c), t: t, redis: redis,
 		book: order.NewStore(order.Config{DB: db, Redis: redis, Clock: clk, Log: log, Register: reg}), reader: order.NewReader(order.ReaderConfig{DB: db, Redis: redis, Log: log, Register: reg})}
@@ -77,11 +78,11 @@ func behind(t *testing.T) (*shop, *netfault.Link) {
 func slowRedis(t *testing.T, s *shop) (*reserve.Store, *netfault.Link) {
 	t.Helper()
 	cut := netfault.New(t, os.Getenv("REDIS_ADDR"))
-	redis, err := reserve.Open(reserve.Config{Addrs: []string{cut.Addr()}, Prefix: s.redis.Prefix()})
+	redis, err := reserve.Open(redis.Config{Addrs: []string{cut.Addr()}, Prefix: s.redis.Client().Prefix()}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.must(redis.Arm(t.Context()))
+	s.must(redis.Client().Begin(t.Context()))
 	t.Cleanup(redis.Close)
 	return redis, cut
 }
@@ -166,7 +167,7 @@ func (s *shop) sweep() int {
 }
 
 func (s *shop) intents() sku.Intents {
-	return sku.Intents{DB: s.db, Redis: s.redis, Clock: s.clk}
+	return sku.Intents{DB: s.db, Redis: s.redis.Client(), Clock: s.clk}
 }
 
 // rest does what the timer does until there is nothing to do.
@@ -182,7 +183,7 @@ func (s *shop) rest() {
 // balanced is what a SKU has once everything in flight is over, by the test's own look and by the auditor's.
 func (s *shop) balanced(sku int64, available, locked, sold int64) {
 	s.t.Helper()
-	if got, want := backendtest.SKUBalanced(s.t, s.db, s.redis, sku), (backendtest.Units{Available: available, Locked: locked, Sold: sold}); got != want {
+	if got, want := backendtest.SKUBalanced(s.t, s.db, s.redis.Client(), sku), (backendtest.Units{Available: available, Locked: locked, Sold: sold}); got != want {
 		s.t.Errorf("SKU %d: got %+v, want %+v", sku, got, want)
 	}
 	s.audited(sku)
@@ -218,7 +219,7 @@ func (s *shop) reduce(order string, skuID, units int64) {
 func (s *shop) empty() {
 	s.t.Helper()
 	c := s.redis.Client()
-	keys, err := c.Do(s.t.Context(), c.B().Keys().Pattern(s.redis.Prefix()+"*").Build()).AsStrSlice()
+	keys, err := c.Do(s.t.Context(), c.B().Keys().Pattern(s.redis.Client().Prefix()+"*").Build()).AsStrSlice()
 	s.must(err)
 	if len(keys) > 0 {
 		s.must(c.Do(s.t.Context(), c.B().Del().Key(keys...).Build()).Error())

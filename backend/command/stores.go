@@ -45,7 +45,7 @@ func (f File) open(ctx context.Context, env *Env, brokered bool) (s *stores, err
 	if err = answers(ctx, s.db); err != nil {
 		return s, err
 	}
-	if s.redis, err = reserve.Open(s.Redis); err != nil {
+	if s.redis, err = reserve.Open(s.Redis, 0); err != nil {
 		return s, err
 	}
 	ac := audit.Config{DB: s.db, Redis: s.redis, QueuedBound: s.QueuedBound, Abandoned: s.Abandoned}
@@ -101,7 +101,7 @@ func (c *Rebuild) Run(ctx context.Context, env *Env) (err error) {
 		return err
 	}
 	if c.SKU != 0 {
-		err = sku.NewCache(s.db, s.redis, s.Log, s.registry).Rebuild(ctx, c.SKU)
+		err = sku.NewCache(s.db, s.redis.Client(), s.Log, s.registry).Rebuild(ctx, c.SKU)
 		if errors.Is(err, sku.ErrUnknown) {
 			err = fmt.Errorf("SKU %d was made for one sale: carts cannot hold it, so Redis has nothing of it; rebuild its sale", c.SKU)
 		}

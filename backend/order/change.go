@@ -222,7 +222,7 @@ func (b *Store) unlockNow(ctx context.Context, orders []row) {
 		return
 	}
 	failpoint.Hit("cart.before-unlock")
-	if err := (sku.Intents{DB: b.db, Redis: b.redis, Clock: b.clk}).OfOrders(ctx, carts); err != nil {
+	if err := (sku.Intents{DB: b.db, Redis: b.redis.Client(), Clock: b.clk}).OfOrders(ctx, carts); err != nil {
 		b.log.Warn("order: carts' units are unlocked later, by the timer", "orders", len(carts), "error", err)
 	}
 }

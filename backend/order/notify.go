@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"floodgate.internal/backend/redis"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/shared/wire"
 )
@@ -20,7 +21,7 @@ type notice struct {
 const noticesOnce = 500
 
 // channel is the pub/sub channel to which every process with waiting clients subscribes.
-func channel(s *reserve.Store) string { return s.Prefix() + "settled" }
+func channel(s *reserve.Store) string { return s.Client().Prefix() + "settled" }
 
 // notify publishes one message for each batch, with a line "id status" for each order. If it is lost, the clients wait
 // half a second longer.
@@ -30,7 +31,7 @@ func (b *Store) notify(ctx context.Context, notices []notice) {
 		for _, n := range chunk {
 			text.WriteString(n.id + " " + string(n.status) + "\n")
 		}
-		ctx, cancel := context.WithTimeout(ctx, reserve.Timeout)
+		ctx, cancel := context.WithTimeout(ctx, redis.Timeout)
 		c := b.redis.Client()
 		err := c.Do(ctx, c.B().Publish().Channel(channel(b.redis)).Message(text.String()).Build()).Error()
 		cancel()

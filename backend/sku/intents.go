@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/redis"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/clock"
@@ -38,7 +38,7 @@ func Intend(ctx context.Context, tx *sql.Tx, at time.Time, sku, units int64) (in
 // wherever they end.
 type Intents struct {
 	DB    *sql.DB
-	Redis *reserve.Store
+	Redis *redis.Client
 	Clock *clock.Clock
 }
 

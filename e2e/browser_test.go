@@ -17,6 +17,7 @@ import (
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
 
+	"floodgate.internal/e2e/world"
 	"floodgate.internal/shared/development"
 	"floodgate.internal/shared/wire"
 )
@@ -166,7 +167,7 @@ const (
 func TestShopperPage(t *testing.T) {
 	t.Attr("row", "D1")
 	t.Parallel()
-	w := newWorld(t, options{})
+	w := newSystem(t, world.Options{})
 	b := newBrowser(t)
 	sale := w.newSale("A <b>keyboard</b> & more", 3, time.Now().Add(30*time.Minute), 600)
 	w.state(sale, wire.Upcoming)
@@ -174,7 +175,7 @@ func TestShopperPage(t *testing.T) {
 		Source: `{ const now = Date.now; Date.now = () => now() + 3600000; }`,
 	})
 	w.must(err)
-	b.run(chromedp.Navigate(w.ports.PublicURL() + "/"))
+	b.run(chromedp.Navigate(w.Ports.PublicURL() + "/"))
 	b.until(`document.querySelector('[data-el="link"]') !== null`)
 	b.run(chromedp.Click(`[data-el="link"]`))
 	b.until(`location.pathname.startsWith('/sales/')`)
@@ -188,8 +189,8 @@ func TestShopperPage(t *testing.T) {
 
 	// Pressed without pause from before the start on, which is moved to a moment from now.
 	b.run(eval(pressing))
-	w.want(w.do(w.ctx, call{method: "PATCH", url: fmt.Sprintf("%s/admin/v1/sales/%d", w.ports.AdminURL(), sale), token: development.AdminToken,
-		header: map[string]string{"If-Match": `"1"`}, body: fmt.Sprintf(`{"starts_at":%q}`, time.Now().Add(5*time.Second).UTC().Format(wire.TimeFormat))}), 200, "")
+	w.want(w.do(w.ctx, world.Call{Method: "PATCH", URL: fmt.Sprintf("%s/admin/v1/sales/%d", w.Ports.AdminURL(), sale), Token: development.AdminToken,
+		Header: map[string]string{"If-Match": `"1"`}, Body: fmt.Sprintf(`{"starts_at":%q}`, time.Now().Add(5*time.Second).UTC().Format(wire.TimeFormat))}), 200, "")
 	b.until(orderButton + ` && document.querySelector('[data-el="pay"]') && !document.querySelector('[data-el="actions"]').hidden`)
 	b.run(eval(`clearInterval(window.pressing)`))
 	sent := b.sent()
@@ -255,19 +256,19 @@ func TestShopperPage(t *testing.T) {
 // TestStandbyPage is the standby line in a real browser: a button where a sale is sold out, the place, and an offer that is paid.
 func TestStandbyPage(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, options{})
+	w := newSystem(t, world.Options{})
 	b := newBrowser(t)
 	sale := w.newSale("The last one", 1, time.Now().Add(-time.Minute), 600)
 	w.state(sale, wire.Open)
 	token := w.tokens(1, 1)[0]
-	id := w.want(w.public("POST", fmt.Sprintf("/v1/sales/%d/orders", sale), token, ""), 202, "").orderID
+	id := w.want(w.public("POST", fmt.Sprintf("/v1/sales/%d/orders", sale), token, ""), 202, "").OrderID
 	w.order(id, token, wire.PendingPayment)
 	w.state(sale, wire.SoldOut)
 
 	says := func(text string) string {
 		return `document.querySelector('[data-el="standby-text"]') && document.querySelector('[data-el="standby-text"]').textContent.startsWith('` + text + `')`
 	}
-	b.run(chromedp.Navigate(fmt.Sprintf("%s/sales/%d", w.ports.PublicURL(), sale)))
+	b.run(chromedp.Navigate(fmt.Sprintf("%s/sales/%d", w.Ports.PublicURL(), sale)))
 	b.signIn("browser-3")
 	b.run(chromedp.Click(`[data-el="standby-join"]`, chromedp.NodeVisible))
 	b.until(says("You are number 1 in the standby line"))

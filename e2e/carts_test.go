@@ -7,10 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
-	"os/exec"
-	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -19,24 +16,21 @@ import (
 
 	"floodgate.internal/e2e/oracle"
 	"floodgate.internal/e2e/stack"
+	"floodgate.internal/e2e/world"
 	"floodgate.internal/shared/development"
 	"floodgate.internal/shared/signing"
 	"floodgate.internal/shared/wire"
 )
 
 // newSKU makes a SKU by the admin API.
-func (w *world) newSKU(stock int, price int64) int64 {
+func (w *system) newSKU(stock int, price int64) int64 {
 	w.t.Helper()
-	var made struct {
-		ID int64 `json:"id"`
-	}
-	w.want(w.admin("POST", "/admin/v1/skus", fmt.Sprintf(`{"title":"A mug","price":%d,"currency":"EUR","stock":%d}`, price, stock)), 201, "").decode(w, &made)
-	return made.ID
+	return w.want(w.admin("POST", "/admin/v1/skus", fmt.Sprintf(`{"title":"A mug","price":%d,"currency":"EUR","stock":%d}`, price, stock)), 201, "").ID
 }
 
-func (w *world) postCart(token, key, body string) answer {
+func (w *system) postCart(token, key, body string) world.Answer {
 	w.t.Helper()
-	return w.do(w.ctx, call{method: "POST", url: w.ports.PublicURL() + wire.CartPath, token: token, key: key, body: body})
+	return w.do(w.ctx, world.Call{Method: "POST", URL: w.Ports.PublicURL() + wire.CartPath, Token: token, Key: key, Body: body})
 }
 
 // cartOf is the body of a cart: sku, quantity, sku, quantity, ...
@@ -52,10 +46,10 @@ func cartOf(pairs ...int64) string {
 	return string(b)
 }
 
-func (w *world) cartAnswer(a answer, codes ...wire.CartCode) wire.CartAnswer {
+func (w *system) cartAnswer(a world.Answer, codes ...wire.CartCode) wire.CartAnswer {
 	w.t.Helper()
 	var c wire.CartAnswer
-	w.want(a, 200, "").decode(w, &c)
+	w.want(a, 200, "").Decode(w.t, &c)
 	var got []wire.CartCode
 	ordered := false
 	for _, r := range c.Results {
@@ -75,10 +69,10 @@ func (w *world) cartAnswer(a answer, codes ...wire.CartCode) wire.CartAnswer {
 func (k *walk) carts() {
 	k.w.t.Helper()
 	mug, cup := k.w.newSKU(5, 900), k.w.newSKU(1, 250)
-	at := k.w.ports.PublicURL() + wire.CartPath
-	try := func(token, key, body string, status int, code string) answer {
+	at := k.w.Ports.PublicURL() + wire.CartPath
+	try := func(token, key, body string, status int, code string) world.Answer {
 		k.w.t.Helper()
-		return k.try(call{method: "POST", url: at, token: token, key: key, body: body}, status, code)
+		return k.try(world.Call{Method: "POST", URL: at, Token: token, Key: key, Body: body}, status, code)
 	}
 	good := cartOf(mug, 2, cup, 2, 999999, 1)
 	try("", "k", good, 401, "UNAUTHENTICATED")
@@ -93,16 +87,16 @@ func (k *walk) carts() {
 		{`{"items":[{"sku_id":1,"quantity":1` + strings.Repeat("0", 400) + `}]}`, "items/0/quantity"},
 		{`{"items":[{"sku_id":1},{"sku_id":1}]}`, "items/1/sku_id"}, {`{"items":[{"sku_id":1}],"uid":"bob"}`, "uid"}, {good + "{}", "JSON"},
 	} {
-		if a := try(mine[0], "k", c.body, 400, "BAD_REQUEST"); !strings.Contains(string(a.body), c.names) {
+		if a := try(mine[0], "k", c.body, 400, "BAD_REQUEST"); !strings.Contains(string(a.Body), c.names) {
 			k.w.t.Errorf("%.80s: got %s, want %q named", c.body, a, c.names)
 		}
 	}
-	if a := try(mine[0], "", good, 400, "BAD_REQUEST"); !strings.Contains(string(a.body), "Idempotency-Key") {
+	if a := try(mine[0], "", good, 400, "BAD_REQUEST"); !strings.Contains(string(a.Body), "Idempotency-Key") {
 		k.w.t.Errorf("without a key: got %s", a)
 	}
 	try(mine[0], strings.Repeat("k", 129), good, 400, "BAD_REQUEST")
 	try(mine[0], "k", `{"items":[{"sku_id":`+strings.Repeat(" ", 70000)+`1}]}`, 413, "PAYLOAD_TOO_LARGE")
-	k.try(call{method: "POST", url: at, token: mine[0], key: "k", body: good, header: map[string]string{"Content-Type": "text/plain"}}, 415, "UNSUPPORTED_MEDIA_TYPE")
+	k.try(world.Call{Method: "POST", URL: at, Token: mine[0], Key: "k", Body: good, Header: map[string]string{"Content-Type": "text/plain"}}, 415, "UNSUPPORTED_MEDIA_TYPE")
 
 	a := try(mine[0], "k", good, 200, "")
 	order := *k.w.cartAnswer(a, "", wire.LineInsufficient, wire.LineUnknown).OrderID
@@ -119,11 +113,11 @@ func (k *walk) carts() {
 
 	// Past the gateway's limit the backend answers repeats, and bad ones.
 	signer := signing.NewSigner(signing.Key{ID: development.SigningKeyID, Secret: development.SigningSecret})
-	internal := func(uid, key, body string, status int, code string) answer {
+	internal := func(uid, key, body string, status int, code string) world.Answer {
 		k.w.t.Helper()
 		return k.try(k.signed(signer, "POST", wire.CartPath, uid, key, body), status, code)
 	}
-	if again := internal("200", "k", good, 200, ""); string(again.body) != string(a.body) {
+	if again := internal("200", "k", good, 200, ""); string(again.Body) != string(a.Body) {
 		k.w.t.Errorf("the same key: got %s, want %s", again, a)
 	}
 	internal("200", "k", cartOf(mug, 1), 422, "IDEMPOTENCY_KEY_REUSED")
@@ -133,10 +127,10 @@ func (k *walk) carts() {
 	k.w.cartAnswer(internal("bob", "k", cartOf(mug, 4, 999999, 1), 200, ""), wire.LineInsufficient, wire.LineUnknown)
 
 	list := k.public("GET", wire.SKUsPath, "", "", 200, "")
-	if list.header.Get("X-Cache") == "" {
-		k.w.t.Errorf("GET %s: no X-Cache in %v", wire.SKUsPath, list.header)
+	if list.Header.Get("X-Cache") == "" {
+		k.w.t.Errorf("GET %s: no X-Cache in %v", wire.SKUsPath, list.Header)
 	}
-	k.try(call{method: "GET", url: k.w.ports.PublicURL() + wire.SKUsPath, header: map[string]string{"If-None-Match": list.header.Get("ETag")}}, 304, "")
+	k.try(world.Call{Method: "GET", URL: k.w.Ports.PublicURL() + wire.SKUsPath, Header: map[string]string{"If-None-Match": list.Header.Get("ETag")}}, 304, "")
 	k.public("POST", wire.SKUsPath, mine[0], "", 405, "METHOD_NOT_ALLOWED")
 
 	sku := fmt.Sprintf("/skus/%d", mug)
@@ -150,80 +144,29 @@ func (k *walk) carts() {
 	}
 }
 
-// units is what a SKU has.
-type units struct{ available, allotted, locked, sold int64 }
-
-// skuBooks are the equations of a SKU, from outside: in MySQL, of its ledger, and in Redis, which may have nothing of it.
-func (w *world) skuBooks(sku int64) (u units, err error) {
-	var total, ledger, lockedLedger, unpaid, paid, badOrders int64
-	if err := w.db.QueryRowContext(w.ctx, `SELECT total, available, allotted, locked, sold FROM skus WHERE id = ?`, sku).
-		Scan(&total, &u.available, &u.allotted, &u.locked, &u.sold); err != nil {
-		return u, err
-	}
-	if min(u.available, u.allotted, u.locked, u.sold) < 0 || u.available+u.allotted+u.locked+u.sold != total {
-		return u, fmt.Errorf("%+v is not total %d", u, total)
-	}
-	if err := w.db.QueryRowContext(w.ctx, `SELECT SUM(available_change), SUM(locked_change) FROM sku_ledger WHERE sku_id = ?`, sku).Scan(&ledger, &lockedLedger); err != nil {
-		return u, err
-	}
-	if err := w.db.QueryRowContext(w.ctx, `SELECT COALESCE(SUM(CASE WHEN o.status = 'pending_payment' THEN l.quantity ELSE 0 END), 0),
-		COALESCE(SUM(CASE WHEN o.status = 'paid' THEN l.quantity ELSE 0 END), 0) FROM cart_lines l JOIN orders o ON o.id = l.order_id WHERE l.sku_id = ?`, sku).Scan(&unpaid, &paid); err != nil {
-		return u, err
-	}
-	if ledger != u.available || lockedLedger != u.locked || unpaid != u.locked || paid != u.sold {
-		return u, fmt.Errorf("%+v; the ledger adds up to %d and %d, orders have %d unpaid and %d paid", u, ledger, lockedLedger, unpaid, paid)
-	}
-	if err := w.db.QueryRowContext(w.ctx, `SELECT COUNT(*) FROM orders o JOIN (SELECT order_id, SUM(quantity) n, SUM(quantity * price) a FROM cart_lines GROUP BY order_id) l
-		ON l.order_id = o.id WHERE o.quantity <> l.n OR o.amount <> l.a OR o.sale_id <> 0`).Scan(&badOrders); err != nil || badOrders > 0 {
-		return u, fmt.Errorf("%d orders are not the sum of their lines: %w", badOrders, err)
-	}
-	base := fmt.Sprintf("%s{sku:%d}:", w.prefix, sku)
-	state, err := w.redis.Do(w.ctx, w.redis.B().Hgetall().Key(base+"state").Build()).AsStrMap()
-	if err != nil || len(state) == 0 {
-		return u, err
-	}
-	num := func(name string) int64 { n, _ := strconv.ParseInt(state[name], 10, 64); return n }
-	if num("available") != u.available || num("locked") != u.locked || num("sold") != u.sold || num("total") != u.available+u.locked+u.sold {
-		return u, fmt.Errorf("Redis has %v, MySQL %+v", state, u)
-	}
-	orders, err := w.redis.Do(w.ctx, w.redis.B().Hgetall().Key(base+"orders").Build()).AsStrMap()
-	if err != nil {
-		return u, err
-	}
-	var held int64
-	for _, value := range orders {
-		n, _ := strconv.ParseInt(strings.Fields(value)[0], 10, 64)
-		held += n
-	}
-	if held != u.locked {
-		return u, fmt.Errorf("orders have %d units locked in Redis, %d in MySQL", held, u.locked)
-	}
-	return u, nil
-}
-
 // skuRests waits until a SKU's equations hold, and the auditor agrees.
-func (w *world) skuRests(sku int64) (u units) {
+func (w *system) skuRests(sku int64) (u oracle.Units) {
 	w.t.Helper()
 	w.until(fmt.Sprintf("SKU %d balances", sku), patience, func() (bool, string) {
 		var err error
-		if u, err = w.skuBooks(sku); err != nil {
+		if u, err = w.Books.SKU(w.ctx, sku); err != nil {
 			return false, err.Error()
 		}
 		a := w.admin("GET", fmt.Sprintf("/admin/v1/skus/%d/audit", sku), "")
-		return a.status == 200 && strings.Contains(string(a.body), `"balanced":true`), a.String()
+		return a.Status == 200 && strings.Contains(string(a.Body), `"balanced":true`), a.String()
 	})
 	return u
 }
 
-func (w *world) skuState(sku int64, want wire.SKUState) {
+func (w *system) skuState(sku int64, want wire.SKUState) {
 	w.t.Helper()
 	w.until(fmt.Sprintf("SKU %d is %s at the gateway", sku, want), patience, func() (bool, string) {
 		a := w.public("GET", wire.SKUsPath, "", "")
 		var list wire.SKUList
-		if a.status != 200 {
+		if a.Status != 200 {
 			return false, a.String()
 		}
-		a.decode(w, &list)
+		a.Decode(w.t, &list)
 		return slices.ContainsFunc(list.SKUs, func(s wire.SKU) bool { return s.ID == sku && s.State == want }), a.String()
 	})
 }
@@ -232,19 +175,19 @@ func (w *world) skuState(sku int64, want wire.SKUState) {
 func TestCartStory(t *testing.T) {
 	t.Attr("row", "E1 E3 E7 E10 D7 D8")
 	t.Parallel()
-	w := newWorld(t, options{orders: freely, carts: "{pay_within: 2s, abandoned_after: 1s}"})
+	w := newSystem(t, world.Options{Limits: freely, Backend: "carts: {pay_within: 2s, abandoned_after: 1s}\n"})
 	mug, cup, lid := w.newSKU(10, 900), w.newSKU(2, 250), w.newSKU(5, 100)
 	tokens := w.tokens(1, 5)
 	w.skuState(mug, wire.SKUAvailable)
 
 	first := w.postCart(tokens[0], "k", cartOf(mug, 3, cup, 3, 999999, 1))
 	paid := *w.cartAnswer(first, "", wire.LineInsufficient, wire.LineUnknown).OrderID
-	if again := w.postCart(tokens[0], "k", cartOf(mug, 3, cup, 3, 999999, 1)); string(again.body) != string(first.body) || again.status != 200 {
+	if again := w.postCart(tokens[0], "k", cartOf(mug, 3, cup, 3, 999999, 1)); string(again.Body) != string(first.Body) || again.Status != 200 {
 		t.Errorf("the same key: got %s, want %s", again, first)
 	}
 	w.want(w.postCart(tokens[0], "k", cartOf(mug, 2)), 422, "IDEMPOTENCY_KEY_REUSED")
 	var o wire.Order
-	w.want(w.public("POST", wire.OrderPath(paid)+"/payment", tokens[0], ""), 200, "").decode(w, &o)
+	w.want(w.public("POST", wire.OrderPath(paid)+"/payment", tokens[0], ""), 200, "").Decode(w.t, &o)
 	if o.Status != wire.Paid || o.Amount != 2700 || o.Quantity != 3 || o.SaleID != 0 || len(o.Items) != 1 || o.Items[0] != (wire.OrderItem{SKU: mug, Quantity: 3, Price: 900}) {
 		t.Errorf("got %+v", o)
 	}
@@ -252,7 +195,7 @@ func TestCartStory(t *testing.T) {
 	cancelled := *w.cartAnswer(w.postCart(tokens[1], "k", cartOf(mug, 7, cup, 2)), "", "").OrderID
 	w.skuState(cup, wire.SKUSoldOut)
 	w.skuState(mug, wire.SKUSoldOut)
-	w.want(w.public("POST", wire.OrderPath(cancelled)+"/cancellation", tokens[1], ""), 200, "").decode(w, &o)
+	w.want(w.public("POST", wire.OrderPath(cancelled)+"/cancellation", tokens[1], ""), 200, "").Decode(w.t, &o)
 	if o.Status != wire.Cancelled || len(o.Items) != 2 {
 		t.Errorf("got %+v", o)
 	}
@@ -261,7 +204,7 @@ func TestCartStory(t *testing.T) {
 	expired := *w.cartAnswer(w.postCart(tokens[2], "k", cartOf(mug, 7, lid, 1)), "", "").OrderID
 	w.until("the order is expired", patience, func() (bool, string) { // not by polling: its owner's reads are limited
 		var status string
-		w.must(w.db.QueryRowContext(w.ctx, `SELECT status FROM orders WHERE id = ?`, expired).Scan(&status))
+		w.must(w.Books.DB.QueryRowContext(w.ctx, `SELECT status FROM orders WHERE id = ?`, expired).Scan(&status))
 		return status == string(wire.Expired), status
 	})
 	w.order(expired, tokens[2], wire.Expired)
@@ -271,29 +214,25 @@ func TestCartStory(t *testing.T) {
 	now := time.Now()
 	a := w.want(w.admin("POST", "/admin/v1/sales", fmt.Sprintf(`{"sku_id":%d,"stock":5,"starts_at":%q,"ends_at":%q}`, mug,
 		now.Add(-time.Minute).UTC().Format(wire.TimeFormat), now.Add(time.Hour).UTC().Format(wire.TimeFormat))), 201, "")
-	var sale struct {
-		ID int64 `json:"id"`
-	}
-	a.decode(w, &sale)
-	if u := w.skuRests(mug); u != (units{2, 5, 0, 3}) {
+	if u := w.skuRests(mug); u != (oracle.Units{Available: 2, Allotted: 5, Sold: 3}) {
 		t.Errorf("SKU %d has %+v", mug, u)
 	}
 	w.cartAnswer(w.postCart(tokens[3], "1", cartOf(mug, 3)), wire.LineInsufficient)
 	w.want(w.admin("POST", fmt.Sprintf("/admin/v1/skus/%d/restock", mug), `{"quantity":1}`), 200, "")
 	w.cartAnswer(w.postCart(tokens[3], "2", cartOf(mug, 3)), "")
-	w.want(w.admin("POST", fmt.Sprintf("/admin/v1/sales/%d/close", sale.ID), ""), 200, "")
+	w.want(w.admin("POST", fmt.Sprintf("/admin/v1/sales/%d/close", a.ID), ""), 200, "")
 	w.until("the sale's units are the SKU's again", patience, func() (bool, string) {
-		u, err := w.skuBooks(mug)
-		return err == nil && u.allotted == 0, fmt.Sprintf("%+v, %v", u, err)
+		u, err := w.Books.SKU(w.ctx, mug)
+		return err == nil && u.Allotted == 0, fmt.Sprintf("%+v, %v", u, err)
 	})
 
 	var mine wire.OrderList
-	w.want(w.public("GET", "/v1/orders", tokens[0], ""), 200, "").decode(w, &mine)
+	w.want(w.public("GET", "/v1/orders", tokens[0], ""), 200, "").Decode(w.t, &mine)
 	if len(mine.Orders) != 1 || mine.Orders[0].OrderID != paid || mine.Orders[0].Status != wire.Paid {
 		t.Errorf("own orders: got %+v", mine)
 	}
 	for sku, sum := range map[int64]int64{mug: 11, cup: 2, lid: 5} {
-		if u := w.skuRests(sku); u.available+u.locked+u.sold != sum {
+		if u := w.skuRests(sku); u.Available+u.Locked+u.Sold != sum {
 			t.Errorf("SKU %d has %+v, of %d", sku, u, sum)
 		}
 	}
@@ -308,29 +247,26 @@ type cartTold struct {
 }
 
 // place asks until there is an answer. It must be the one there was.
-func (w *world) place(ctx context.Context, c *cartTold) error {
+func (w *system) place(ctx context.Context, c *cartTold) error {
 	for {
-		a := w.do(ctx, call{method: "POST", url: w.ports.PublicURL() + wire.CartPath, token: c.token, key: c.key, body: c.body, quiet: true})
+		a := w.do(ctx, world.Call{Method: "POST", URL: w.Ports.PublicURL() + wire.CartPath, Token: c.token, Key: c.key, Body: c.body, Quiet: true})
 		switch {
 		case ctx.Err() != nil:
 			return fmt.Errorf("cart %s of %s was never answered: %s", c.key, c.uid, a)
-		case a.status == 200 && c.answer != "" && c.answer != string(a.body):
+		case a.Status == 200 && c.answer != "" && c.answer != string(a.Body):
 			return fmt.Errorf("cart %s of %s: got %s, before %s", c.key, c.uid, a, c.answer)
-		case a.status == 200:
+		case a.Status == 200:
 			var v wire.CartAnswer
-			if err := json.Unmarshal(a.body, &v); err != nil {
+			if err := json.Unmarshal(a.Body, &v); err != nil {
 				return err
 			}
-			c.answer = string(a.body)
+			c.answer = string(a.Body)
 			if v.OrderID != nil {
 				c.order = *v.OrderID
 			}
 			return nil
-		case oracle.AskAgain(a.status):
-			select {
-			case <-ctx.Done():
-			case <-time.After(50 * time.Millisecond): // as a client waits
-			}
+		case a.AskAgain():
+			world.Pause(ctx, 50*time.Millisecond) // as a client waits
 		default:
 			return fmt.Errorf("cart %s of %s: %s", c.key, c.uid, a)
 		}
@@ -338,22 +274,19 @@ func (w *world) place(ctx context.Context, c *cartTold) error {
 }
 
 // finish pays or cancels, asking until there is an answer.
-func (w *world) finish(ctx context.Context, c *cartTold, what string) error {
+func (w *system) finish(ctx context.Context, c *cartTold, what string) error {
 	for c.order != "" {
-		a := w.do(ctx, call{method: "POST", url: w.ports.PublicURL() + wire.OrderPath(c.order) + what, token: c.token, quiet: true})
+		a := w.do(ctx, world.Call{Method: "POST", URL: w.Ports.PublicURL() + wire.OrderPath(c.order) + what, Token: c.token, Quiet: true})
 		switch {
 		case ctx.Err() != nil:
 			return fmt.Errorf("%s of %s was never answered: %s", what, c.order, a)
-		case a.status == 200:
+		case a.Status == 200:
 			c.paid = what == "/payment"
 			return nil
-		case a.code == "ORDER_STATE_CONFLICT":
+		case a.Code == "ORDER_STATE_CONFLICT":
 			return nil // it expired
-		case oracle.AskAgain(a.status):
-			select {
-			case <-ctx.Done():
-			case <-time.After(50 * time.Millisecond):
-			}
+		case a.AskAgain():
+			world.Pause(ctx, 50*time.Millisecond)
 		default:
 			return fmt.Errorf("%s of %s: %s", what, c.order, a)
 		}
@@ -366,7 +299,7 @@ func (w *world) finish(ctx context.Context, c *cartTold, what string) error {
 // shopper has what they were told. Rows E1, E2, E3, E6, E7, E10.
 func TestCartsUnderFire(t *testing.T) {
 	t.Attr("row", "E1 E2 E3 E6 E7 E10")
-	w := newWorld(t, options{orders: "{rate: 1000, burst: 1000, max_keys: 1000000}", carts: "{pay_within: 5m, abandoned_after: 1s}", second: true})
+	w := newSystem(t, world.Options{Limits: orders("{rate: 1000, burst: 1000, max_keys: 1000000}"), Backend: "carts: {pay_within: 5m, abandoned_after: 1s}\n", Second: true})
 	const shoppers, carts = 24, 12
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -395,7 +328,7 @@ func TestCartsUnderFire(t *testing.T) {
 	wg.Wait()
 	for _, sku := range skus {
 		var epoch int
-		w.must(w.db.QueryRowContext(w.ctx, `SELECT epoch FROM skus WHERE id = ?`, sku).Scan(&epoch))
+		w.must(w.Books.DB.QueryRowContext(w.ctx, `SELECT epoch FROM skus WHERE id = ?`, sku).Scan(&epoch))
 		if epoch != 1 {
 			t.Errorf("SKU %d was read from MySQL %d times", sku, epoch)
 		}
@@ -452,34 +385,33 @@ func TestCartsUnderFire(t *testing.T) {
 		t.Helper()
 		key := fmt.Sprintf("restock-%d-%d", sku, given[sku])
 		w.until("the restock is done", patience, func() (bool, string) {
-			a := w.do(ctx, call{method: "POST", url: fmt.Sprintf("%s/admin/v1/skus/%d/restock", w.ports.AdminURL(), sku), token: development.AdminToken, key: key, body: `{"quantity":20}`})
-			return a.status == 200, a.String()
+			a := w.do(ctx, world.Call{Method: "POST", URL: fmt.Sprintf("%s/admin/v1/skus/%d/restock", w.Ports.AdminURL(), sku), Token: development.AdminToken, Key: key, Body: `{"quantity":20}`})
+			return a.Status == 200, a.String()
 		})
 		given[sku] += 20
 	}
 	reach(whole / 8)
-	kill(w.second)
+	kill(w.Second)
 	restock(skus[0])
 	reach(whole / 4)
-	kill(w.backend)
+	kill(w.Backend)
 	reach(whole / 2)
 	w.loseRedis()
 	restock(skus[1])
 	reach(whole * 5 / 8)
-	kill(w.second)
-	rebuild := exec.CommandContext(ctx, filepath.Join(machine.bin, "backend"), "rebuild", "-config", filepath.Join(w.dir, "backend.yaml"), "--sku", fmt.Sprint(skus[2]))
-	if out, err := rebuild.CombinedOutput(); err != nil {
-		t.Errorf("rebuild: %v\n%s", err, out)
+	kill(w.Second)
+	if out, err := w.command(ctx, "rebuild", "--sku", fmt.Sprint(skus[2])); err != nil {
+		t.Errorf("%v\n%s", err, out)
 	}
 	wg.Wait()
 
 	var live int64
 	for _, sku := range skus {
 		u := w.skuRests(sku)
-		if u.available+u.locked+u.sold != given[sku] {
+		if u.Available+u.Locked+u.Sold != given[sku] {
 			t.Errorf("SKU %d has %+v, was given %d", sku, u, given[sku])
 		}
-		live += u.locked + u.sold
+		live += u.Locked + u.Sold
 	}
 	var held int64
 	for _, mine := range all {
@@ -489,7 +421,7 @@ func TestCartsUnderFire(t *testing.T) {
 			}
 			var status string
 			var n int64
-			if err := w.db.QueryRowContext(w.ctx, `SELECT status, quantity FROM orders WHERE id = ? AND uid = ?`, c.order, c.uid).Scan(&status, &n); err != nil {
+			if err := w.Books.DB.QueryRowContext(w.ctx, `SELECT status, quantity FROM orders WHERE id = ? AND uid = ?`, c.order, c.uid).Scan(&status, &n); err != nil {
 				t.Errorf("order %s of %s: %v", c.order, c.uid, err)
 			}
 			if c.paid && status != string(wire.Paid) {
@@ -503,19 +435,18 @@ func TestCartsUnderFire(t *testing.T) {
 	if held != live {
 		t.Errorf("shoppers hold %d units, the SKUs say %d", held, live)
 	}
-	audit := exec.CommandContext(ctx, filepath.Join(machine.bin, "backend"), "audit", "-config", filepath.Join(w.dir, "backend.yaml"), "--all")
-	if out, err := audit.CombinedOutput(); err != nil {
-		t.Errorf("audit: %v\n%s", err, out)
+	if out, err := w.command(ctx, "audit", "--all"); err != nil {
+		t.Errorf("%v\n%s", err, out)
 	}
 }
 
 // loseRedis makes Redis lose everything that this world has in it, and its scripts, as a restart without a disk does.
-func (w *world) loseRedis() {
+func (w *system) loseRedis() {
 	w.t.Helper()
-	keys, err := w.redis.Do(w.ctx, w.redis.B().Keys().Pattern(w.prefix+"*").Build()).AsStrSlice()
+	keys, err := w.Books.Redis.Do(w.ctx, w.Books.Redis.B().Keys().Pattern(w.Books.Prefix+"*").Build()).AsStrSlice()
 	w.must(err)
 	if len(keys) > 0 {
-		w.must(w.redis.Do(w.ctx, w.redis.B().Del().Key(keys...).Build()).Error())
+		w.must(w.Books.Redis.Do(w.ctx, w.Books.Redis.B().Del().Key(keys...).Build()).Error())
 	}
-	w.must(w.redis.Do(w.ctx, w.redis.B().ScriptFlush().Build()).Error())
+	w.must(w.Books.Redis.Do(w.ctx, w.Books.Redis.B().ScriptFlush().Build()).Error())
 }

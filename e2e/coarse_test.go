@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"floodgate.internal/e2e/stack"
+	"floodgate.internal/e2e/world"
 	"floodgate.internal/shared/wire"
 )
 
@@ -20,7 +21,7 @@ import (
 func TestNoAnswerCarriesACount(t *testing.T) {
 	t.Attr("row", "D7")
 	t.Parallel()
-	w := newWorld(t, options{orders: freely})
+	w := newSystem(t, world.Options{Limits: freely})
 	c := &coarse{w: w, counts: map[string]string{}, asked: map[string]bool{}}
 	// Numbers that are nothing else's.
 	large := c.newSale("Large", 48611, time.Now().Add(-time.Minute), 100)
@@ -35,21 +36,21 @@ func TestNoAnswerCarriesACount(t *testing.T) {
 	tokens := w.tokens(1, 20)
 
 	// An order of each kind.
-	press := func(sale int64, token, key, body string, status int, code string) answer {
+	press := func(sale int64, token, key, body string, status int, code string) world.Answer {
 		t.Helper()
-		return w.want(c.do(call{method: "POST", url: fmt.Sprintf("%s/v1/sales/%d/orders", w.ports.PublicURL(), sale), token: token, key: key, body: body}), status, code)
+		return w.want(c.do(world.Call{Method: "POST", URL: fmt.Sprintf("%s/v1/sales/%d/orders", w.Ports.PublicURL(), sale), Token: token, Key: key, Body: body}), status, code)
 	}
-	order := press(large, tokens[0], "k", `{"quantity":97}`, 202, "").orderID
+	order := press(large, tokens[0], "k", `{"quantity":97}`, 202, "").OrderID
 	w.order(order, tokens[0], wire.PendingPayment)
 	press(large, tokens[0], "k", `{"quantity":97}`, 202, "")
 	press(large, tokens[0], "k", `{"quantity":3}`, 422, "IDEMPOTENCY_KEY_REUSED")
 	press(large, tokens[0], "", `{"quantity":97}`, 409, "ALREADY_ORDERED")
 	press(large, tokens[1], "", `{"quantity":101}`, 400, "BAD_REQUEST")
 	press(small, tokens[2], "", `{"quantity":89}`, 409, "INSUFFICIENT_STOCK")
-	paid := press(large, tokens[3], "", `{"quantity":96}`, 202, "").orderID
+	paid := press(large, tokens[3], "", `{"quantity":96}`, 202, "").OrderID
 	w.order(paid, tokens[3], wire.PendingPayment)
 	c.ask("POST", "/v1/orders/"+paid+"/payment", tokens[3], "")
-	gone := press(large, tokens[4], "", `{"quantity":95}`, 202, "").orderID
+	gone := press(large, tokens[4], "", `{"quantity":95}`, 202, "").OrderID
 	w.order(gone, tokens[4], wire.PendingPayment)
 	c.ask("POST", "/v1/orders/"+gone+"/cancellation", tokens[4], "")
 	c.learn(large)
@@ -64,7 +65,7 @@ func TestNoAnswerCarriesACount(t *testing.T) {
 	everything(large, small, soon, over, paused, 999999)
 
 	// Sold out, with 82 of 83 units in one order; then some come back, and more are put on sale.
-	all := press(small, tokens[5], "", `{"quantity":82}`, 202, "").orderID
+	all := press(small, tokens[5], "", `{"quantity":82}`, 202, "").OrderID
 	press(small, tokens[6], "", "", 202, "")
 	w.order(all, tokens[5], wire.PendingPayment)
 	c.learn(small)
@@ -90,7 +91,7 @@ func TestNoAnswerCarriesACount(t *testing.T) {
 
 // coarse looks through answers for counts.
 type coarse struct {
-	w       *world
+	w       *system
 	counts  map[string]string // a count, as text, and what it counts
 	asked   map[string]bool   // operations
 	answers int
@@ -100,7 +101,7 @@ func (c *coarse) newSale(title string, stock int, starts time.Time, limit int) i
 	c.w.t.Helper()
 	var s struct{ ID int64 }
 	c.w.want(c.w.admin("POST", "/admin/v1/sales", fmt.Sprintf(`{"title":%q,"price":4900,"currency":"EUR","stock":%d,"starts_at":%q,"ends_at":%q,"per_user_limit":%d}`,
-		title, stock, starts.UTC().Format(wire.TimeFormat), starts.Add(90*time.Minute).UTC().Format(wire.TimeFormat), limit)), 201, "").decode(c.w, &s)
+		title, stock, starts.UTC().Format(wire.TimeFormat), starts.Add(90*time.Minute).UTC().Format(wire.TimeFormat), limit)), 201, "").Decode(c.w.t, &s)
 	c.learn(s.ID)
 	return s.ID
 }
@@ -124,27 +125,27 @@ func (c *coarse) learn(sale int64) {
 }
 
 // do sends a request and looks through all of its answer.
-func (c *coarse) do(x call) answer {
+func (c *coarse) do(x world.Call) world.Answer {
 	c.w.t.Helper()
 	a := c.w.do(c.w.ctx, x)
-	req, err := http.NewRequest(x.method, x.url, nil)
+	req, err := http.NewRequest(x.Method, x.URL, nil)
 	c.w.must(err)
-	if r, _ := c.w.contract.find(c.w.usual(req.URL), x.method, req.URL.Path); r != nil {
+	if r, _ := c.w.contract.find(c.w.usual(req.URL), x.Method, req.URL.Path); r != nil {
 		c.asked[r.kin.Operation.OperationID] = true
 	}
 	c.answers++
-	body := string(a.body)
-	if id := a.header.Get("X-Request-Id"); id != "" { // it is in problems, too
+	body := string(a.Body)
+	if id := a.Header.Get("X-Request-Id"); id != "" { // it is in problems, too
 		body = strings.ReplaceAll(body, id, "")
 	}
-	text := a.header.Clone()
+	text := a.Header.Clone()
 	for _, name := range []string{"Date", "Content-Length", "X-Request-Id", "Set-Cookie"} { // of the answer itself, and a signed token
 		text.Del(name)
 	}
 	said := numbers.FindAllString(fmt.Sprint(text)+"\n"+body, -1)
 	for _, n := range said {
-		if what, ok := c.counts[n]; ok && !strings.Contains(x.url, "/assets/") {
-			c.w.t.Errorf("%s %s is answered with %s, the %s:\n%s\n%v", x.method, x.url, n, what, a, text)
+		if what, ok := c.counts[n]; ok && !strings.Contains(x.URL, "/assets/") {
+			c.w.t.Errorf("%s %s is answered with %s, the %s:\n%s\n%v", x.Method, x.URL, n, what, a, text)
 		}
 	}
 	return a
@@ -153,9 +154,9 @@ func (c *coarse) do(x call) answer {
 // numbers are whole numbers that are no part of a word.
 var numbers = regexp.MustCompile(`\b[0-9]+\b`)
 
-func (c *coarse) ask(method, path, token, body string) answer {
+func (c *coarse) ask(method, path, token, body string) world.Answer {
 	c.w.t.Helper()
-	return c.do(call{method: method, url: c.w.ports.PublicURL() + path, token: token, body: body, quiet: true})
+	return c.do(world.Call{Method: method, URL: c.w.Ports.PublicURL() + path, Token: token, Body: body, Quiet: true})
 }
 
 // everything asks every public operation of the contract about a sale or an order.

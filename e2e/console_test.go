@@ -9,6 +9,7 @@ import (
 
 	"github.com/chromedp/chromedp"
 
+	"floodgate.internal/e2e/world"
 	"floodgate.internal/shared/development"
 	"floodgate.internal/shared/wire"
 )
@@ -59,9 +60,9 @@ func (b *browser) confirm(name string, steps ...chromedp.Action[chromedp.Void]) 
 // operator was sooner with, a restock, an audit, an order that is cancelled, the end, and the log of it.
 func TestConsole(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, options{})
+	w := newSystem(t, world.Options{})
 	b := newBrowser(t)
-	b.run(chromedp.Navigate(w.ports.AdminURL()+"/"), chromedp.WaitVisible("#token"), chromedp.SendKeys("#token", "wrong\n"))
+	b.run(chromedp.Navigate(w.Ports.AdminURL()+"/"), chromedp.WaitVisible("#token"), chromedp.SendKeys("#token", "wrong\n"))
 	b.shows("error", "This is not the admin token.")
 	b.run(set("#token", ""), chromedp.SendKeys("#token", development.AdminToken+"\n"))
 	b.until(`document.getElementById('health').textContent === 'Ready'`)
@@ -74,13 +75,13 @@ func TestConsole(t *testing.T) {
 	b.shows("title", "A <b>lamp</b>")
 	b.shows("state", "Open")
 	var sale int64
-	w.must(w.db.QueryRow(`SELECT id FROM sales WHERE title = ? AND price = 1250`, "A <b>lamp</b>").Scan(&sale))
+	w.must(w.Books.DB.QueryRow(`SELECT id FROM sales WHERE title = ? AND price = 1250`, "A <b>lamp</b>").Scan(&sale))
 	w.state(sale, wire.Open)
 
 	tokens := w.tokens(1, 2)
 	var last wire.Accepted
 	for i, token := range tokens {
-		w.want(w.public("POST", fmt.Sprintf("/v1/sales/%d/orders", sale), token, ""), 202, "").decode(w, &last)
+		w.want(w.public("POST", fmt.Sprintf("/v1/sales/%d/orders", sale), token, ""), 202, "").Decode(w.t, &last)
 		w.order(last.OrderID, token, wire.PendingPayment)
 		b.shows("locked", fmt.Sprint(i+1))
 	}
@@ -95,8 +96,8 @@ func TestConsole(t *testing.T) {
 
 	b.click("edit")
 	b.run(set(field(1), "A lamp"))
-	w.want(w.do(w.ctx, call{method: "PATCH", url: fmt.Sprintf("%s/admin/v1/sales/%d", w.ports.AdminURL(), sale), token: development.AdminToken,
-		header: map[string]string{"If-Match": "*"}, body: `{"per_user_limit":2}`}), 200, "")
+	w.want(w.do(w.ctx, world.Call{Method: "PATCH", URL: fmt.Sprintf("%s/admin/v1/sales/%d", w.Ports.AdminURL(), sale), Token: development.AdminToken,
+		Header: map[string]string{"If-Match": "*"}, Body: `{"per_user_limit":2}`}), 200, "")
 	b.run(chromedp.Click("#ask-ok"))
 	b.until(`document.getElementById('ask-error').textContent.startsWith('If-Match: ')`)
 	b.run(chromedp.Click("#ask-no"))
@@ -142,9 +143,9 @@ func TestConsole(t *testing.T) {
 // ban; coupons that are not told of any more; a refund that is due.
 func TestConsoleOfStockAndShoppers(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, options{orders: freely})
+	w := newSystem(t, world.Options{Limits: freely})
 	b := newBrowser(t)
-	b.run(chromedp.Navigate(w.ports.AdminURL()+"/#/skus"), chromedp.WaitVisible("#token"), chromedp.SendKeys("#token", development.AdminToken+"\n"))
+	b.run(chromedp.Navigate(w.Ports.AdminURL()+"/#/skus"), chromedp.WaitVisible("#token"), chromedp.SendKeys("#token", development.AdminToken+"\n"))
 
 	b.confirm("new", set(field(1), "Chair"), set(field(3), "20"), set(field(4), "10"))
 	b.until(`location.hash.startsWith('#/skus/')`)
@@ -154,7 +155,7 @@ func TestConsoleOfStockAndShoppers(t *testing.T) {
 	b.confirm("edit", set(field(2), "21.50"))
 	b.until(`document.querySelector('[data-el="facts"]').textContent.includes('21.5')`)
 	var sku, price int64
-	w.must(w.db.QueryRow(`SELECT id, price FROM skus WHERE title = 'Chair'`).Scan(&sku, &price))
+	w.must(w.Books.DB.QueryRow(`SELECT id, price FROM skus WHERE title = 'Chair'`).Scan(&sku, &price))
 	if price != 2150 {
 		t.Errorf("the price is %d, want 2150", price)
 	}
@@ -163,16 +164,16 @@ func TestConsoleOfStockAndShoppers(t *testing.T) {
 	b.until(`location.hash.startsWith('#/sales/')`)
 	b.until(`document.querySelector('[data-el="facts"]').textContent.includes('2 tranches')`)
 	var sale int64
-	w.must(w.db.QueryRow(`SELECT id FROM sales WHERE sku_id = ?`, sku).Scan(&sale))
+	w.must(w.Books.DB.QueryRow(`SELECT id FROM sales WHERE sku_id = ?`, sku).Scan(&sale))
 	var parts string
-	w.must(w.db.QueryRow(`SELECT GROUP_CONCAT(quantity ORDER BY at) FROM tranches WHERE sale_id = ?`, sale).Scan(&parts))
+	w.must(w.Books.DB.QueryRow(`SELECT GROUP_CONCAT(quantity ORDER BY at) FROM tranches WHERE sale_id = ?`, sale).Scan(&parts))
 	if parts != "4,3" {
 		t.Errorf("the sale's parts are %s, want 4,3", parts)
 	}
 	w.state(sale, wire.Open)
 	tokens := w.tokens(1, 2)
 	var order wire.Accepted
-	w.want(w.public("POST", fmt.Sprintf("/v1/sales/%d/orders", sale), tokens[0], ""), 202, "").decode(w, &order)
+	w.want(w.public("POST", fmt.Sprintf("/v1/sales/%d/orders", sale), tokens[0], ""), 202, "").Decode(w.t, &order)
 	w.order(order.OrderID, tokens[0], wire.PendingPayment)
 	b.until(`document.querySelectorAll('[data-el="networks"] > tr').length === 1`)
 	b.confirm("invite", set(field(1), "1, 3\n1"))
@@ -184,7 +185,7 @@ func TestConsoleOfStockAndShoppers(t *testing.T) {
 	b.shows("list-words", "3 shoppers are on the list.")
 	w.until("uid 2 is turned away", patience, func() (bool, string) {
 		a := w.public("POST", fmt.Sprintf("/v1/sales/%d/orders", sale), tokens[1], "")
-		return a.status == 403, a.String()
+		return a.Status == 403, a.String()
 	})
 	b.open("skus/%d", sku)
 	b.shows("allotted", "7")

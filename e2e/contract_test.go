@@ -22,6 +22,7 @@ import (
 	"go.yaml.in/yaml/v4"
 
 	"floodgate.internal/e2e/stack"
+	"floodgate.internal/e2e/world"
 	"floodgate.internal/shared/problem"
 )
 
@@ -140,7 +141,7 @@ func (c *contract) find(server, method, path string) (found *route, known bool) 
 }
 
 // hold fails the test if the answer is not what the contract says for this request.
-func (c *contract) hold(w *world, req *http.Request, a answer, quiet bool) {
+func (c *contract) hold(w *system, req *http.Request, a world.Answer, quiet bool) {
 	w.t.Helper()
 	r, known := c.find(w.usual(req.URL), req.Method, req.URL.Path)
 	name := "unknown path"
@@ -150,7 +151,7 @@ func (c *contract) hold(w *world, req *http.Request, a answer, quiet bool) {
 	case known:
 		name = "unknown method"
 	}
-	what := fmt.Sprintf("%s %d %s", name, a.status, a.code)
+	what := fmt.Sprintf("%s %d %s", name, a.Status, a.Code)
 	c.mu.Lock()
 	c.seen[what]++
 	often := c.seen[what]
@@ -160,60 +161,60 @@ func (c *contract) hold(w *world, req *http.Request, a answer, quiet bool) {
 	}
 	if err := c.check(r, known, req, a); err != nil {
 		what, _, _ := strings.Cut(err.Error(), "\nSchema:") // which follows at length
-		w.t.Errorf("%s %s does not keep the contract (operation %s): %s\n%s\n%v", req.Method, req.URL, name, what, a, a.header)
+		w.t.Errorf("%s %s does not keep the contract (operation %s): %s\n%s\n%v", req.Method, req.URL, name, what, a, a.Header)
 	}
 }
 
 // usual is where a URL of this world would be on the contract's default ports.
-func (w *world) usual(u *url.URL) string {
+func (w *system) usual(u *url.URL) string {
 	return map[string]string{
-		w.ports.PublicURL(): stack.DefaultPorts.PublicURL(), w.ports.OpsURL(): stack.DefaultPorts.OpsURL(),
-		w.ports.InternalURL(): stack.DefaultPorts.InternalURL(), w.ports.AdminURL(): stack.DefaultPorts.AdminURL(),
+		w.Ports.PublicURL(): stack.DefaultPorts.PublicURL(), w.Ports.OpsURL(): stack.DefaultPorts.OpsURL(),
+		w.Ports.InternalURL(): stack.DefaultPorts.InternalURL(), w.Ports.AdminURL(): stack.DefaultPorts.AdminURL(),
 	}[u.Scheme+"://"+u.Host]
 }
 
-func (c *contract) check(r *route, known bool, req *http.Request, a answer) error {
-	if strings.HasPrefix(a.header.Get("Content-Type"), problem.ContentType) {
-		usual, ok := problem.Codes()[problem.Code(a.code)]
-		if !ok || usual != a.status && a.code != string(problem.BadRequest) {
-			return fmt.Errorf("code %q with status %d", a.code, a.status)
+func (c *contract) check(r *route, known bool, req *http.Request, a world.Answer) error {
+	if strings.HasPrefix(a.Header.Get("Content-Type"), problem.ContentType) {
+		usual, ok := problem.Codes()[problem.Code(a.Code)]
+		if !ok || usual != a.Status && a.Code != string(problem.BadRequest) {
+			return fmt.Errorf("code %q with status %d", a.Code, a.Status)
 		}
 	}
 	// A refusal before any operation is chosen: its schema and headers are the component's.
 	component := ""
 	switch {
-	case a.code == string(problem.MethodNotAllowed):
+	case a.Code == string(problem.MethodNotAllowed):
 		component = "MethodNotAllowed"
-	case r == nil && a.code == string(problem.NotFound):
+	case r == nil && a.Code == string(problem.NotFound):
 		component = "NotFound"
-	case r == nil && a.code == string(problem.Unauthenticated):
+	case r == nil && a.Code == string(problem.Unauthenticated):
 		component = "Unauthenticated"
-	case a.code == string(problem.BadRequest) && a.status != http.StatusBadRequest:
+	case a.Code == string(problem.BadRequest) && a.Status != http.StatusBadRequest:
 		component = "BadRequest"
-	case r == nil && a.code == string(problem.BadRequest):
+	case r == nil && a.Code == string(problem.BadRequest):
 		component = "BadRequest"
 	}
 	kin := routers.Route{Spec: c.doc}
 	if component != "" {
 		kin.Operation = openapi3.NewOperation()
-		kin.Operation.AddResponse(a.status, c.doc.Components.Responses[component].Value)
+		kin.Operation.AddResponse(a.Status, c.doc.Components.Responses[component].Value)
 	} else if r == nil {
 		return fmt.Errorf("it answers, but is not in the contract")
 	} else {
 		kin = r.kin
 	}
-	if a.status == http.StatusNotModified {
-		if kin.Operation.Responses.Status(304) == nil || len(a.body) > 0 {
+	if a.Status == http.StatusNotModified {
+		if kin.Operation.Responses.Status(304) == nil || len(a.Body) > 0 {
 			return fmt.Errorf("a 304 that is not documented, or has a body")
 		}
 		return nil
 	}
 	in := &openapi3filter.ResponseValidationInput{
 		RequestValidationInput: &openapi3filter.RequestValidationInput{Request: req, Route: &kin},
-		Status:                 a.status, Header: a.header,
+		Status:                 a.Status, Header: a.Header,
 		Options: &openapi3filter.Options{IncludeResponseStatus: true, MultiError: true},
 	}
-	in.SetBodyBytes(a.body)
+	in.SetBodyBytes(a.Body)
 	return openapi3filter.ValidateResponse(context.Background(), in)
 }
 

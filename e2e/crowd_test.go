@@ -14,17 +14,15 @@ import (
 
 	"floodgate.internal/e2e/oracle"
 	"floodgate.internal/e2e/stack"
+	"floodgate.internal/e2e/world"
 	"floodgate.internal/shared/wire"
 )
 
-// freely is an order limit that lets repeats through to the backend, which must answer them right by itself.
-const freely = "{rate: 20, burst: 20, max_keys: 1000000}"
-
 // crowd is a number of buyers who press at once, each until told something final.
 type crowd struct {
-	w       *world
+	w       *system
 	sale    int64
-	journal *journal
+	journal *oracle.Log
 	tokens  []string // of uid first, first+1, ...
 	first   int
 	presses int           // requests of one buyer at the same time; from the second on repeats: the same key, no key, the same key, ...
@@ -64,27 +62,19 @@ func (c *crowd) run() {
 // press orders until the answer is final: an order, or a refusal that says so. What is not final says when to ask again.
 func (c *crowd) press(ctx context.Context, uid, token, key string) {
 	for ctx.Err() == nil {
-		a := c.w.do(ctx, call{method: "POST", url: fmt.Sprintf("%s/v1/sales/%d/orders", c.w.ports.PublicURL(), c.sale), token: token, key: key,
-			body: `{"quantity":1}`, quiet: true})
+		a := c.w.press(ctx, c.sale, token, key)
 		if ctx.Err() != nil {
 			return
 		}
-		c.journal.add(entry{uid, key, a})
-		wait := time.Second
+		c.journal.Add(a.To(uid, key))
 		switch {
-		case a.status == 202, a.code == "ALREADY_ORDERED", a.code == "SOLD_OUT":
+		case a.Status == 202, a.Code == "ALREADY_ORDERED", a.Code == "SOLD_OUT":
 			return
-		case oracle.AskAgain(a.status):
-			if s, err := strconv.Atoi(a.header.Get("Retry-After")); err == nil {
-				wait = time.Duration(s) * time.Second
-			}
+		case a.AskAgain():
+			world.Pause(ctx, a.RetryAfter(time.Second)) // the answer said so
 		default:
 			c.w.t.Errorf("uid %s pressed: got %s", uid, a)
 			return
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(wait): // the answer said so
 		}
 	}
 }
@@ -93,17 +83,17 @@ func (c *crowd) press(ctx context.Context, uid, token, key string) {
 func TestFiveThousandBuyers(t *testing.T) {
 	t.Attr("row", "A2 A3 A4 D9")
 	const stock, buyers, late = 200, 5000, 400
-	w := newWorld(t, options{orders: freely})
+	w := newSystem(t, world.Options{Limits: freely})
 	sale := w.newSale("Two hundred", stock, time.Now().Add(time.Hour), 600)
 	tokens := w.tokens(1, buyers+late)
-	j := newJournal()
+	j := oracle.NewLog()
 	path := fmt.Sprintf("/v1/sales/%d/orders", sale)
 
 	// Before the start nobody gets anything, and a stranger never does.
 	w.until("the gateway knows the sale", patience, func() (bool, string) {
 		a := w.public("POST", path, tokens[0], "")
-		j.add(entry{"1", "", a})
-		return a.code == "SALE_NOT_STARTED" && a.header.Get("Retry-After") != "", a.String()
+		j.Add(a.To("1", ""))
+		return a.Code == "SALE_NOT_STARTED" && a.Header.Get("Retry-After") != "", a.String()
 	})
 	w.begin(sale)
 	stop := w.watch(sale, stock)
@@ -115,11 +105,11 @@ func TestFiveThousandBuyers(t *testing.T) {
 		bad["none"] = ""
 		for range 20 {
 			for what, token := range bad {
-				a := w.do(w.ctx, call{method: "POST", url: w.ports.PublicURL() + path, token: token, quiet: true})
-				if a.status != 401 && a.code != "SOLD_OUT" {
+				a := w.do(w.ctx, world.Call{Method: "POST", URL: w.Ports.PublicURL() + path, Token: token, Quiet: true})
+				if a.Status != 401 && a.Code != "SOLD_OUT" {
 					t.Errorf("a stranger (%s) got %s", what, a)
 				}
-				j.add(entry{"5001", "", a})
+				j.Add(a.To("5001", ""))
 			}
 		}
 	}()
@@ -167,30 +157,30 @@ func TestFiveThousandBuyers(t *testing.T) {
 // TestKilledInTheMiddle sells while one process is killed with SIGKILL and started again.
 func TestKilledInTheMiddle(t *testing.T) {
 	t.Run("backend", func(t *testing.T) {
-		killed(t, func(w *world) *stack.Process { return w.backend }, 0)
+		killed(t, func(w *system) *stack.Process { return w.Backend }, 0)
 	})
 	t.Run("rabbitmq", func(t *testing.T) {
-		killed(t, func(w *world) *stack.Process { return w.servers.RabbitMQ }, 100)
+		killed(t, func(w *system) *stack.Process { return w.servers.RabbitMQ }, 100)
 	})
 }
 
 // killed sells 600 units to 1,400 buyers: the first 200 press, and when 100 orders are promised the victim is killed; 200
 // more press while it is dead, of whom so many must get an order before it is started again; then all others.
-func killed(t *testing.T, victim func(*world) *stack.Process, meanwhile int) {
+func killed(t *testing.T, victim func(*system) *stack.Process, meanwhile int) {
 	const stock, buyers, wave = 600, 1400, 200
-	w := newWorld(t, options{orders: freely})
+	w := newSystem(t, world.Options{Limits: freely})
 	sale := w.newSale("Six hundred", stock, time.Now().Add(-time.Minute), 600)
 	w.state(sale, wire.Open)
 	tokens := w.tokens(1, buyers)
-	j := newJournal()
+	j := oracle.NewLog()
 	stop := w.watch(sale, stock)
 	// Small sales beside it, so that every partition of the queue has orders.
 	const few = 20
-	small := map[int64]*journal{}
+	small := map[int64]*oracle.Log{}
 	for range 4 {
 		id := w.newSale("Twenty", few, time.Now().Add(-time.Minute), 600)
 		w.state(id, wire.Open)
-		small[id] = newJournal()
+		small[id] = oracle.NewLog()
 	}
 	var waves sync.WaitGroup
 	press := func(from, to int) {
@@ -233,35 +223,35 @@ func killed(t *testing.T, victim func(*world) *stack.Process, meanwhile int) {
 // the consumer is back.
 func TestAuditSeesAStoppedConsumer(t *testing.T) {
 	const stock = 5
-	w := newWorld(t, options{ownConsumer: true, queuedBound: "1s"})
+	w := newSystem(t, world.Options{Consumer: true, Backend: "orders: {queued_bound: 1s}\n"})
 	sale := w.newSale("Five", stock, time.Now().Add(-time.Minute), 600)
 	w.state(sale, wire.Open)
-	j := newJournal()
+	j := oracle.NewLog()
 	token := w.tokens(1, 1)[0]
-	w.must(w.consumer.Signal(syscall.SIGSTOP))
+	w.must(w.Consumer.Signal(syscall.SIGSTOP))
 	a := w.want(w.public("POST", fmt.Sprintf("/v1/sales/%d/orders", sale), token, ""), 202, "")
-	j.add(entry{"1", "", a})
-	o := w.want(w.public("GET", "/v1/orders/"+a.orderID, token, ""), 200, "")
-	if got := string(o.body); !strings.Contains(got, `"status":"queued"`) {
+	j.Add(a.To("1", ""))
+	o := w.want(w.public("GET", "/v1/orders/"+a.OrderID, token, ""), 200, "")
+	if got := string(o.Body); !strings.Contains(got, `"status":"queued"`) {
 		t.Errorf("without a consumer: got %s", got)
 	}
 	w.until("the audit is not balanced", patience, func() (bool, string) {
 		r, a := w.audit(sale)
 		return !r.Balanced && r.Queued == 1 && len(r.Findings) > 0 && r.Available+r.Queued+r.Locked+r.Sold == stock, a.String()
 	})
-	w.must(w.consumer.Signal(syscall.SIGCONT))
-	w.order(a.orderID, token, "pending_payment")
+	w.must(w.Consumer.Signal(syscall.SIGCONT))
+	w.order(a.OrderID, token, "pending_payment")
 	w.settle(sale, stock, j)
 
 	// The same where the consumer is gone.
-	w.must(w.consumer.Kill(w.ctx))
+	w.must(w.Consumer.Kill(w.ctx))
 	token = w.tokens(2, 2)[0]
 	a = w.want(w.public("POST", fmt.Sprintf("/v1/sales/%d/orders", sale), token, ""), 202, "")
-	j.add(entry{"2", "", a})
+	j.Add(a.To("2", ""))
 	w.until("the audit is not balanced", patience, func() (bool, string) {
 		r, a := w.audit(sale)
 		return !r.Balanced && r.Queued == 1, a.String()
 	})
-	w.must(w.consumer.Start(w.ctx))
+	w.must(w.Consumer.Start(w.ctx))
 	w.settle(sale, stock, j)
 }

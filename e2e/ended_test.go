@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"floodgate.internal/e2e/world"
 	"floodgate.internal/shared/wire"
 )
 
@@ -15,26 +16,26 @@ import (
 func TestOrdersThatEndAreBounded(t *testing.T) {
 	t.Parallel()
 	const most = 20 // orders.max_ended by default
-	w := newWorld(t, options{orders: "{rate: 1000, burst: 1000, max_keys: 1000000}"})
+	w := newSystem(t, world.Options{Limits: orders("{rate: 1000, burst: 1000, max_keys: 1000000}")})
 	sale := w.newSale("One, again and again", 1, time.Now().Add(-time.Minute), 600)
 	w.state(sale, wire.Open)
 	tokens := w.tokens(1, 2)
-	press := func(token, key string) answer {
+	press := func(token, key string) world.Answer {
 		t.Helper()
-		return w.do(w.ctx, call{method: "POST", url: fmt.Sprintf("%s/v1/sales/%d/orders", w.ports.PublicURL(), sale), token: token, key: key})
+		return w.do(w.ctx, world.Call{Method: "POST", URL: fmt.Sprintf("%s/v1/sales/%d/orders", w.Ports.PublicURL(), sale), Token: token, Key: key})
 	}
 	// free presses when the unit of the order before is back.
-	free := func(token, key string) (a answer) {
+	free := func(token, key string) (a world.Answer) {
 		t.Helper()
 		w.until("the unit is back", patience, func() (bool, string) {
 			a = press(token, key)
-			return a.code != "SOLD_OUT" && a.code != "ALREADY_ORDERED", a.String()
+			return a.Code != "SOLD_OUT" && a.Code != "ALREADY_ORDERED", a.String()
 		})
 		return a
 	}
 	var ids []string
 	for i := range most {
-		id := w.want(free(tokens[0], fmt.Sprint("k", i)), 202, "").orderID
+		id := w.want(free(tokens[0], fmt.Sprint("k", i)), 202, "").OrderID
 		w.order(id, tokens[0], wire.PendingPayment)
 		w.want(w.public("POST", wire.OrderPath(id)+"/cancellation", tokens[0], ""), 200, "")
 		ids = append(ids, id)
@@ -42,10 +43,10 @@ func TestOrdersThatEndAreBounded(t *testing.T) {
 	w.want(free(tokens[0], "another"), 409, "TOO_MANY_ORDERS")
 	w.want(free(tokens[0], ""), 409, "TOO_MANY_ORDERS")
 	for i, id := range ids {
-		if a := w.want(press(tokens[0], fmt.Sprint("k", i)), 202, ""); a.orderID != id {
-			t.Errorf("a repeat of order %d got %s, want %s", i, a.orderID, id)
+		if a := w.want(press(tokens[0], fmt.Sprint("k", i)), 202, ""); a.OrderID != id {
+			t.Errorf("a repeat of order %d got %s, want %s", i, a.OrderID, id)
 		}
 	}
-	w.order(w.want(free(tokens[1], "k0"), 202, "").orderID, tokens[1], wire.PendingPayment)
+	w.order(w.want(free(tokens[1], "k0"), 202, "").OrderID, tokens[1], wire.PendingPayment)
 	w.audited(sale)
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
+	"floodgate.internal/e2e/world"
 	"floodgate.internal/shared/development"
 	"floodgate.internal/shared/signing"
 	"floodgate.internal/shared/wire"
@@ -20,7 +21,7 @@ import (
 // body, key and time.
 func TestInternalListenerTakesSignedRequestsOnly(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, options{})
+	w := newSystem(t, world.Options{})
 	sale := w.newSale("Ten", 10, time.Now().Add(-time.Minute), 600)
 	other := w.newSale("Ten others", 10, time.Now().Add(-time.Minute), 600)
 	w.state(sale, wire.Open)
@@ -38,11 +39,11 @@ func TestInternalListenerTakesSignedRequestsOnly(t *testing.T) {
 		return &req
 	}
 	// send sends what was signed, but for what change says.
-	send := func(req *fasthttp.Request, change func(*call)) answer {
-		c := call{method: "POST", url: w.ports.InternalURL() + path, body: body, header: map[string]string{}}
+	send := func(req *fasthttp.Request, change func(*world.Call)) world.Answer {
+		c := world.Call{Method: "POST", URL: w.Ports.InternalURL() + path, Body: body, Header: map[string]string{}}
 		for k, v := range req.Header.All() {
 			if k := string(k); strings.HasPrefix(k, "Floodgate-") || k == "Idempotency-Key" {
-				c.header[k] = string(v)
+				c.Header[k] = string(v)
 			}
 		}
 		if change != nil {
@@ -53,37 +54,37 @@ func TestInternalListenerTakesSignedRequestsOnly(t *testing.T) {
 
 	first := w.want(send(signed(signer, time.Now(), "alice"), nil), 202, "")
 	// The very same request again is the same order, not a second one.
-	if again := send(signed(signer, time.Now(), "alice"), nil); again.orderID != first.orderID {
-		t.Errorf("repeated: got %s, want order %s", again, first.orderID)
+	if again := send(signed(signer, time.Now(), "alice"), nil); again.OrderID != first.OrderID {
+		t.Errorf("repeated: got %s, want order %s", again, first.OrderID)
 	}
 
 	good := func() *fasthttp.Request { return signed(signer, time.Now(), "mallory") }
-	for what, a := range map[string]answer{
-		"unsigned":          w.do(w.ctx, call{method: "POST", url: w.ports.InternalURL() + path, body: body}),
-		"unsigned, a token": w.do(w.ctx, call{method: "POST", url: w.ports.InternalURL() + path, body: body, token: w.tokens(1, 1)[0]}),
-		"the admin token":   w.do(w.ctx, call{method: "POST", url: w.ports.InternalURL() + path, body: body, token: development.AdminToken}),
-		"unsigned feed":     w.do(w.ctx, call{method: "GET", url: w.ports.InternalURL() + "/internal/v1/feed"}),
-		"unsigned, unknown": w.do(w.ctx, call{method: "GET", url: w.ports.InternalURL() + "/nowhere"}),
-		"another path": send(good(), func(c *call) {
-			c.url = fmt.Sprintf("%s/v1/sales/%d/orders", w.ports.InternalURL(), other)
+	for what, a := range map[string]world.Answer{
+		"unsigned":          w.do(w.ctx, world.Call{Method: "POST", URL: w.Ports.InternalURL() + path, Body: body}),
+		"unsigned, a token": w.do(w.ctx, world.Call{Method: "POST", URL: w.Ports.InternalURL() + path, Body: body, Token: w.tokens(1, 1)[0]}),
+		"the admin token":   w.do(w.ctx, world.Call{Method: "POST", URL: w.Ports.InternalURL() + path, Body: body, Token: development.AdminToken}),
+		"unsigned feed":     w.do(w.ctx, world.Call{Method: "GET", URL: w.Ports.InternalURL() + "/internal/v1/feed"}),
+		"unsigned, unknown": w.do(w.ctx, world.Call{Method: "GET", URL: w.Ports.InternalURL() + "/nowhere"}),
+		"another path": send(good(), func(c *world.Call) {
+			c.URL = fmt.Sprintf("%s/v1/sales/%d/orders", w.Ports.InternalURL(), other)
 		}),
-		"another query":     send(good(), func(c *call) { c.url += "?x=1" }),
-		"another method":    send(good(), func(c *call) { c.method = http.MethodPut }),
-		"another uid":       send(good(), func(c *call) { c.header[signing.HeaderUID] = "bob" }),
-		"no uid":            send(good(), func(c *call) { delete(c.header, signing.HeaderUID) }),
-		"another body":      send(good(), func(c *call) { c.body = `{"quantity":2}` }),
-		"no body":           send(good(), func(c *call) { c.body = "" }),
-		"another key":       send(good(), func(c *call) { c.header["Idempotency-Key"] = "other" }),
-		"another nonce":     send(good(), func(c *call) { c.header[signing.HeaderNonce] = strings.Repeat("0", 32) }),
-		"another time":      send(good(), func(c *call) { c.header[signing.HeaderTime] = fmt.Sprint(time.Now().UnixMilli() + 1) }),
-		"no signature":      send(good(), func(c *call) { delete(c.header, signing.HeaderSignature) }),
+		"another query":     send(good(), func(c *world.Call) { c.URL += "?x=1" }),
+		"another method":    send(good(), func(c *world.Call) { c.Method = http.MethodPut }),
+		"another uid":       send(good(), func(c *world.Call) { c.Header[signing.HeaderUID] = "bob" }),
+		"no uid":            send(good(), func(c *world.Call) { delete(c.Header, signing.HeaderUID) }),
+		"another body":      send(good(), func(c *world.Call) { c.Body = `{"quantity":2}` }),
+		"no body":           send(good(), func(c *world.Call) { c.Body = "" }),
+		"another key":       send(good(), func(c *world.Call) { c.Header["Idempotency-Key"] = "other" }),
+		"another nonce":     send(good(), func(c *world.Call) { c.Header[signing.HeaderNonce] = strings.Repeat("0", 32) }),
+		"another time":      send(good(), func(c *world.Call) { c.Header[signing.HeaderTime] = fmt.Sprint(time.Now().UnixMilli() + 1) }),
+		"no signature":      send(good(), func(c *world.Call) { delete(c.Header, signing.HeaderSignature) }),
 		"an hour later":     send(signed(signer, time.Now().Add(-time.Hour), "mallory"), nil),
 		"an hour too early": send(signed(signer, time.Now().Add(time.Hour), "mallory"), nil),
 		"an unknown key id": send(signed(signing.NewSigner(signing.Key{ID: "other", Secret: development.SigningSecret}), time.Now(), "mallory"), nil),
 		"another secret": send(signed(signing.NewSigner(signing.Key{ID: development.SigningKeyID, Secret: strings.Repeat("x", 40)}),
 			time.Now(), "mallory"), nil),
 	} {
-		if a.status != 401 || a.code != "UNAUTHENTICATED" {
+		if a.Status != 401 || a.Code != "UNAUTHENTICATED" {
 			t.Errorf("%s: got %s, want 401", what, a)
 		}
 	}
@@ -96,22 +97,7 @@ func TestInternalListenerTakesSignedRequestsOnly(t *testing.T) {
 		}
 	}
 	// Each refusal is counted.
-	metrics := w.do(w.ctx, call{method: "GET", url: w.ports.AdminURL() + "/metrics"})
-	if n := metric(string(metrics.body), "backend_unsigned_total"); n < 20 {
+	if n := w.metric("backend_unsigned_total"); n < 20 {
 		t.Errorf("the backend counted %v refused requests, want at least 20", n)
 	}
-}
-
-// metric adds up the samples of a metric in Prometheus' text form.
-func metric(text, name string) (sum float64) {
-	for line := range strings.Lines(text) {
-		if !strings.HasPrefix(line, name+"{") && !strings.HasPrefix(line, name+" ") {
-			continue
-		}
-		var v float64
-		if _, err := fmt.Sscan(line[strings.LastIndexByte(line, ' ')+1:], &v); err == nil {
-			sum += v
-		}
-	}
-	return sum
 }

@@ -3,7 +3,6 @@
 package e2e
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"os"
@@ -16,7 +15,9 @@ import (
 	"time"
 
 	"floodgate.internal/e2e/made"
+	"floodgate.internal/e2e/oracle"
 	"floodgate.internal/e2e/stack"
+	"floodgate.internal/e2e/world"
 	"floodgate.internal/shared/netfault"
 	"floodgate.internal/shared/wire"
 )
@@ -26,23 +27,23 @@ type outage struct {
 	name   string
 	second bool // there are two backends
 	link   bool // the gateway reaches the backend through a link, which answers for a backend that does not listen
-	strike func(*world, *netfault.Link)
-	heal   func(*world, *netfault.Link)
+	strike func(*system, *netfault.Link)
+	heal   func(*system, *netfault.Link)
 }
 
 const begins, ends, seconds = 3, 7, 12
 
 var outages = []outage{
-	{name: "The only backend is stopped (SIGTERM), and started again", strike: func(w *world, _ *netfault.Link) { w.must(w.backend.Stop(w.ctx)) },
-		heal: func(w *world, _ *netfault.Link) { w.must(w.backend.Start(w.ctx)) }},
-	{name: "It is paused (SIGSTOP)", strike: func(w *world, _ *netfault.Link) { w.must(w.backend.Signal(syscall.SIGSTOP)) },
-		heal: func(w *world, _ *netfault.Link) { w.must(w.backend.Signal(syscall.SIGCONT)) }},
-	{name: "It is slow: each byte to and from it is 400 ms late", link: true, strike: func(_ *world, l *netfault.Link) { l.Delay(400 * time.Millisecond) },
-		heal: func(_ *world, l *netfault.Link) { l.Heal() }},
-	{name: "It is killed (SIGKILL) and started at once", strike: func(w *world, _ *netfault.Link) { w.must(w.backend.Kill(w.ctx)); w.must(w.backend.Start(w.ctx)) },
-		heal: func(*world, *netfault.Link) {}},
-	{name: "One of two is killed, and started again", second: true, strike: func(w *world, _ *netfault.Link) { w.must(w.second.Kill(w.ctx)) },
-		heal: func(w *world, _ *netfault.Link) { w.must(w.second.Start(w.ctx)) }},
+	{name: "The only backend is stopped (SIGTERM), and started again", strike: func(w *system, _ *netfault.Link) { w.must(w.Backend.Stop(w.ctx)) },
+		heal: func(w *system, _ *netfault.Link) { w.must(w.Backend.Start(w.ctx)) }},
+	{name: "It is paused (SIGSTOP)", strike: func(w *system, _ *netfault.Link) { w.must(w.Backend.Signal(syscall.SIGSTOP)) },
+		heal: func(w *system, _ *netfault.Link) { w.must(w.Backend.Signal(syscall.SIGCONT)) }},
+	{name: "It is slow: each byte to and from it is 400 ms late", link: true, strike: func(_ *system, l *netfault.Link) { l.Delay(400 * time.Millisecond) },
+		heal: func(_ *system, l *netfault.Link) { l.Heal() }},
+	{name: "It is killed (SIGKILL) and started at once", strike: func(w *system, _ *netfault.Link) { w.must(w.Backend.Kill(w.ctx)); w.must(w.Backend.Start(w.ctx)) },
+		heal: func(*system, *netfault.Link) {}},
+	{name: "One of two is killed, and started again", second: true, strike: func(w *system, _ *netfault.Link) { w.must(w.Second.Kill(w.ctx)) },
+		heal: func(w *system, _ *netfault.Link) { w.must(w.Second.Start(w.ctx)) }},
 }
 
 // BenchmarkOutages writes build/outages.md: what shoppers are answered, second by second, while a backend is away. After each
@@ -82,24 +83,21 @@ type seen struct {
 
 func (o outage) try(b *testing.B, doc io.Writer) {
 	const stock, perSecond, owners = 20_000, 160, 30
-	w := newWorld(b, options{orders: freely, second: o.second})
-	link := netfault.New(b, fmt.Sprintf("127.0.0.1:%d", w.ports.Internal))
-	if o.link {
-		w.behind(link)
-	}
+	w := newSystem(b, world.Options{Limits: freely, Second: o.second, Linked: o.link})
+	link := w.Links.Internal // nil without
 	sale := w.newSale(o.name, stock, time.Now().Add(-time.Minute), 600)
 	w.state(sale, wire.Open)
 	tokens := w.tokens(1, 100*seconds+owners)
-	j := newJournal()
-	press := func(uid int) answer {
+	j := oracle.NewLog()
+	press := func(uid int) world.Answer {
 		key := fmt.Sprint("key-of-", uid)
-		a := w.do(w.ctx, call{method: "POST", url: fmt.Sprintf("%s/v1/sales/%d/orders", w.ports.PublicURL(), sale), token: tokens[uid-1], key: key, quiet: true})
-		j.add(entry{fmt.Sprint(uid), key, a})
+		a := w.press(w.ctx, sale, tokens[uid-1], key)
+		j.Add(a.To(fmt.Sprint(uid), key))
 		return a
 	}
 	var mine []string // orders of those who ask for them, each once a second
 	for i := range owners {
-		mine = append(mine, press(100*seconds+1+i).orderID)
+		mine = append(mine, press(100*seconds+1+i).OrderID)
 		w.order(mine[i], tokens[100*seconds+i], wire.PendingPayment)
 	}
 
@@ -109,7 +107,7 @@ func (o outage) try(b *testing.B, doc io.Writer) {
 	for i := range all {
 		all[i] = seen{map[string]int{}, map[string]int{}, map[string]int{}, 0}
 	}
-	note := func(second int, counts map[string]int, a answer, began time.Time) {
+	note := func(second int, counts map[string]int, a world.Answer, began time.Time) {
 		mu.Lock()
 		defer mu.Unlock()
 		counts[label(a)]++
@@ -123,28 +121,28 @@ func (o outage) try(b *testing.B, doc io.Writer) {
 			uid := second*100 + k/16*10 + k%16 + 1
 			a := press(uid)
 			note(second, all[second].presses, a, began)
-			if a.status != 202 {
+			if a.Status != 202 {
 				mu.Lock()
 				again = append(again, uid)
 				mu.Unlock()
 			}
 		case k%16 < 13:
 			i := k/16*3 + k%16 - 10
-			note(second, all[second].polls, w.do(w.ctx, call{method: "GET", url: w.ports.PublicURL() + "/v1/orders/" + mine[i], token: tokens[100*seconds+i], quiet: true}), began)
+			note(second, all[second].polls, w.do(w.ctx, world.Call{Method: "GET", URL: w.Ports.PublicURL() + "/v1/orders/" + mine[i], Token: tokens[100*seconds+i], Quiet: true}), began)
 		default:
-			note(second, all[second].pages, w.do(w.ctx, call{method: "GET", url: fmt.Sprintf("%s/v1/sales/%d", w.ports.PublicURL(), sale), quiet: true}), began)
+			note(second, all[second].pages, w.do(w.ctx, world.Call{Method: "GET", URL: fmt.Sprintf("%s/v1/sales/%d", w.Ports.PublicURL(), sale), Quiet: true}), began)
 		}
 	}
 	began := time.Now()
 	var acts sync.WaitGroup
 	acts.Go(func() {
-		sleepUntil(w.ctx, began.Add(begins*time.Second))
+		world.Pause(w.ctx, time.Until(began.Add(begins*time.Second)))
 		o.strike(w, link)
-		sleepUntil(w.ctx, began.Add(ends*time.Second))
+		world.Pause(w.ctx, time.Until(began.Add(ends*time.Second)))
 		o.heal(w, link)
 	})
-	for n := range perSecond * seconds {
-		sleepUntil(w.ctx, began.Add(time.Duration(n)*time.Second/perSecond))
+	for n := range perSecond * seconds { // who comes does not wait for who came before
+		world.Pause(w.ctx, time.Until(began.Add(time.Duration(n)*time.Second/perSecond)))
 		come.Go(func() { came(n) })
 	}
 	come.Wait()
@@ -152,7 +150,7 @@ func (o outage) try(b *testing.B, doc io.Writer) {
 	for _, uid := range again { // as they were told to
 		w.until(fmt.Sprintf("uid %d has an order", uid), patience, func() (bool, string) {
 			a := press(uid)
-			return a.status == 202, a.String()
+			return a.Status == 202, a.String()
 		})
 	}
 	w.settle(sale, stock, j)
@@ -168,26 +166,15 @@ func (o outage) try(b *testing.B, doc io.Writer) {
 	fmt.Fprintf(doc, "\n%d orders promised to %d shoppers, and all of them are in MySQL, once.\n", j.Promised(), 100*seconds+owners)
 }
 
-// behind puts a link between the gateway and its first backend.
-func (w *world) behind(l *netfault.Link) {
-	w.t.Helper()
-	file := filepath.Join(w.dir, "gateway.yaml")
-	text, err := os.ReadFile(file)
-	w.must(err)
-	changed := strings.Replace(string(text), fmt.Sprintf("127.0.0.1:%d", w.ports.Internal), l.Addr(), 1)
-	w.must(os.WriteFile(file, []byte(changed), 0o600))
-	w.want(w.do(w.ctx, call{method: "POST", url: w.ports.OpsURL() + "/-/reload"}), 200, "")
-}
-
 // label is how an answer is counted.
-func label(a answer) string {
+func label(a world.Answer) string {
 	switch {
-	case a.code != "":
-		return a.code
-	case a.status == 0:
+	case a.Code != "":
+		return a.Code
+	case a.Status == 0:
 		return "none"
 	}
-	return fmt.Sprint(a.status)
+	return fmt.Sprint(a.Status)
 }
 
 // columns are the counts of these labels, and of all others by name.
@@ -210,12 +197,4 @@ func count(n int) string {
 		return ""
 	}
 	return fmt.Sprint(n)
-}
-
-// sleepUntil paces arrivals: who comes does not wait for who came before.
-func sleepUntil(ctx context.Context, at time.Time) {
-	select {
-	case <-time.After(time.Until(at)):
-	case <-ctx.Done():
-	}
 }

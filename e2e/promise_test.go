@@ -13,38 +13,22 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/redis/rueidis"
 
 	"floodgate.internal/backend/durability"
 	"floodgate.internal/e2e/stack"
+	"floodgate.internal/e2e/world"
+	"floodgate.internal/shared/ports"
 )
-
-// promiseServers are servers of a test's own, whose settings it may change.
-func promiseServers(t *testing.T) *stack.Servers {
-	t.Helper()
-	v, err := stack.Open(filepath.Join(t.TempDir(), "servers"), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := v.Kill(context.Background()); err != nil {
-			t.Error(err)
-		}
-	})
-	return v
-}
 
 func redisOf(t *testing.T, v *stack.Servers) rueidis.Client {
 	t.Helper()
 	if err := v.Redis.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	c, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{v.RedisAddr()}, DisableCache: true, ForceSingleClient: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c, err := world.OpenRedis(v.RedisAddr())
+	world.Must(t, err)
 	t.Cleanup(c.Close)
 	return c
 }
@@ -52,7 +36,7 @@ func redisOf(t *testing.T, v *stack.Servers) rueidis.Client {
 // Each setting is read from the servers themselves: what is said changes with it, and changes back.
 func TestEachSettingChangesWhatIsSaid(t *testing.T) {
 	t.Parallel()
-	v := promiseServers(t)
+	v := world.OpenServers(t, filepath.Join(t.TempDir(), "servers"))
 	if err := v.MySQL.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -136,13 +120,13 @@ func TestEachSettingChangesWhatIsSaid(t *testing.T) {
 	}
 
 	// A replica: asked of the primary, and never itself.
-	other := promiseServers(t)
+	other := world.OpenServers(t, filepath.Join(t.TempDir(), "servers"))
 	replica := redisOf(t, other)
 	host, port, _ := strings.Cut(v.RedisAddr(), ":")
 	if err := replica.Do(t.Context(), replica.B().Arbitrary("REPLICAOF", host, port).Build()).Error(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the primary has a replica", func() error {
+	world.Until(t, t.Context(), "the primary has a replica", patience, func(context.Context) error {
 		if r := read(false); !strings.Contains(r.Survives, "not a failover of Redis") || !strings.Contains(r.Advice(), "replicas 1: ") {
 			return fmt.Errorf("got %+v", r)
 		}
@@ -164,31 +148,18 @@ func TestEachSettingChangesWhatIsSaid(t *testing.T) {
 	}
 }
 
-func eventually(t *testing.T, what string, ok func() error) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
-		err := ok()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: %v", what, err)
-		}
-	}
-}
-
 // Outside development a backend does not start on a Redis that may drop reservations, and says which setting it is.
 func TestEvictionIsRefused(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, options{})
-	redis := redisOf(t, promiseServers(t))
+	w := newSystem(t, world.Options{})
+	redis := redisOf(t, world.OpenServers(t, filepath.Join(t.TempDir(), "servers")))
 	var addr string
 	for addr = range redis.Nodes() {
 	}
 	if err := redis.Do(t.Context(), redis.B().ConfigSet().ParameterValue().ParameterValue("maxmemory-policy", "volatile-lru").Build()).Error(); err != nil {
 		t.Fatal(err)
 	}
-	ports, err := stack.FreePorts(2)
+	port, err := ports.Free(2)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -199,12 +170,12 @@ signing_keys: [{id: gw-1, secret: %s}]
 redis: {addrs: ["%s"]}
 mysql: {dsn: "%s"}
 queue: {driver: rabbitmq, url: "%s"}
-`, ports[0], ports[1], strings.Repeat("a", 32), strings.Repeat("s", 32), addr, w.servers.MySQLDSN(), w.servers.AMQPURL())
+`, port[0], port[1], strings.Repeat("a", 32), strings.Repeat("s", 32), addr, w.servers.MySQLDSN(), w.servers.AMQPURL())
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	var stderr bytes.Buffer
-	cmd := exec.CommandContext(w.ctx, filepath.Join(machine.bin, "backend"), "-config", file)
+	cmd := exec.CommandContext(w.ctx, filepath.Join(w.Bin, "backend"), "-config", file)
 	cmd.Stderr = &stderr
 	err = cmd.Run()
 	var exit *exec.ExitError
@@ -216,11 +187,11 @@ queue: {driver: rabbitmq, url: "%s"}
 // /-/ready tells it to whoever asks, while everything works.
 func TestReadySaysWhatSurvives(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, options{})
+	w := newSystem(t, world.Options{})
 	w.until("it is said, and the broker is asked, too", patience, func() (bool, string) {
-		a := w.do(w.ctx, call{method: "GET", url: w.ports.AdminURL() + "/-/ready"})
-		text := string(a.body)
-		return a.status == 200 && strings.Contains(text, `"survives":"the death of every process at once, a power cut`) &&
+		a := w.do(w.ctx, world.Call{Method: "GET", URL: w.Ports.AdminURL() + "/-/ready"})
+		text := string(a.Body)
+		return a.Status == 200 && strings.Contains(text, `"survives":"the death of every process at once, a power cut`) &&
 			strings.Contains(text, `"setting":"queue type","value":"quorum","weak":false`) && strings.Contains(text, `"setting":"appendfsync","value":"always","weak":false`), text
 	})
 }

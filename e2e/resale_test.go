@@ -13,19 +13,20 @@ import (
 	"time"
 
 	"floodgate.internal/e2e/oracle"
+	"floodgate.internal/e2e/world"
 	"floodgate.internal/shared/wire"
 )
 
 // impatient is one of those who keep trying: it presses until the sale is over for it, and pays at once, or never.
 type impatient struct {
-	w     *world
+	w     *system
 	sale  int64
 	uid   string
 	token string
 	pays  bool
 	over  <-chan struct{} // closed when every unit is paid
 	at    chan struct{}   // of so many places: how many press at once
-	log   *journal
+	log   *oracle.Log
 	lapse *atomic.Int64 // counts payments that came too late
 }
 
@@ -39,15 +40,13 @@ func (s *impatient) run() {
 		a := s.press()
 		wait = pace + rand.N(pace)
 		switch {
-		case a.status == 202:
-			if s.pays && s.pay(a.orderID) {
+		case a.Status == 202:
+			if s.pays && s.pay(a.OrderID) {
 				return
 			}
-		case a.code == "SOLD_OUT", a.code == "ALREADY_ORDERED":
-		case oracle.AskAgain(a.status):
-			if n, err := strconv.Atoi(a.header.Get("Retry-After")); err == nil {
-				wait = time.Duration(n) * time.Second
-			}
+		case a.Code == "SOLD_OUT", a.Code == "ALREADY_ORDERED":
+		case a.AskAgain():
+			wait = a.RetryAfter(wait)
 		default:
 			s.w.t.Errorf("uid %s pressed: got %s", s.uid, a)
 			return
@@ -66,34 +65,34 @@ func (s *impatient) rest(d time.Duration) bool {
 	}
 }
 
-func (s *impatient) press() answer {
+func (s *impatient) press() world.Answer {
 	s.at <- struct{}{}
 	defer func() { <-s.at }()
-	a := s.w.do(s.w.ctx, call{method: "POST", url: fmt.Sprintf("%s/v1/sales/%d/orders", s.w.ports.PublicURL(), s.sale), token: s.token, quiet: true})
-	s.log.add(entry{s.uid, "", a})
+	a := s.w.press(s.w.ctx, s.sale, s.token, "")
+	s.log.Add(a.To(s.uid, ""))
 	return a
 }
 
 // pay pays an order as soon as that can be done; false if its time to pay was over first.
 func (s *impatient) pay(id string) bool {
 	for s.w.ctx.Err() == nil {
-		a := s.w.do(s.w.ctx, call{method: "GET", url: s.w.ports.PublicURL() + "/v1/orders/" + id + "?wait_ms=20000", token: s.token, quiet: true})
+		a := s.w.do(s.w.ctx, world.Call{Method: "GET", URL: s.w.Ports.PublicURL() + "/v1/orders/" + id + "?wait_ms=20000", Token: s.token, Quiet: true})
 		var o wire.Order
-		if a.status == 200 {
-			a.decode(s.w, &o)
+		if a.Status == 200 {
+			a.Decode(s.w.t, &o)
 		}
-		if a.status != 200 || o.Status == wire.Queued {
+		if a.Status != 200 || o.Status == wire.Queued {
 			if !s.rest(100 * time.Millisecond) {
 				return false
 			}
 			continue
 		}
-		a = s.w.do(s.w.ctx, call{method: "POST", url: s.w.ports.PublicURL() + "/v1/orders/" + id + "/payment", token: s.token, quiet: true})
+		a = s.w.do(s.w.ctx, world.Call{Method: "POST", URL: s.w.Ports.PublicURL() + "/v1/orders/" + id + "/payment", Token: s.token, Quiet: true})
 		switch {
-		case a.status == 200:
+		case a.Status == 200:
 			s.log.End(id, wire.Paid)
 			return true
-		case a.code == "ORDER_STATE_CONFLICT":
+		case a.Code == "ORDER_STATE_CONFLICT":
 			s.lapse.Add(1)
 			return false
 		case !s.rest(100 * time.Millisecond): // busy, or unknown: a payment may be asked for again
@@ -108,11 +107,11 @@ func (s *impatient) pay(id string) bool {
 func TestHalfNeverPay(t *testing.T) {
 	t.Parallel()
 	const stock, shoppers, payWithin = 1000, 5000, 2
-	w := newWorld(t, options{orders: freely})
+	w := newSystem(t, world.Options{Limits: freely})
 	sale := w.newSale("A thousand", stock, time.Now().Add(-time.Minute), payWithin)
 	w.state(sale, wire.Open)
 	tokens := w.tokens(1, shoppers)
-	j := newJournal()
+	j := oracle.NewLog()
 	stop := w.watch(sale, stock)
 	over, at := make(chan struct{}), make(chan struct{}, 64)
 	var lapse atomic.Int64
@@ -128,7 +127,7 @@ func TestHalfNeverPay(t *testing.T) {
 	})
 	defer end() // also where the test gives up
 	count := func(query string) (n int64) {
-		w.must(w.db.QueryRowContext(w.ctx, query, sale).Scan(&n))
+		w.must(w.Books.DB.QueryRowContext(w.ctx, query, sale).Scan(&n))
 		return n
 	}
 	w.until("every unit is paid", 3*time.Minute, func() (bool, string) {
@@ -173,17 +172,17 @@ func TestReturnedUnitsAreSoldAgain(t *testing.T) {
 	t.Attr("row", "D9")
 	t.Parallel()
 	const rounds = 10
-	w := newWorld(t, options{orders: "{rate: 1000, burst: 1000, max_keys: 1000000}"})
+	w := newSystem(t, world.Options{Limits: orders("{rate: 1000, burst: 1000, max_keys: 1000000}")})
 	one := w.newSale("One, again and again", 1, time.Now().Add(-time.Minute), 600)
 	brief := w.newSale("One, for a second", 1, time.Now().Add(-time.Minute), 1)
 	w.state(one, wire.Open)
 	w.state(brief, wire.Open)
 	tokens := w.tokens(1, 2)
-	j := map[int64]*journal{one: newJournal(), brief: newJournal()}
-	press := func(sale int64, i int) answer {
+	j := map[int64]*oracle.Log{one: oracle.NewLog(), brief: oracle.NewLog()}
+	press := func(sale int64, i int) world.Answer {
 		t.Helper()
 		a := w.public("POST", fmt.Sprintf("/v1/sales/%d/orders", sale), tokens[i%2], "")
-		j[sale].add(entry{strconv.Itoa(i%2 + 1), "", a})
+		j[sale].Add(a.To(strconv.Itoa(i%2+1), ""))
 		return a
 	}
 	// again has a shopper press until the unit is theirs, and returns when that was.
@@ -191,13 +190,13 @@ func TestReturnedUnitsAreSoldAgain(t *testing.T) {
 		t.Helper()
 		w.until("the unit is sold again", patience, func() (bool, string) {
 			a := press(sale, i)
-			id, at = a.orderID, time.Now()
-			return a.status == 202, a.String()
+			id, at = a.OrderID, time.Now()
+			return a.Status == 202, a.String()
 		})
 		return id, at
 	}
 	var cancelled, expired []time.Duration
-	id := w.want(press(one, 0), 202, "").orderID
+	id := w.want(press(one, 0), 202, "").OrderID
 	for i := 1; i <= rounds; i++ {
 		w.order(id, tokens[(i-1)%2], wire.PendingPayment)
 		w.want(press(one, i), 409, "SOLD_OUT")
@@ -207,7 +206,7 @@ func TestReturnedUnitsAreSoldAgain(t *testing.T) {
 		id, at = again(one, i)
 		cancelled = append(cancelled, at.Sub(from))
 	}
-	id = w.want(press(brief, 0), 202, "").orderID
+	id = w.want(press(brief, 0), 202, "").OrderID
 	for i := 1; i <= rounds; i++ {
 		before := id
 		var at time.Time

@@ -3,59 +3,42 @@
 package e2e
 
 import (
-	"bufio"
-	"bytes"
 	"fmt"
-	"strconv"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"floodgate.internal/e2e/oracle"
+	"floodgate.internal/e2e/world"
 	"floodgate.internal/shared/wire"
 )
-
-// metric is a sample of the backend's metrics as they stand now.
-func (w *world) metric(name string) float64 {
-	w.t.Helper()
-	a := w.admin("GET", "/metrics", "")
-	for lines := bufio.NewScanner(bytes.NewReader(a.body)); lines.Scan(); {
-		if value, ok := strings.CutPrefix(lines.Text(), name+" "); ok {
-			v, err := strconv.ParseFloat(value, 64)
-			w.must(err)
-			return v
-		}
-	}
-	w.t.Fatalf("there is no metric %s", name)
-	return 0
-}
 
 // TestNewOrdersAreShedWhileAStoreIsAway: what cannot be finished within its bound is not accepted, what was accepted is
 // finished, and the metrics say both.
 func TestNewOrdersAreShedWhileAStoreIsAway(t *testing.T) {
 	const stock = 20
-	begin := func(t *testing.T, o options) (w *world, sale int64, j *journal, press func(uid int) answer) {
-		o.orders = freely
-		w = newWorld(t, o)
+	begin := func(t *testing.T, o world.Options) (w *system, sale int64, j *oracle.Log, press func(uid int) world.Answer) {
+		o.Limits = freely
+		w = newSystem(t, o)
 		sale = w.newSale("Twenty", stock, time.Now().Add(-time.Minute), 600)
 		w.state(sale, wire.Open)
-		j = newJournal()
+		j = oracle.NewLog()
 		tokens := w.tokens(1, stock)
-		return w, sale, j, func(uid int) answer {
+		return w, sale, j, func(uid int) world.Answer {
 			a := w.public("POST", fmt.Sprintf("/v1/sales/%d/orders", sale), tokens[uid-1], "")
-			j.add(entry{fmt.Sprint(uid), "", a})
+			j.Add(a.To(fmt.Sprint(uid), ""))
 			return a
 		}
 	}
-	shed := func(w *world, press func(int) answer, uid int) {
+	shed := func(w *system, press func(int) world.Answer, uid int) {
 		w.t.Helper()
 		w.until("a new order is shed", patience, func() (bool, string) {
 			a := press(uid) // accepted, and then told of its order, until then
-			return a.code == "OVERLOADED", a.String()
+			return a.Code == "OVERLOADED", a.String()
 		})
 	}
 	t.Run("mysql", func(t *testing.T) {
-		w, sale, j, press := begin(t, options{queuedBound: "2s", maxOutage: "5s"})
+		w, sale, j, press := begin(t, world.Options{Backend: "orders: {queued_bound: 2s, max_outage: 5s}\n"})
 		w.want(press(1), 202, "")
 		w.settle(sale, stock, j)
 		w.must(w.servers.MySQL.Signal(syscall.SIGSTOP))
@@ -67,7 +50,7 @@ func TestNewOrdersAreShedWhileAStoreIsAway(t *testing.T) {
 		w.must(w.servers.MySQL.Signal(syscall.SIGCONT))
 		w.until("orders are taken again", patience, func() (bool, string) {
 			a := press(stock)
-			return a.status == 202, a.String()
+			return a.Status == 202, a.String()
 		})
 		w.settle(sale, stock, j)
 		n := float64(j.Promised())
@@ -85,20 +68,20 @@ func TestNewOrdersAreShedWhileAStoreIsAway(t *testing.T) {
 		})
 	})
 	t.Run("rabbitmq, confirm", func(t *testing.T) {
-		w, sale, j, press := begin(t, options{after: "confirm", maxOutage: "1h"})
+		w, sale, j, press := begin(t, world.Options{Backend: "accept: {after: confirm}\norders: {max_outage: 1h}\n"})
 		w.want(press(1), 202, "")
 		w.must(w.servers.RabbitMQ.Kill(w.ctx))
 		shed(w, press, 2)
 		w.must(w.servers.RabbitMQ.Start(w.ctx))
 		w.until("orders are taken again", patience, func() (bool, string) {
 			a := press(stock)
-			return a.status == 202, a.String()
+			return a.Status == 202, a.String()
 		})
 		w.settle(sale, stock, j)
 	})
 	t.Run("consumer", func(t *testing.T) {
-		w, sale, j, press := begin(t, options{ownConsumer: true, maxLag: "1s"})
-		w.must(w.consumer.Kill(w.ctx))
+		w, sale, j, press := begin(t, world.Options{Consumer: true, Backend: "orders: {max_lag: 1s}\n"})
+		w.must(w.Consumer.Kill(w.ctx))
 		for uid := 1; uid <= 8; uid++ { // fewer could be such as nothing settles
 			w.want(press(uid), 202, "")
 		}
@@ -106,10 +89,10 @@ func TestNewOrdersAreShedWhileAStoreIsAway(t *testing.T) {
 		if got := w.metric(`backend_shed_total{reason="lag"}`); got < 1 {
 			t.Errorf("got %v orders shed for lag, want at least one", got)
 		}
-		w.must(w.consumer.Start(w.ctx))
+		w.must(w.Consumer.Start(w.ctx))
 		w.until("orders are taken again", patience, func() (bool, string) {
 			a := press(stock)
-			return a.status == 202, a.String()
+			return a.Status == 202, a.String()
 		})
 		w.settle(sale, stock, j)
 	})

@@ -8,27 +8,29 @@ import (
 	"testing"
 	"time"
 
+	"floodgate.internal/e2e/oracle"
+	"floodgate.internal/e2e/world"
 	"floodgate.internal/shared/wire"
 )
 
 // inLine asks about the standby line through the gateway.
-func (w *world) inLine(method string, sale int64, token string) wire.Standby {
+func (w *system) inLine(method string, sale int64, token string) wire.Standby {
 	w.t.Helper()
 	var at wire.Standby
-	w.want(w.public(method, wire.StandbyPath(sale), token, ""), 200, "").decode(w, &at)
+	w.want(w.public(method, wire.StandbyPath(sale), token, ""), 200, "").Decode(w.t, &at)
 	return at
 }
 
 // becomes waits until somebody's place is in one of the states.
-func (w *world) becomes(sale int64, token string, states ...wire.StandbyState) wire.Standby {
+func (w *system) becomes(sale int64, token string, states ...wire.StandbyState) wire.Standby {
 	w.t.Helper()
 	var at wire.Standby
 	w.until(fmt.Sprintf("the place is %v", states), patience, func() (bool, string) {
 		a := w.public("GET", wire.StandbyPath(sale), token, "")
-		if a.status != 200 {
+		if a.Status != 200 {
 			return false, a.String()
 		}
-		a.decode(w, &at)
+		a.Decode(w.t, &at)
 		for _, s := range states {
 			if at.State == s {
 				return true, ""
@@ -43,20 +45,20 @@ func (w *world) becomes(sale int64, token string, states ...wire.StandbyState) w
 func TestStandbyStory(t *testing.T) {
 	t.Attr("row", "D9")
 	t.Parallel()
-	w := newWorld(t, options{orders: freely, second: true})
+	w := newSystem(t, world.Options{Limits: freely, Second: true})
 	sale := w.newSale("One, and a line for it", 1, time.Now().Add(-time.Minute), 600)
 	brief := w.newSale("One, for a second", 1, time.Now().Add(-time.Minute), 1)
 	w.state(sale, wire.Open)
 	w.state(brief, wire.Open)
 	tokens := w.tokens(1, 8)
-	j := newJournal()
-	order := func(sale int64, i int) answer {
+	j := oracle.NewLog()
+	order := func(sale int64, i int) world.Answer {
 		a := w.public("POST", fmt.Sprintf("/v1/sales/%d/orders", sale), tokens[i], "")
-		j.add(entry{fmt.Sprint(i + 1), "", a})
+		j.Add(a.To(fmt.Sprint(i+1), ""))
 		return a
 	}
 	w.want(w.public("POST", wire.StandbyPath(sale), tokens[1], ""), 409, "UNITS_AVAILABLE")
-	first := w.want(order(sale, 0), 202, "").orderID
+	first := w.want(order(sale, 0), 202, "").OrderID
 	w.order(first, tokens[0], wire.PendingPayment)
 	w.want(w.public("POST", wire.StandbyPath(sale), tokens[0], ""), 409, "ALREADY_ORDERED")
 	for i, want := range []int{1, 2, 3} {
@@ -76,8 +78,7 @@ func TestStandbyStory(t *testing.T) {
 					return
 				case <-time.After(5 * time.Millisecond):
 				}
-				a := w.do(w.ctx, call{method: "POST", url: fmt.Sprintf("%s/v1/sales/%d/orders", w.ports.PublicURL(), sale), token: tokens[i], quiet: true})
-				if a.status == 202 {
+				if a := w.press(w.ctx, sale, tokens[i], ""); a.Status == 202 {
 					t.Errorf("shopper %d of the crowd got what the line waits for: %s", i+1, a)
 				}
 			}
@@ -104,7 +105,7 @@ func TestStandbyStory(t *testing.T) {
 	var seen struct {
 		Standby struct{ Waiting, Offers int }
 	}
-	w.want(w.admin("GET", fmt.Sprintf("/admin/v1/sales/%d", sale), ""), 200, "").decode(w, &seen)
+	w.want(w.admin("GET", fmt.Sprintf("/admin/v1/sales/%d", sale), ""), 200, "").Decode(w.t, &seen)
 	if seen.Standby.Waiting != 0 || seen.Standby.Offers != 0 {
 		t.Errorf("operators see %+v, want nobody in line", seen.Standby)
 	}
@@ -123,13 +124,11 @@ func TestStandbyStory(t *testing.T) {
 }
 
 // audited holds sales against all of the auditor's equations.
-func (w *world) audited(sales ...int64) {
+func (w *system) audited(sales ...int64) {
 	w.t.Helper()
 	for _, sale := range sales {
 		w.until(fmt.Sprintf("sale %d balances", sale), patience, func() (bool, string) {
-			var r struct{ Balanced bool }
-			a := w.want(w.admin("GET", fmt.Sprintf("/admin/v1/sales/%d/audit", sale), ""), 200, "")
-			a.decode(w, &r)
+			r, a := w.audit(sale)
 			return r.Balanced, a.String()
 		})
 	}

@@ -3,20 +3,15 @@
 package e2e
 
 import (
-	"bytes"
 	"fmt"
-	"io"
 	"maps"
-	"net/http"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"floodgate.internal/e2e/world"
 	"floodgate.internal/shared/development"
 	"floodgate.internal/shared/signing"
 	"floodgate.internal/shared/verdict"
@@ -27,8 +22,8 @@ import (
 func (k *walk) timelines(sale int64) {
 	k.w.t.Helper()
 	at := fmt.Sprintf("/v1/sales/%d/timeline", sale)
-	if a := k.public("GET", at, k.tokens[1], "", 200, ""); a.header.Get("Cache-Control") != "no-store" || strings.Contains(string(a.body), `"uid"`) {
-		k.w.t.Errorf("GET %s: got %s, %v", at, a, a.header)
+	if a := k.public("GET", at, k.tokens[1], "", 200, ""); a.Header.Get("Cache-Control") != "no-store" || strings.Contains(string(a.Body), `"uid"`) {
+		k.w.t.Errorf("GET %s: got %s, %v", at, a, a.Header)
 	}
 	k.public("GET", at, "", "", 401, "UNAUTHENTICATED")
 	k.public("POST", at, k.tokens[1], "", 405, "METHOD_NOT_ALLOWED")
@@ -42,16 +37,16 @@ func (k *walk) timelines(sale int64) {
 	}
 	for _, body := range []string{batch(1, 3), batch(1, 3), batch(2, 4)} { // the second one came before
 		c := k.signed(signer, "POST", verdict.Path, "", "", body)
-		if a := k.try(c, 204, ""); len(a.body) != 0 {
+		if a := k.try(c, 204, ""); len(a.Body) != 0 {
 			k.w.t.Errorf("records: got %s", a)
 		}
 	}
 	for _, body := range []string{"", "x", "{}", strings.Replace(batch(3, 1), `"behind"`, `"no_rule"`, 1), strings.Replace(batch(3, 1), `"count":1`, `"count":0`, 1), strings.Replace(batch(3, 1), `"seq":3`, `"seq":0`, 1)} {
 		k.try(k.signed(signer, "POST", verdict.Path, "", "", body), 400, "BAD_REQUEST")
 	}
-	k.try(call{method: "POST", url: k.w.ports.InternalURL() + verdict.Path, body: batch(3, 1)}, 401, "UNAUTHENTICATED")
+	k.try(world.Call{Method: "POST", URL: k.w.Ports.InternalURL() + verdict.Path, Body: batch(3, 1)}, 401, "UNAUTHENTICATED")
 
-	if a := k.admin("GET", fmt.Sprintf("/timeline?uid=nadia&sale_id=%d", sale), "", 200, ""); !strings.Contains(string(a.body), `"count":7,"what":"refused","rule":"behind"`) {
+	if a := k.admin("GET", fmt.Sprintf("/timeline?uid=nadia&sale_id=%d", sale), "", 200, ""); !strings.Contains(string(a.Body), `"count":7,"what":"refused","rule":"behind"`) {
 		k.w.t.Errorf("nadia's timeline: got %s", a)
 	}
 	for _, q := range []string{"", "?uid=nadia", fmt.Sprintf("?sale_id=%d", sale), "?uid=a/b&sale_id=1", "?uid=a&sale_id=0", "?uid=a&sale_id=1&x=1", "?uid=a&uid=b&sale_id=1"} {
@@ -62,11 +57,11 @@ func (k *walk) timelines(sale int64) {
 }
 
 // mine is a shopper's timeline as they read it.
-func (w *world) mine(sale int64, token string) (verdict.Timeline, answer) {
+func (w *system) mine(sale int64, token string) (verdict.Timeline, world.Answer) {
 	w.t.Helper()
 	a := w.want(w.public("GET", fmt.Sprintf("/v1/sales/%d/timeline", sale), token, ""), 200, "")
 	var t verdict.Timeline
-	a.decode(w, &t)
+	a.Decode(w.t, &t)
 	return t, a
 }
 
@@ -84,7 +79,7 @@ func TestWhyDidntIGetOne(t *testing.T) {
 	t.Attr("row", "D7")
 	t.Parallel()
 	const slow, fast = "{rate: 0.001, burst: 1, max_keys: 1000000}", "{rate: 1, burst: 1, max_keys: 1000000}"
-	w := newWorld(t, options{orders: slow}) // nobody gets a second token before the limit is changed
+	w := newSystem(t, world.Options{Limits: orders(slow)}) // nobody gets a second token before the limit is changed
 	sale := w.newSale("Two lamps", 2, time.Now().Add(time.Hour), 600)
 	w.state(sale, wire.Upcoming)
 	w.begin(sale)
@@ -96,11 +91,11 @@ func TestWhyDidntIGetOne(t *testing.T) {
 		t.Helper()
 		w.until("the limit lets an order through", patience, func() (bool, string) {
 			a := w.public("POST", path, token, "")
-			if a.code == "RATE_LIMITED" && token == ann {
+			if a.Code == "RATE_LIMITED" && token == ann {
 				limited++
 			}
-			id = a.orderID
-			return a.status == 202, a.String()
+			id = a.OrderID
+			return a.Status == 202, a.String()
 		})
 		w.order(id, token, wire.PendingPayment)
 		return id
@@ -120,9 +115,8 @@ func TestWhyDidntIGetOne(t *testing.T) {
 	w.want(w.public("POST", path, ann, ""), 409, "SOLD_OUT") // by the gate: of nobody
 	cancel(first, bob)
 	w.state(sale, wire.Open)
-	config, err := os.ReadFile(filepath.Join(w.dir, "gateway.yaml"))
-	w.must(err)
-	w.write("gateway.yaml", strings.Replace(string(config), slow, fast, 1)) // which it watches
+	w.Limits = orders(fast)
+	w.must(w.WriteGateway()) // which it watches
 	got := order(ann)
 	w.want(w.public("POST", "/v1/orders/"+got+"/payment", ann, ""), 200, "")
 	w.state(sale, wire.SoldOut)
@@ -133,9 +127,9 @@ func TestWhyDidntIGetOne(t *testing.T) {
 	var tl verdict.Timeline
 	var text string
 	w.until("ann's timeline is whole", patience, func() (bool, string) {
-		var a answer
+		var a world.Answer
 		tl, a = w.mine(sale, ann)
-		text = string(a.body)
+		text = string(a.Body)
 		return tl.Complete && slices.Equal(sort(says(tl)), sort(want)), a.String()
 	})
 	at := map[string]time.Time{}
@@ -163,38 +157,38 @@ func TestWhyDidntIGetOne(t *testing.T) {
 	// The same for operators, on the command line, too.
 	a := w.want(w.admin("GET", fmt.Sprintf("/admin/v1/timeline?uid=1&sale_id=%d", sale), ""), 200, "")
 	var theirs verdict.Timeline
-	a.decode(w, &theirs)
+	a.Decode(w.t, &theirs)
 	if !slices.Equal(says(theirs), says(tl)) || theirs.UID != "1" {
 		t.Errorf("for operators: got %s, want what ann is told: %s", a, text)
 	}
-	out, err := exec.CommandContext(w.ctx, filepath.Join(machine.bin, "backend"), "timeline", "-config", filepath.Join(w.dir, "backend.yaml"), "-uid", "2", "-sale", fmt.Sprint(sale)).CombinedOutput()
-	if err != nil || !bytes.Contains(out, []byte("cancelled")) || !bytes.Contains(out, []byte("You cancelled the order")) || bytes.Contains(out, []byte("not complete")) {
+	out, err := w.command(w.ctx, "timeline", "-uid", "2", "-sale", fmt.Sprint(sale))
+	if err != nil || !strings.Contains(out, "cancelled") || !strings.Contains(out, "You cancelled the order") || strings.Contains(out, "not complete") {
 		t.Errorf("backend timeline: %v\n%s", err, out)
 	}
 
 	// The records of a gateway that dies are missing, and that is said.
-	w.must(w.gateway.Kill(w.ctx))
-	_, err = w.db.ExecContext(w.ctx, `UPDATE timeline_gateways SET at = at - INTERVAL 5 MINUTE`)
+	w.must(w.Gateway.Kill(w.ctx))
+	_, err = w.Books.DB.ExecContext(w.ctx, `UPDATE timeline_gateways SET at = at - INTERVAL 5 MINUTE`)
 	w.must(err)
 	a = w.want(w.admin("GET", fmt.Sprintf("/admin/v1/timeline?uid=1&sale_id=%d", sale), ""), 200, "")
-	a.decode(w, &theirs)
+	a.Decode(w.t, &theirs)
 	if theirs.Complete || !strings.Contains(strings.Join(theirs.Missing, ""), "1 gateways have not reported") {
 		t.Errorf("after a gateway was killed: got %s", a)
 	}
-	w.must(w.gateway.Start(w.ctx))
+	w.must(w.Gateway.Start(w.ctx))
 	if n := len(only(w.mine(sale, ann)).Events); n != len(want) {
 		t.Errorf("through another gateway: got %d events, want %d", n, len(want))
 	}
 }
 
-func only(t verdict.Timeline, _ answer) verdict.Timeline { return t }
+func only(t verdict.Timeline, _ world.Answer) verdict.Timeline { return t }
 
 // Whatever a crowd is answered stands in the timelines, each press once: nothing is lost and nothing is invented, though the
 // gateway is restarted in the middle of it.
 func TestEveryAnswerIsInATimeline(t *testing.T) {
 	t.Parallel()
 	const users, presses = 40, 6
-	w := newWorld(t, options{orders: "{rate: 1, burst: 3, max_keys: 1000000}"})
+	w := newSystem(t, world.Options{Limits: orders("{rate: 1, burst: 3, max_keys: 1000000}")})
 	sale := w.newSale("Mugs", users/2, time.Now().Add(-time.Minute), 600)
 	w.state(sale, wire.Open)
 	tokens := w.tokens(1, users)
@@ -203,14 +197,14 @@ func TestEveryAnswerIsInATimeline(t *testing.T) {
 	gated := int64(0)
 	round := func() {
 		const gate = `gateway_refusals_total{rule="gate"}`
-		before := w.counter(gate) // who asked for a sale that the gate did not know is in it, too
+		before := int64(w.Metric(t, w.Ports.OpsURL(), gate)) // who asked for a sale that the gate did not know is in it, too
 		var wg sync.WaitGroup
 		for i, token := range tokens {
 			for range presses {
 				wg.Go(func() {
-					a := w.do(w.ctx, call{method: "POST", url: fmt.Sprintf("%s/v1/sales/%d/orders", w.ports.PublicURL(), sale), token: token, quiet: true})
-					rule := map[string]verdict.Rule{"": verdict.Accepted, "RATE_LIMITED": verdict.OrderLimit, "SOLD_OUT": verdict.SoldOut, "ALREADY_ORDERED": verdict.AlreadyOrdered}[a.code]
-					if a.status == 0 || rule == "" {
+					a := w.press(w.ctx, sale, token, "")
+					rule := map[string]verdict.Rule{"": verdict.Accepted, "RATE_LIMITED": verdict.OrderLimit, "SOLD_OUT": verdict.SoldOut, "ALREADY_ORDERED": verdict.AlreadyOrdered}[a.Code]
+					if a.Status == 0 || rule == "" {
 						t.Errorf("user %d: got %s", i+1, a)
 						return
 					}
@@ -221,10 +215,10 @@ func TestEveryAnswerIsInATimeline(t *testing.T) {
 			}
 		}
 		wg.Wait()
-		gated += w.counter(gate) - before
+		gated += int64(w.Metric(t, w.Ports.OpsURL(), gate)) - before
 	}
 	round()
-	w.must(w.gateway.Restart(w.ctx))
+	w.must(w.Gateway.Restart(w.ctx))
 	w.want(w.admin("POST", fmt.Sprintf("/admin/v1/sales/%d/restock", sale), fmt.Sprintf(`{"quantity":%d}`, users)), 200, "")
 	w.state(sale, wire.Open)
 	round()
@@ -233,7 +227,7 @@ func TestEveryAnswerIsInATimeline(t *testing.T) {
 	var kept map[string]int64
 	w.until("all is handed over", patience, func() (bool, string) {
 		kept = map[string]int64{}
-		rows, err := w.db.QueryContext(w.ctx, `SELECT uid, rule, times FROM timeline WHERE sale_id = ?`, sale)
+		rows, err := w.Books.DB.QueryContext(w.ctx, `SELECT uid, rule, times FROM timeline WHERE sale_id = ?`, sale)
 		w.must(err)
 		defer rows.Close()
 		var keptAll, toldAll int64
@@ -267,24 +261,4 @@ func TestEveryAnswerIsInATimeline(t *testing.T) {
 	if accepted != users || limited == 0 {
 		t.Errorf("%d presses were accepted, and %d limited: %v", accepted, limited, slices.Collect(maps.Keys(kept)))
 	}
-}
-
-// counter reads one of the gateway's metrics.
-func (w *world) counter(name string) (n int64) {
-	w.t.Helper()
-	res, err := http.Get(w.ports.OpsURL() + "/metrics")
-	w.must(err)
-	defer res.Body.Close()
-	b, err := io.ReadAll(res.Body)
-	w.must(err)
-	for line := range strings.Lines(string(b)) {
-		if rest, ok := strings.CutPrefix(line, name+" "); ok {
-			var f float64
-			_, err := fmt.Sscan(rest, &f)
-			w.must(err)
-			return int64(f)
-		}
-	}
-	w.t.Fatalf("there is no metric %s", name)
-	return 0
 }

@@ -12,12 +12,14 @@ import (
 	"testing"
 	"time"
 
+	"floodgate.internal/e2e/oracle"
+	"floodgate.internal/e2e/world"
 	"floodgate.internal/shared/wire"
 )
 
 // keen is a number of buyers who press again and again, whatever they are told, until they have an order or are told to
 // stop. told gets every answer.
-func (w *world) keen(sale int64, tokens []string, first int, told func(uid string, a answer)) (stop func()) {
+func (w *system) keen(sale int64, tokens []string, first int, told func(uid string, a world.Answer)) (stop func()) {
 	ctx, cancel := context.WithCancel(w.ctx)
 	var wg sync.WaitGroup
 	for i, token := range tokens {
@@ -26,13 +28,12 @@ func (w *world) keen(sale int64, tokens []string, first int, told func(uid strin
 			again := time.NewTicker(60 * time.Millisecond) // within the limit of freely
 			defer again.Stop()
 			for ctx.Err() == nil {
-				a := w.do(ctx, call{method: "POST", url: fmt.Sprintf("%s/v1/sales/%d/orders", w.ports.PublicURL(), sale), token: token, key: "of-" + uid,
-					body: `{"quantity":1}`, quiet: true})
-				if ctx.Err() != nil && a.status == 0 {
+				a := w.press(ctx, sale, token, "of-"+uid)
+				if ctx.Err() != nil && a.Status == 0 {
 					return // it was told to stop: the journal has no answer of it
 				}
 				told(uid, a)
-				if a.status == 202 || a.code == "ALREADY_ORDERED" {
+				if a.Status == 202 || a.Code == "ALREADY_ORDERED" {
 					return
 				}
 				select {
@@ -51,7 +52,7 @@ func (w *world) keen(sale int64, tokens []string, first int, told func(uid strin
 func TestTranchesOpenTheGateByThemselves(t *testing.T) {
 	t.Attr("row", "D6")
 	t.Parallel()
-	w := newWorld(t, options{orders: freely})
+	w := newSystem(t, world.Options{Limits: freely})
 	tokens := w.tokens(1, 30)
 	for apart := 1500 * time.Millisecond; !w.sellInTranches(tokens, apart); apart *= 2 {
 		if apart > 20*time.Second {
@@ -62,7 +63,7 @@ func TestTranchesOpenTheGateByThemselves(t *testing.T) {
 
 // sellInTranches sells ten units to more buyers, three at once and the others so far apart. It reports whether a buyer, and a page,
 // saw the sale sold out with a release to come.
-func (w *world) sellInTranches(tokens []string, apart time.Duration) (seen bool) {
+func (w *system) sellInTranches(tokens []string, apart time.Duration) (seen bool) {
 	t := w.t
 	starts := time.Now().Add(apart).UTC().Truncate(time.Millisecond)
 	tranches := []struct {
@@ -74,19 +75,19 @@ func (w *world) sellInTranches(tokens []string, apart time.Duration) (seen bool)
 	var sale struct{ ID int64 }
 	w.want(w.admin("POST", "/admin/v1/sales", fmt.Sprintf(`{"title":"Three times","price":100,"currency":"EUR","stock":%d,"starts_at":%q,"ends_at":%q,
 		"tranches":[{"at":%q,"quantity":3},{"at":%q,"quantity":3},{"at":%q,"quantity":4}]}`, stock, at(0), starts.Add(time.Hour).Format(wire.TimeFormat), at(0), at(1), at(2))),
-		201, "").decode(w, &sale)
+		201, "").Decode(w.t, &sale)
 	stopWatching := w.watch(sale.ID, stock)
 
-	j := newJournal()
+	j := oracle.NewLog()
 	var mu sync.Mutex // guards soldOut
 	soldOut := map[string]int{}
-	stopBuyers := w.keen(sale.ID, tokens, 1, func(uid string, a answer) {
-		j.add(entry{uid, "of-" + uid, a})
-		if a.code == "SOLD_OUT" {
+	stopBuyers := w.keen(sale.ID, tokens, 1, func(uid string, a world.Answer) {
+		j.Add(a.To(uid, "of-"+uid))
+		if a.Code == "SOLD_OUT" {
 			var p struct {
 				Next string `json:"next_release_at"`
 			}
-			a.decode(w, &p)
+			a.Decode(w.t, &p)
 			mu.Lock()
 			soldOut[p.Next]++
 			mu.Unlock()
@@ -95,11 +96,11 @@ func (w *world) sellInTranches(tokens []string, apart time.Duration) (seen bool)
 	pages := map[string]int{} // what the sale's page said, by state and next release
 	w.until("all is sold", 3*apart+patience, func() (bool, string) {
 		var s wire.Sale
-		a := w.do(w.ctx, call{method: "GET", url: fmt.Sprintf("%s/v1/sales/%d", w.ports.PublicURL(), sale.ID), quiet: true})
-		if a.status == 404 && len(pages) == 0 { // the gateway has not heard of it yet
+		a := w.do(w.ctx, world.Call{Method: "GET", URL: fmt.Sprintf("%s/v1/sales/%d", w.Ports.PublicURL(), sale.ID), Quiet: true})
+		if a.Status == 404 && len(pages) == 0 { // the gateway has not heard of it yet
 			return false, a.String()
 		}
-		w.want(a, 200, "").decode(w, &s)
+		w.want(a, 200, "").Decode(w.t, &s)
 		next := ""
 		if s.NextReleaseAt != nil {
 			next = s.NextReleaseAt.Format(wire.TimeFormat)
@@ -122,13 +123,13 @@ func (w *world) sellInTranches(tokens []string, apart time.Duration) (seen bool)
 	released := int64(0)
 	for i, tr := range tranches {
 		var before int64
-		w.must(w.db.QueryRow(`SELECT COUNT(*) FROM orders WHERE sale_id = ? AND created_at < ?`, sale.ID, tr.at).Scan(&before))
+		w.must(w.Books.DB.QueryRow(`SELECT COUNT(*) FROM orders WHERE sale_id = ? AND created_at < ?`, sale.ID, tr.at).Scan(&before))
 		if before > released {
 			t.Errorf("%d units were sold before tranche %d, when %d were released", before, i+1, released)
 		}
 		released += tr.units
 		var first time.Time
-		w.must(w.db.QueryRow(`SELECT MIN(created_at) FROM orders WHERE sale_id = ? AND created_at >= ?`, sale.ID, tr.at).Scan(&first))
+		w.must(w.Books.DB.QueryRow(`SELECT MIN(created_at) FROM orders WHERE sale_id = ? AND created_at >= ?`, sale.ID, tr.at).Scan(&first))
 		t.Logf("tranche %d: the first order came %v after its release", i+1, first.Sub(tr.at))
 	}
 	if r, a := w.audit(sale.ID); !r.Balanced || r.Available != 0 || r.Locked != stock {
@@ -144,16 +145,16 @@ func TestReplenishingWhileItSells(t *testing.T) {
 	t.Parallel()
 	const first, more, rounds, buyers = 40, 20, 6, 180
 	const stock = first + more*rounds
-	w := newWorld(t, options{orders: freely})
+	w := newSystem(t, world.Options{Limits: freely})
 	var k, s struct{ ID int64 }
-	w.want(w.admin("POST", "/admin/v1/skus", fmt.Sprintf(`{"title":"Lamp","price":100,"currency":"EUR","stock":%d}`, stock+7)), 201, "").decode(w, &k)
+	w.want(w.admin("POST", "/admin/v1/skus", fmt.Sprintf(`{"title":"Lamp","price":100,"currency":"EUR","stock":%d}`, stock+7)), 201, "").Decode(w.t, &k)
 	now := time.Now()
 	w.want(w.admin("POST", "/admin/v1/sales", fmt.Sprintf(`{"sku_id":%d,"stock":%d,"starts_at":%q,"ends_at":%q}`, k.ID, first,
-		now.Add(-time.Minute).UTC().Format(wire.TimeFormat), now.Add(time.Hour).UTC().Format(wire.TimeFormat))), 201, "").decode(w, &s)
+		now.Add(-time.Minute).UTC().Format(wire.TimeFormat), now.Add(time.Hour).UTC().Format(wire.TimeFormat))), 201, "").Decode(w.t, &s)
 	w.state(s.ID, wire.Open)
 	tokens := w.tokens(1, buyers)
-	j := newJournal()
-	stopBuyers := w.keen(s.ID, tokens, 1, func(uid string, a answer) { j.add(entry{uid, "of-" + uid, a}) })
+	j := oracle.NewLog()
+	stopBuyers := w.keen(s.ID, tokens, 1, func(uid string, a world.Answer) { j.Add(a.To(uid, "of-"+uid)) })
 	restock := func() {
 		w.want(w.admin("POST", fmt.Sprintf("/admin/v1/sales/%d/restock", s.ID), fmt.Sprintf(`{"quantity":%d}`, more)), 200, "")
 	}
@@ -186,7 +187,7 @@ func TestReplenishingWhileItSells(t *testing.T) {
 		t.Errorf("%d buyers have an order, want %d", len(uids), stock)
 	}
 	var sku struct{ Total, Available, Allotted int64 }
-	w.want(w.admin("GET", fmt.Sprintf("/admin/v1/skus/%d", k.ID), ""), 200, "").decode(w, &sku)
+	w.want(w.admin("GET", fmt.Sprintf("/admin/v1/skus/%d", k.ID), ""), 200, "").Decode(w.t, &sku)
 	if sku.Total != stock+7 || sku.Available != 7 || sku.Allotted != stock {
 		t.Errorf("the SKU has %+v, want 7 of its %d left", sku, stock+7)
 	}

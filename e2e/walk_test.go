@@ -12,6 +12,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
+	"floodgate.internal/e2e/world"
 	"floodgate.internal/shared/development"
 	"floodgate.internal/shared/signing"
 	"floodgate.internal/shared/wire"
@@ -21,7 +22,7 @@ import (
 // against the contract; every operation must have answered well.
 func TestContractWalk(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, options{})
+	w := newSystem(t, world.Options{})
 	k := &walk{w: w, good: map[string]bool{}}
 	open := w.newSale("Open", 3, time.Now().Add(-time.Minute), 600)
 	soon := w.newSale("Soon", 3, time.Now().Add(time.Hour), 600)
@@ -52,43 +53,43 @@ func TestContractWalk(t *testing.T) {
 
 // walk remembers which operations answered well.
 type walk struct {
-	w      *world
+	w      *system
 	tokens []string
 	good   map[string]bool
 }
 
 // try sends a request, which must be answered with this status, and this code if it is a problem.
-func (k *walk) try(c call, status int, code string) answer {
+func (k *walk) try(c world.Call, status int, code string) world.Answer {
 	k.w.t.Helper()
 	a := k.w.do(k.w.ctx, c)
-	if a.status != status || a.code != code {
-		k.w.t.Errorf("%s %s %s: got %s, want %d %s", c.method, c.url, c.body, a, status, code)
+	if a.Status != status || a.Code != code {
+		k.w.t.Errorf("%s %s %s: got %s, want %d %s", c.Method, c.URL, c.Body, a, status, code)
 	}
-	if a.status/100 == 2 {
-		u, err := url.Parse(c.url)
+	if a.Status/100 == 2 {
+		u, err := url.Parse(c.URL)
 		k.w.must(err)
-		if r, _ := k.w.contract.find(k.w.usual(u), c.method, u.Path); r != nil {
+		if r, _ := k.w.contract.find(k.w.usual(u), c.Method, u.Path); r != nil {
 			k.good[r.kin.Operation.OperationID] = true
 		}
 	}
 	return a
 }
 
-func (k *walk) public(method, path, token, body string, status int, code string) answer {
+func (k *walk) public(method, path, token, body string, status int, code string) world.Answer {
 	k.w.t.Helper()
-	return k.try(call{method: method, url: k.w.ports.PublicURL() + path, token: token, body: body}, status, code)
+	return k.try(world.Call{Method: method, URL: k.w.Ports.PublicURL() + path, Token: token, Body: body}, status, code)
 }
 
-func (k *walk) admin(method, path, body string, status int, code string) answer {
+func (k *walk) admin(method, path, body string, status int, code string) world.Answer {
 	k.w.t.Helper()
-	return k.try(call{method: method, url: k.w.ports.AdminURL() + "/admin/v1" + path, token: development.AdminToken, body: body}, status, code)
+	return k.try(world.Call{Method: method, URL: k.w.Ports.AdminURL() + "/admin/v1" + path, Token: development.AdminToken, Body: body}, status, code)
 }
 
 func (k *walk) pages(sale int64) {
 	k.w.t.Helper()
 	for _, path := range []string{"/", fmt.Sprintf("/sales/%d", sale), "/sales/999999", "/assets/app.js", "/assets/core.js", "/assets/app.css", "/assets/favicon.svg"} {
 		a := k.public("GET", path, "", "", 200, "")
-		k.try(call{method: "GET", url: k.w.ports.PublicURL() + path, header: map[string]string{"If-None-Match": a.header.Get("ETag")}}, 304, "")
+		k.try(world.Call{Method: "GET", URL: k.w.Ports.PublicURL() + path, Header: map[string]string{"If-None-Match": a.Header.Get("ETag")}}, 304, "")
 		k.public("POST", path, "", "", 405, "METHOD_NOT_ALLOWED")
 	}
 	for _, path := range []string{"/sales/x", "/sales/0", "/assets/none.js", "/nowhere", "/v1", "/v1/nowhere", "/v2/sales", "/-/ready", "/metrics",
@@ -96,12 +97,12 @@ func (k *walk) pages(sale int64) {
 		k.public("GET", path, "", "", 404, "NOT_FOUND")
 	}
 	a := k.public("POST", "/v1/dev/session", "", `{"uid":"walker"}`, 200, "")
-	cookie, _, _ := strings.Cut(a.header.Get("Set-Cookie"), ";")
-	list := k.try(call{method: "GET", url: k.w.ports.PublicURL() + "/v1/orders", header: map[string]string{"Cookie": cookie}}, 200, "")
-	if len(list.body) == 0 {
+	cookie, _, _ := strings.Cut(a.Header.Get("Set-Cookie"), ";")
+	list := k.try(world.Call{Method: "GET", URL: k.w.Ports.PublicURL() + "/v1/orders", Header: map[string]string{"Cookie": cookie}}, 200, "")
+	if len(list.Body) == 0 {
 		k.w.t.Errorf("orders by cookie: got %s", list)
 	}
-	k.try(call{method: "GET", url: k.w.ports.PublicURL() + "/v1/orders", header: map[string]string{"Cookie": cookie + "x"}}, 401, "UNAUTHENTICATED")
+	k.try(world.Call{Method: "GET", URL: k.w.Ports.PublicURL() + "/v1/orders", Header: map[string]string{"Cookie": cookie + "x"}}, 401, "UNAUTHENTICATED")
 	for _, body := range []string{"", "{}", `{"uid":""}`, `{"uid":"a b"}`, `{"uid":1}`, `{"uid":"a","x":1}`, "x", "[]", `{"uid":"` + strings.Repeat("a", 65) + `"}`} {
 		k.public("POST", "/v1/dev/session", "", body, 400, "BAD_REQUEST")
 	}
@@ -113,12 +114,12 @@ func (k *walk) pages(sale int64) {
 	for _, body := range []string{"", "{}", `{"token":""}`} {
 		k.public("POST", "/v1/session", "", body, 401, "UNAUTHENTICATED")
 	}
-	session := func(method string, header map[string]string, status int, code string) answer {
+	session := func(method string, header map[string]string, status int, code string) world.Answer {
 		k.w.t.Helper()
 		header["Cookie"] = cookie
-		return k.try(call{method: method, url: k.w.ports.PublicURL() + "/v1/session", header: header}, status, code)
+		return k.try(world.Call{Method: method, URL: k.w.Ports.PublicURL() + "/v1/session", Header: header}, status, code)
 	}
-	if who := session("GET", map[string]string{}, 200, ""); !strings.Contains(string(who.body), `"walker"`) {
+	if who := session("GET", map[string]string{}, 200, ""); !strings.Contains(string(who.Body), `"walker"`) {
 		k.w.t.Errorf("the session is %s, want walker's", who)
 	}
 	session("DELETE", map[string]string{"Sec-Fetch-Site": "cross-site"}, 403, "FORBIDDEN")
@@ -133,33 +134,33 @@ func (k *walk) reads(sale int64) {
 	k.public("GET", "/v1/time", "", "", 200, "")
 	for _, path := range []string{"/v1/sales", one} {
 		a := k.public("GET", path, "", "", 200, "")
-		if a.header.Get("X-Cache") == "" {
-			k.w.t.Errorf("GET %s: no X-Cache in %v", path, a.header)
+		if a.Header.Get("X-Cache") == "" {
+			k.w.t.Errorf("GET %s: no X-Cache in %v", path, a.Header)
 		}
-		k.try(call{method: "GET", url: k.w.ports.PublicURL() + path, header: map[string]string{"If-None-Match": a.header.Get("ETag")}}, 304, "")
+		k.try(world.Call{Method: "GET", URL: k.w.Ports.PublicURL() + path, Header: map[string]string{"If-None-Match": a.Header.Get("ETag")}}, 304, "")
 		k.public("GET", path, k.tokens[0], "", 200, "")
 		k.public("DELETE", path, "", "", 405, "METHOD_NOT_ALLOWED")
 	}
 	k.public("POST", "/v1/time", "", "", 405, "METHOD_NOT_ALLOWED")
 	k.public("GET", "/v1/sales/999999", "", "", 404, "SALE_NOT_FOUND")
 	for _, id := range []string{"0", "01", "-1", "x", "1.5", "99999999999999999999", "%31", "1%2f2"} {
-		k.refused(call{method: "GET", url: k.w.ports.PublicURL() + "/v1/sales/" + id})
-		k.refused(call{method: "POST", url: k.w.ports.PublicURL() + "/v1/sales/" + id + "/orders", token: k.tokens[0]})
+		k.refused(world.Call{Method: "GET", URL: k.w.Ports.PublicURL() + "/v1/sales/" + id})
+		k.refused(world.Call{Method: "POST", URL: k.w.Ports.PublicURL() + "/v1/sales/" + id + "/orders", Token: k.tokens[0]})
 	}
 }
 
 // refused sends a malformed request: any 4xx that the contract has will do.
-func (k *walk) refused(c call) {
+func (k *walk) refused(c world.Call) {
 	k.w.t.Helper()
-	if a := k.w.do(k.w.ctx, c); a.status/100 != 4 || a.code == "" {
-		k.w.t.Errorf("%s %s %q: got %s, want a problem of 4xx", c.method, c.url, c.body, a)
+	if a := k.w.do(k.w.ctx, c); a.Status/100 != 4 || a.Code == "" {
+		k.w.t.Errorf("%s %s %q: got %s, want a problem of 4xx", c.Method, c.URL, c.Body, a)
 	}
 }
 
 func (k *walk) orders(open, soon, over int64) {
 	k.w.t.Helper()
 	path := func(sale int64) string { return fmt.Sprintf("/v1/sales/%d/orders", sale) }
-	at := k.w.ports.PublicURL() + path(open)
+	at := k.w.Ports.PublicURL() + path(open)
 	k.public("POST", path(999999), "", "", 404, "SALE_NOT_FOUND")
 	k.public("POST", path(soon), "", "", 403, "SALE_NOT_STARTED")
 	k.public("POST", path(over), "", "", 403, "SALE_ENDED")
@@ -167,15 +168,15 @@ func (k *walk) orders(open, soon, over int64) {
 	k.public("GET", path(open), k.tokens[0], "", 405, "METHOD_NOT_ALLOWED")
 	for i, body := range []string{"x", `{"quantity":0}`, `{"quantity":2}`, `{"quantity":"1"}`, `{"uid":"bob"}`, `[]`, `{"quantity":1,"quantity":1}`} {
 		// A token each: a refused order draws on the limit, too.
-		k.try(call{method: "POST", url: at, token: k.w.tokens(100+i, 100+i)[0], body: body}, 400, "BAD_REQUEST")
+		k.try(world.Call{Method: "POST", URL: at, Token: k.w.tokens(100+i, 100+i)[0], Body: body}, 400, "BAD_REQUEST")
 	}
-	k.try(call{method: "POST", url: at, token: k.w.tokens(110, 110)[0], key: strings.Repeat("k", 129)}, 400, "BAD_REQUEST")
-	k.try(call{method: "POST", url: at, token: k.w.tokens(111, 111)[0], body: "{}", header: map[string]string{"Content-Type": "text/plain"}}, 415, "UNSUPPORTED_MEDIA_TYPE")
-	k.try(call{method: "POST", url: at, token: k.w.tokens(112, 112)[0], body: `{"quantity":` + strings.Repeat(" ", 70000) + `1}`}, 413, "PAYLOAD_TOO_LARGE")
+	k.try(world.Call{Method: "POST", URL: at, Token: k.w.tokens(110, 110)[0], Key: strings.Repeat("k", 129)}, 400, "BAD_REQUEST")
+	k.try(world.Call{Method: "POST", URL: at, Token: k.w.tokens(111, 111)[0], Body: "{}", Header: map[string]string{"Content-Type": "text/plain"}}, 415, "UNSUPPORTED_MEDIA_TYPE")
+	k.try(world.Call{Method: "POST", URL: at, Token: k.w.tokens(112, 112)[0], Body: `{"quantity":` + strings.Repeat(" ", 70000) + `1}`}, 413, "PAYLOAD_TOO_LARGE")
 
 	mine, other := k.tokens[1], k.tokens[2]
-	a := k.try(call{method: "POST", url: at, token: mine, key: "walk", body: `{"quantity":1}`}, 202, "")
-	id := a.orderID
+	a := k.try(world.Call{Method: "POST", URL: at, Token: mine, Key: "walk", Body: `{"quantity":1}`}, 202, "")
+	id := a.OrderID
 	k.public("POST", path(open), mine, "", 429, "RATE_LIMITED")
 	k.w.order(id, mine, wire.PendingPayment)
 	order := "/v1/orders/" + id
@@ -199,7 +200,7 @@ func (k *walk) orders(open, soon, over int64) {
 		k.public("POST", "/v1/orders/nonsense"+what, k.tokens[6], "", 404, "ORDER_NOT_FOUND")
 		k.public("GET", order+what, mine, "", 405, "METHOD_NOT_ALLOWED")
 		k.public("POST", order+what, mine, `{"x":1}`, 400, "BAD_REQUEST")
-		k.try(call{method: "POST", url: k.w.ports.PublicURL() + order + what, token: mine, body: "x", header: map[string]string{"Content-Type": "text/plain"}},
+		k.try(world.Call{Method: "POST", URL: k.w.Ports.PublicURL() + order + what, Token: mine, Body: "x", Header: map[string]string{"Content-Type": "text/plain"}},
 			415, "UNSUPPORTED_MEDIA_TYPE")
 	}
 	k.public("POST", order+"/payment", mine, "", 200, "")
@@ -208,21 +209,21 @@ func (k *walk) orders(open, soon, over int64) {
 
 	// Past the gateway's limit the backend answers the repeats.
 	signer := signing.NewSigner(signing.Key{ID: development.SigningKeyID, Secret: development.SigningSecret})
-	internal := func(uid, key, body string, status int, code string) answer {
+	internal := func(uid, key, body string, status int, code string) world.Answer {
 		k.w.t.Helper()
 		return k.try(k.signed(signer, "POST", path(open), uid, key, body), status, code)
 	}
-	if again := internal("2", "walk", `{"quantity":1}`, 202, ""); again.orderID != id {
-		k.w.t.Errorf("the same key: got order %s, want %s", again.orderID, id)
+	if again := internal("2", "walk", `{"quantity":1}`, 202, ""); again.OrderID != id {
+		k.w.t.Errorf("the same key: got order %s, want %s", again.OrderID, id)
 	}
 	internal("2", "", "", 409, "ALREADY_ORDERED")
 	b := internal("bob", "one", "", 202, "")
 	internal("bob", "one", "", 202, "")
 	k.w.until("bob's order is there", patience, func() (bool, string) {
-		a := k.w.do(k.w.ctx, k.signed(signer, "POST", "/v1/orders/"+b.orderID+"/cancellation", "bob", "", ""))
-		return a.status == 200, a.String()
+		a := k.w.do(k.w.ctx, k.signed(signer, "POST", "/v1/orders/"+b.OrderID+"/cancellation", "bob", "", ""))
+		return a.Status == 200, a.String()
 	})
-	k.try(k.signed(signer, "POST", "/v1/orders/"+b.orderID+"/cancellation", "bob", "", ""), 200, "")
+	k.try(k.signed(signer, "POST", "/v1/orders/"+b.OrderID+"/cancellation", "bob", "", ""), 200, "")
 	internal("carol", "", "", 202, "")
 	internal("dave", "", "", 202, "")
 	internal("erin", "", "", 409, "SOLD_OUT")
@@ -237,9 +238,9 @@ func (k *walk) payments() {
 	sale := k.w.newSale("Paid for by webhook", 1, time.Now().Add(-time.Minute), 600)
 	k.w.state(sale, wire.Open)
 	token := k.w.tokens(170, 170)[0] // who orders nothing else within 5 s
-	id := k.public("POST", fmt.Sprintf("/v1/sales/%d/orders", sale), token, "", 202, "").orderID
+	id := k.public("POST", fmt.Sprintf("/v1/sales/%d/orders", sale), token, "", 202, "").OrderID
 	k.w.order(id, token, wire.PendingPayment)
-	deliver := func(e event, status int, code string) answer {
+	deliver := func(e event, status int, code string) world.Answer {
 		k.w.t.Helper()
 		return k.try(k.w.webhook(e), status, code)
 	}
@@ -251,22 +252,22 @@ func (k *walk) payments() {
 	deliver(e.with(func(e *event) { e.OrderID = "nonsense" }), 404, "ORDER_NOT_FOUND")
 	deliver(e.with(func(e *event) { e.Currency = "euro" }), 400, "BAD_REQUEST")
 	bad := k.w.webhook(e)
-	bad.url = strings.Replace(bad.url, "/test", "/nobody", 1)
+	bad.URL = strings.Replace(bad.URL, "/test", "/nobody", 1)
 	k.try(bad, 404, "NOT_FOUND")
 	bad = k.w.webhook(e)
-	bad.header[wire.PaymentSignature] = "t=1,v1=00"
+	bad.Header[wire.PaymentSignature] = "t=1,v1=00"
 	k.try(bad, 401, "UNAUTHENTICATED")
-	bad.header["Content-Type"] = "text/plain"
+	bad.Header["Content-Type"] = "text/plain"
 	k.try(bad, 415, "UNSUPPORTED_MEDIA_TYPE")
 	bad = k.w.webhook(e)
-	bad.body += strings.Repeat(" ", wire.MaxWebhook)
+	bad.Body += strings.Repeat(" ", wire.MaxWebhook)
 	k.try(bad, 413, "PAYLOAD_TOO_LARGE")
 	k.public("GET", wire.WebhookPath+development.Provider, "", "", 405, "METHOD_NOT_ALLOWED")
 
 	k.admin("GET", "/payments", "", 200, "")
 	k.admin("GET", "/payments?limit=1", "", 200, "")
 	due := k.admin("GET", "/payments?status=refund_due&order_id="+id, "", 200, "")
-	if !strings.Contains(string(due.body), `"walk-0"`) || strings.Contains(string(due.body), `"walk"`) {
+	if !strings.Contains(string(due.Body), `"walk-0"`) || strings.Contains(string(due.Body), `"walk"`) {
 		k.w.t.Errorf("refunds that are due: got %s", due)
 	}
 	for _, q := range []string{"?status=x", "?order_id=x", "?cursor=x", "?limit=0", "?x=1"} {
@@ -276,7 +277,7 @@ func (k *walk) payments() {
 }
 
 // signed is a call to the internal listener as a gateway makes it.
-func (k *walk) signed(s *signing.Signer, method, target, uid, key, body string) call {
+func (k *walk) signed(s *signing.Signer, method, target, uid, key, body string) world.Call {
 	var req fasthttp.Request
 	req.Header.SetMethod(method)
 	req.SetRequestURI(target)
@@ -285,10 +286,10 @@ func (k *walk) signed(s *signing.Signer, method, target, uid, key, body string) 
 	}
 	req.SetBodyString(body)
 	s.Sign(&req, uid, time.Now())
-	c := call{method: method, url: k.w.ports.InternalURL() + target, key: key, body: body, header: map[string]string{}}
+	c := world.Call{Method: method, URL: k.w.Ports.InternalURL() + target, Key: key, Body: body, Header: map[string]string{}}
 	for name, v := range req.Header.All() {
 		if n := string(name); strings.HasPrefix(n, "Floodgate-") {
-			c.header[n] = string(v)
+			c.Header[n] = string(v)
 		}
 	}
 	return c
@@ -296,35 +297,35 @@ func (k *walk) signed(s *signing.Signer, method, target, uid, key, body string) 
 
 func (k *walk) ops() {
 	k.w.t.Helper()
-	ops := k.w.ports.OpsURL()
-	for _, base := range []string{ops, k.w.ports.AdminURL()} {
+	ops := k.w.Ports.OpsURL()
+	for _, base := range []string{ops, k.w.Ports.AdminURL()} {
 		for _, path := range []string{"/-/healthy", "/-/ready", "/metrics"} {
-			k.try(call{method: "GET", url: base + path}, 200, "")
-			k.try(call{method: "DELETE", url: base + path}, 405, "METHOD_NOT_ALLOWED")
+			k.try(world.Call{Method: "GET", URL: base + path}, 200, "")
+			k.try(world.Call{Method: "DELETE", URL: base + path}, 405, "METHOD_NOT_ALLOWED")
 		}
-		k.refused(call{method: "GET", url: base + "/nowhere"})
+		k.refused(world.Call{Method: "GET", URL: base + "/nowhere"})
 	}
-	k.try(call{method: "GET", url: ops + "/debug/pprof/"}, 200, "")
-	k.try(call{method: "GET", url: k.w.ports.AdminURL() + "/debug/pprof/", token: development.AdminToken}, 200, "")
-	k.try(call{method: "GET", url: k.w.ports.AdminURL() + "/debug/pprof/"}, 401, "UNAUTHENTICATED")
-	k.try(call{method: "GET", url: ops + "/-/top?n=3"}, 200, "")
-	k.try(call{method: "GET", url: ops + "/-/top?n=0"}, 400, "BAD_REQUEST")
-	a := k.try(call{method: "GET", url: ops + "/-/config"}, 200, "")
+	k.try(world.Call{Method: "GET", URL: ops + "/debug/pprof/"}, 200, "")
+	k.try(world.Call{Method: "GET", URL: k.w.Ports.AdminURL() + "/debug/pprof/", Token: development.AdminToken}, 200, "")
+	k.try(world.Call{Method: "GET", URL: k.w.Ports.AdminURL() + "/debug/pprof/"}, 401, "UNAUTHENTICATED")
+	k.try(world.Call{Method: "GET", URL: ops + "/-/top?n=3"}, 200, "")
+	k.try(world.Call{Method: "GET", URL: ops + "/-/top?n=0"}, 400, "BAD_REQUEST")
+	a := k.try(world.Call{Method: "GET", URL: ops + "/-/config"}, 200, "")
 	for _, secret := range []string{development.LoginSecret, development.SigningSecret} {
-		if strings.Contains(string(a.body), secret) {
+		if strings.Contains(string(a.Body), secret) {
 			k.w.t.Errorf("/-/config shows a secret: %s", a)
 		}
 	}
-	k.try(call{method: "POST", url: ops + "/-/reload"}, 200, "")
-	k.try(call{method: "GET", url: ops + "/-/reload"}, 405, "METHOD_NOT_ALLOWED")
-	k.try(call{method: "GET", url: ops + "/-/reloads"}, 200, "")
+	k.try(world.Call{Method: "POST", URL: ops + "/-/reload"}, 200, "")
+	k.try(world.Call{Method: "GET", URL: ops + "/-/reload"}, 405, "METHOD_NOT_ALLOWED")
+	k.try(world.Call{Method: "GET", URL: ops + "/-/reloads"}, 200, "")
 }
 
 func (k *walk) feed() {
 	k.w.t.Helper()
 	signer := signing.NewSigner(signing.Key{ID: development.SigningKeyID, Secret: development.SigningSecret})
 	var feed wire.Feed
-	k.try(k.signed(signer, "GET", wire.FeedPath, "", "", ""), 200, "").decode(k.w, &feed)
+	k.try(k.signed(signer, "GET", wire.FeedPath, "", "", ""), 200, "").Decode(k.w.t, &feed)
 	if !feed.Full || len(feed.Sales) < 3 {
 		k.w.t.Errorf("the first answer of the feed: got %+v", feed)
 	}
@@ -335,7 +336,7 @@ func (k *walk) feed() {
 	k.try(k.signed(signer, "GET", wire.HealthPath, "", "", ""), 200, "")
 	for _, path := range []string{"/v1/time", "/v1/sales", "/v1/sales/1"} {
 		// The paths of the public API are there, too; what they answer is held against the contract at the gateway.
-		if a := k.w.do(k.w.ctx, k.signed(signer, "GET", path, "", "", "")); a.status != 200 {
+		if a := k.w.do(k.w.ctx, k.signed(signer, "GET", path, "", "", "")); a.Status != 200 {
 			k.w.t.Errorf("internal GET %s: got %s", path, a)
 		}
 	}
@@ -344,7 +345,7 @@ func (k *walk) feed() {
 func (k *walk) adminSKUs() {
 	k.w.t.Helper()
 	sku := k.admin("POST", "/skus", `{"title":"A mug","price":900,"currency":"EUR","stock":10}`, 201, "")
-	at := strings.TrimPrefix(sku.header.Get("Location"), "/admin/v1")
+	at := strings.TrimPrefix(sku.Header.Get("Location"), "/admin/v1")
 	k.admin("GET", "/skus", "", 200, "")
 	k.admin("GET", "/skus?limit=1", "", 200, "")
 	k.admin("GET", at, "", 200, "")
@@ -361,13 +362,13 @@ func (k *walk) adminSKUs() {
 		`{"title":"a","price":1,"currency":"euro","stock":1}`, `{"title":"a","price":1,"currency":"EUR","stock":0}`, `{"title":"a","price":1,"currency":"EUR","stock":1,"x":1}`} {
 		k.admin("POST", "/skus", body, 400, "BAD_REQUEST")
 	}
-	for _, c := range []call{{method: "GET", url: "/skus"}, {method: "POST", url: "/skus", body: "{}"}, {method: "GET", url: "/sales", token: "wrong"}, {method: "GET", url: "/nowhere"}} {
-		c.url = k.w.ports.AdminURL() + "/admin/v1" + c.url
+	for _, c := range []world.Call{{Method: "GET", URL: "/skus"}, {Method: "POST", URL: "/skus", Body: "{}"}, {Method: "GET", URL: "/sales", Token: "wrong"}, {Method: "GET", URL: "/nowhere"}} {
+		c.URL = k.w.Ports.AdminURL() + "/admin/v1" + c.URL
 		k.try(c, 401, "UNAUTHENTICATED")
 	}
 	k.admin("GET", "/nowhere", "", 404, "NOT_FOUND")
 	k.admin("POST", "/skus", `{"title":"`+strings.Repeat("a", 70000)+`"}`, 413, "PAYLOAD_TOO_LARGE")
-	k.try(call{method: "POST", url: k.w.ports.AdminURL() + "/admin/v1/skus", token: development.AdminToken, body: "x", header: map[string]string{"Content-Type": "text/plain"}},
+	k.try(world.Call{Method: "POST", URL: k.w.Ports.AdminURL() + "/admin/v1/skus", Token: development.AdminToken, Body: "x", Header: map[string]string{"Content-Type": "text/plain"}},
 		415, "UNSUPPORTED_MEDIA_TYPE")
 }
 
@@ -377,14 +378,14 @@ func (k *walk) adminSales() {
 	body := func(more string) string {
 		return fmt.Sprintf(`{"kind":"goods","title":"Walked","price":100,"currency":"EUR","stock":4,"starts_at":%q,"ends_at":%q%s}`, now, later, more)
 	}
-	sales := k.w.ports.AdminURL() + "/admin/v1/sales"
-	first := k.try(call{method: "POST", url: sales, token: development.AdminToken, key: "make-it-once", body: body("")}, 201, "")
-	again := k.try(call{method: "POST", url: sales, token: development.AdminToken, key: "make-it-once", body: body("")}, 201, "")
-	if string(first.body) != string(again.body) {
+	sales := k.w.Ports.AdminURL() + "/admin/v1/sales"
+	first := k.try(world.Call{Method: "POST", URL: sales, Token: development.AdminToken, Key: "make-it-once", Body: body("")}, 201, "")
+	again := k.try(world.Call{Method: "POST", URL: sales, Token: development.AdminToken, Key: "make-it-once", Body: body("")}, 201, "")
+	if string(first.Body) != string(again.Body) {
 		k.w.t.Errorf("the same Idempotency-Key: got %s, before %s", again, first)
 	}
-	k.try(call{method: "POST", url: sales, token: development.AdminToken, key: "make-it-once", body: body(`,"per_user_limit":2`)}, 422, "IDEMPOTENCY_KEY_REUSED")
-	at := strings.TrimPrefix(first.header.Get("Location"), "/admin/v1")
+	k.try(world.Call{Method: "POST", URL: sales, Token: development.AdminToken, Key: "make-it-once", Body: body(`,"per_user_limit":2`)}, 422, "IDEMPOTENCY_KEY_REUSED")
+	at := strings.TrimPrefix(first.Header.Get("Location"), "/admin/v1")
 	k.admin("GET", "/sales", "", 200, "")
 	k.admin("GET", at, "", 200, "")
 	k.admin("GET", at+"/audit", "", 200, "")
@@ -396,12 +397,12 @@ func (k *walk) adminSales() {
 	sale := k.admin("GET", at, "", 200, "")
 	patch := func(tag, body string, status int, code string) {
 		k.w.t.Helper()
-		k.try(call{method: "PATCH", url: k.w.ports.AdminURL() + "/admin/v1" + at, token: development.AdminToken, body: body, header: map[string]string{"If-Match": tag}}, status, code)
+		k.try(world.Call{Method: "PATCH", URL: k.w.Ports.AdminURL() + "/admin/v1" + at, Token: development.AdminToken, Body: body, Header: map[string]string{"If-Match": tag}}, status, code)
 	}
 	patch(`"1"`, `{"title":"Changed"}`, 412, "PRECONDITION_FAILED")
-	patch(sale.header.Get("ETag"), `{"price":-1}`, 400, "BAD_REQUEST")
-	patch(sale.header.Get("ETag"), `{"stock":9}`, 400, "BAD_REQUEST")
-	patch(sale.header.Get("ETag"), `{"title":"Changed"}`, 200, "")
+	patch(sale.Header.Get("ETag"), `{"price":-1}`, 400, "BAD_REQUEST")
+	patch(sale.Header.Get("ETag"), `{"stock":9}`, 400, "BAD_REQUEST")
+	patch(sale.Header.Get("ETag"), `{"title":"Changed"}`, 200, "")
 	k.admin("PATCH", at, `{"title":"No If-Match"}`, 400, "BAD_REQUEST")
 	k.admin("POST", at+"/close", "", 200, "")
 	k.admin("POST", at+"/close", "", 200, "")
@@ -418,7 +419,7 @@ func (k *walk) adminSales() {
 		"unknown SKU":       body(`,"sku_id":999999`), "time": strings.Replace(body(""), now, "yesterday", 1), "limit": body(`,"per_user_limit":0`),
 		"unknown member": body(`,"colour":"red"`), "trailing": body("") + "{}", "empty": "", "array": "[]",
 	} {
-		if a := k.admin("POST", "/sales", text, 400, "BAD_REQUEST"); !strings.Contains(string(a.body), `"field":`) && what != "empty" && what != "array" && what != "trailing" {
+		if a := k.admin("POST", "/sales", text, 400, "BAD_REQUEST"); !strings.Contains(string(a.Body), `"field":`) && what != "empty" && what != "array" && what != "trailing" {
 			k.w.t.Errorf("a sale with a bad %s: the answer names no field: %s", what, a)
 		}
 	}
@@ -435,23 +436,23 @@ func (k *walk) adminSales() {
 	}
 	campaign := k.admin("POST", "/coupons", fmt.Sprintf(`{"title":"Ten off","category":"shoes","published":true,"valid_from":%q,"valid_until":%q,"per_user_limit":1,"total":3,"guard":"version"}`, now, later), 201, "")
 	k.admin("POST", "/coupons", `{"title":"Ten off"}`, 400, "BAD_REQUEST")
-	of := strings.TrimPrefix(campaign.header.Get("Location"), "/admin/v1")
+	of := strings.TrimPrefix(campaign.Header.Get("Location"), "/admin/v1")
 	k.admin("GET", "/coupons", "", 200, "")
 	k.admin("GET", "/coupons?limit=0", "", 400, "BAD_REQUEST")
 	k.admin("GET", of, "", 200, "")
 	k.admin("GET", strings.Replace(at, "/sales", "/coupons", 1), "", 404, "SALE_NOT_FOUND")
 	k.admin("PATCH", of, `{"per_user_limit":4}`, 400, "BAD_REQUEST")
 	k.admin("PATCH", of, `{"title":"Twenty off","published":false,"per_user_limit":2}`, 200, "")
-	k.try(call{method: "PATCH", url: k.w.ports.AdminURL() + "/admin/v1" + of, token: development.AdminToken, body: `{"guard":"conditional"}`, header: map[string]string{"If-Match": `"1"`}}, 412, "PRECONDITION_FAILED")
+	k.try(world.Call{Method: "PATCH", URL: k.w.Ports.AdminURL() + "/admin/v1" + of, Token: development.AdminToken, Body: `{"guard":"conditional"}`, Header: map[string]string{"If-Match": `"1"`}}, 412, "PRECONDITION_FAILED")
 	k.admin("PATCH", "/coupons/999999", `{"published":true}`, 404, "SALE_NOT_FOUND")
 	k.admin("POST", strings.Replace(of, "/coupons", "/sales", 1)+"/close", "", 200, "")
 	k.admin("PATCH", of, `{"published":true}`, 403, "SALE_ENDED")
 	k.admin("GET", "/queue", "", 200, "")
-	k.w.management("POST", "/api/exchanges/"+k.w.vhost+"/fg.orders/publish",
-		`{"properties":{"type":"order"},"routing_key":"0","payload":"no order","payload_encoding":"string"}`, nil)
+	k.w.must(k.w.Stores.Manage(k.w.ctx, "POST", "/exchanges/"+k.w.Name+"/fg.orders/publish",
+		`{"properties":{"type":"order"},"routing_key":"0","payload":"no order","payload_encoding":"string"}`, nil))
 	k.w.until("a dead letter", 20*time.Second, func() (bool, string) {
 		a := k.admin("GET", "/dead-letters", "", 200, "")
-		return strings.Contains(string(a.body), "no order"), string(a.body)
+		return strings.Contains(string(a.Body), "no order"), string(a.Body)
 	})
 	k.admin("GET", "/dead-letters/1", "", 200, "")
 	k.admin("POST", "/dead-letters/1/replay", "", 200, "")
@@ -463,7 +464,7 @@ func (k *walk) adminSales() {
 	log := k.admin("GET", "/audit-log", "", 200, "")
 	for _, action := range []string{"sale.create", "sale.pause", "sale.resume", "sale.restock", "sale.update", "sale.close", "sale.rebuild", "sku.create", "sku.update",
 		"sku.restock", "coupon.create", "coupon.update"} {
-		if !strings.Contains(string(log.body), `"`+action+`"`) {
+		if !strings.Contains(string(log.Body), `"`+action+`"`) {
 			k.w.t.Errorf("the audit log has no %s", action)
 		}
 	}
@@ -495,9 +496,9 @@ func (k *walk) standby(soon, over int64) {
 	k.public("GET", path, mine, "", 404, "NOT_IN_LINE")
 	k.public("DELETE", path, mine, "", 404, "NOT_IN_LINE")
 	order := k.public("POST", fmt.Sprintf("/v1/sales/%d/orders", sale), t[0], "", 202, "")
-	k.w.order(order.orderID, t[0], wire.PendingPayment)
-	if refused := k.public("POST", path, t[0], "", 409, "ALREADY_ORDERED"); refused.orderID != order.orderID {
-		k.w.t.Errorf("at the limit: got order %s, want %s", refused.orderID, order.orderID)
+	k.w.order(order.OrderID, t[0], wire.PendingPayment)
+	if refused := k.public("POST", path, t[0], "", 409, "ALREADY_ORDERED"); refused.OrderID != order.OrderID {
+		k.w.t.Errorf("at the limit: got order %s, want %s", refused.OrderID, order.OrderID)
 	}
 	k.public("POST", path, mine, "", 200, "")
 	k.public("POST", path, mine, "{}", 200, "")
@@ -505,7 +506,7 @@ func (k *walk) standby(soon, over int64) {
 	k.public("GET", path, mine, "", 200, "")
 	k.public("DELETE", path, other, "", 200, "")
 	k.public("GET", path, other, "", 200, "")
-	k.public("POST", "/v1/orders/"+order.orderID+"/cancellation", t[0], "", 200, "")
+	k.public("POST", "/v1/orders/"+order.OrderID+"/cancellation", t[0], "", 200, "")
 	at := k.w.becomes(sale, mine, wire.StandbyOffered)
 	k.public("POST", "/v1/orders/"+at.Offer.OrderID+"/payment", mine, "", 200, "")
 	k.public("DELETE", path, mine, "", 409, "ORDER_STATE_CONFLICT")
@@ -514,11 +515,11 @@ func (k *walk) standby(soon, over int64) {
 	for _, method := range []string{"GET", "POST", "DELETE"} {
 		k.public(method, wire.StandbyPath(999999), mine, "", 404, "SALE_NOT_FOUND")
 		k.public(method, path, "", "", 401, "UNAUTHENTICATED")
-		k.refused(call{method: method, url: k.w.ports.PublicURL() + "/v1/sales/x/standby", token: mine})
+		k.refused(world.Call{Method: method, URL: k.w.Ports.PublicURL() + "/v1/sales/x/standby", Token: mine})
 	}
 	k.public("POST", path, other, `{"x":1}`, 400, "BAD_REQUEST")
 	k.public("PUT", path, other, "", 405, "METHOD_NOT_ALLOWED")
-	k.try(call{method: "POST", url: k.w.ports.PublicURL() + path, token: other, body: "x", header: map[string]string{"Content-Type": "text/plain"}}, 415, "UNSUPPORTED_MEDIA_TYPE")
+	k.try(world.Call{Method: "POST", URL: k.w.Ports.PublicURL() + path, Token: other, Body: "x", Header: map[string]string{"Content-Type": "text/plain"}}, 415, "UNSUPPORTED_MEDIA_TYPE")
 }
 
 // coupons walks the public side of coupons; TestCouponStory tells what they are for.
@@ -527,16 +528,12 @@ func (k *walk) coupons() {
 	now := time.Now().UTC()
 	a := k.admin("POST", "/coupons", fmt.Sprintf(`{"title":"Five off","valid_from":%q,"valid_until":%q,"total":3}`,
 		now.Add(-time.Minute).Format(wire.TimeFormat), now.Add(time.Hour).Format(wire.TimeFormat)), 201, "")
-	var campaign struct {
-		ID int64 `json:"id"`
-	}
-	a.decode(k.w, &campaign)
-	k.w.state(campaign.ID, wire.Open)
+	k.w.state(a.ID, wire.Open)
 	mine, other := k.w.tokens(150, 150)[0], k.w.tokens(151, 151)[0] // who has not ordered a moment ago
-	order := k.public("POST", fmt.Sprintf("/v1/sales/%d/orders", campaign.ID), mine, "", 202, "")
-	k.w.order(order.orderID, mine, wire.Issued)
+	order := k.public("POST", fmt.Sprintf("/v1/sales/%d/orders", a.ID), mine, "", 202, "")
+	k.w.order(order.OrderID, mine, wire.Issued)
 	var list wire.ClaimList
-	k.public("GET", wire.CouponsPath, mine, "", 200, "").decode(k.w, &list)
+	k.public("GET", wire.CouponsPath, mine, "", 200, "").Decode(k.w.t, &list)
 	if len(list.Coupons) != 1 || list.Next != "" {
 		k.w.t.Fatalf("got the coupons %+v", list)
 	}
@@ -552,9 +549,9 @@ func (k *walk) coupons() {
 	k.public("POST", wire.UsePath("nonsense"), mine, "", 404, "NOT_FOUND")
 	k.public("GET", use, mine, "", 405, "METHOD_NOT_ALLOWED")
 	k.public("POST", use, mine, `{"x":1}`, 400, "BAD_REQUEST")
-	k.try(call{method: "POST", url: k.w.ports.PublicURL() + use, token: mine, body: "x", header: map[string]string{"Content-Type": "text/plain"}}, 415, "UNSUPPORTED_MEDIA_TYPE")
+	k.try(world.Call{Method: "POST", URL: k.w.Ports.PublicURL() + use, Token: mine, Body: "x", Header: map[string]string{"Content-Type": "text/plain"}}, 415, "UNSUPPORTED_MEDIA_TYPE")
 	k.public("POST", use, mine, "", 200, "")
-	if again := k.public("POST", use, mine, "{}", 409, "ORDER_STATE_CONFLICT"); again.orderID != order.orderID {
-		k.w.t.Errorf("used twice: got order %s, want %s", again.orderID, order.orderID)
+	if again := k.public("POST", use, mine, "{}", 409, "ORDER_STATE_CONFLICT"); again.OrderID != order.OrderID {
+		k.w.t.Errorf("used twice: got order %s, want %s", again.OrderID, order.OrderID)
 	}
 }

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"floodgate.internal/e2e/oracle"
+	"floodgate.internal/e2e/world"
 	"floodgate.internal/shared/development"
 	"floodgate.internal/shared/wire"
 )
@@ -33,29 +35,29 @@ func (e event) with(change func(*event)) event {
 }
 
 // webhook is a delivery to the gateway, signed now.
-func (w *world) webhook(e event) call {
+func (w *system) webhook(e event) world.Call {
 	w.t.Helper()
 	body, err := json.Marshal(e)
 	w.must(err)
 	return w.signedWebhook(string(body), development.PaymentSecret, time.Now())
 }
 
-func (w *world) signedWebhook(body, secret string, at time.Time) call {
+func (w *system) signedWebhook(body, secret string, at time.Time) world.Call {
 	stamp := strconv.FormatInt(at.Unix(), 10)
 	mac := hmac.New(sha256.New, []byte(secret))
 	mac.Write([]byte(stamp + "." + body))
-	return call{method: "POST", url: w.ports.PublicURL() + wire.WebhookPath + development.Provider, body: body,
-		header: map[string]string{wire.PaymentSignature: "t=" + stamp + ",v1=" + hex.EncodeToString(mac.Sum(nil))}}
+	return world.Call{Method: "POST", URL: w.Ports.PublicURL() + wire.WebhookPath + development.Provider, Body: body,
+		Header: map[string]string{wire.PaymentSignature: "t=" + stamp + ",v1=" + hex.EncodeToString(mac.Sum(nil))}}
 }
 
 // ledgers is what payments may change, in MySQL: as it is now.
-func (w *world) ledgers() string {
+func (w *system) ledgers() string {
 	w.t.Helper()
 	var all []string
 	for _, query := range []string{`SELECT CONCAT_WS(' ', id, status) FROM orders ORDER BY id`, `SELECT CONCAT_WS(' ', sale_id, available, locked, sold) FROM sale_stock ORDER BY sale_id`,
 		`SELECT CONCAT_WS(' ', sale_id, kind, ref) FROM ledger ORDER BY id`, `SELECT CONCAT_WS(' ', payment_id, status, reason) FROM payments ORDER BY id`,
 		`SELECT CONCAT_WS(' ', event_id, digest, result) FROM payment_events ORDER BY event_id`} {
-		rows, err := w.db.QueryContext(w.ctx, query)
+		rows, err := w.Books.DB.QueryContext(w.ctx, query)
 		w.must(err)
 		for rows.Next() {
 			var line string
@@ -71,21 +73,21 @@ func (w *world) ledgers() string {
 // an answer of its own and changes nothing.
 func TestWebhooks(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, options{orders: freely})
+	w := newSystem(t, world.Options{Limits: freely})
 	const stock = 4
 	sale := w.newSale("Four lamps", stock, time.Now().Add(-time.Minute), 600)
 	brief := w.newSale("Quickly", 1, time.Now().Add(-time.Minute), 1)
 	w.state(sale, wire.Open)
 	w.state(brief, wire.Open)
 	tokens := w.tokens(1, 5)
-	j := newJournal()
+	j := oracle.NewLog()
 	order := func(sale int64, uid int) string {
 		t.Helper()
 		a := w.want(w.public("POST", fmt.Sprintf("/v1/sales/%d/orders", sale), tokens[uid-1], ""), 202, "")
 		if sale != brief {
-			j.add(entry{fmt.Sprint(uid), "", a})
+			j.Add(a.To(fmt.Sprint(uid), ""))
 		}
-		return a.orderID
+		return a.OrderID
 	}
 	paid, cancelled, waiting, expired := order(sale, 1), order(sale, 2), order(sale, 3), order(brief, 4)
 	for uid, id := range map[int]string{1: paid, 2: cancelled, 3: waiting} {
@@ -100,12 +102,12 @@ func TestWebhooks(t *testing.T) {
 	gets := func(e event, result string) {
 		t.Helper()
 		first := w.want(w.do(w.ctx, w.webhook(e)), 200, "")
-		if !strings.Contains(string(first.body), `"result":"`+result+`"`) {
+		if !strings.Contains(string(first.Body), `"result":"`+result+`"`) {
 			t.Errorf("%+v: got %s, want %s", e, first, result)
 		}
 		before := w.ledgers()
 		again := w.want(w.do(w.ctx, w.webhook(e)), 200, "")
-		if string(again.body) != string(first.body) || w.ledgers() != before {
+		if string(again.Body) != string(first.Body) || w.ledgers() != before {
 			t.Errorf("%+v, again: got %s, before %s; or it changed something", e, again, first)
 		}
 	}
@@ -126,7 +128,7 @@ func TestWebhooks(t *testing.T) {
 	w.order(expired, tokens[3], wire.Expired)
 	due := w.want(w.admin("GET", "/admin/v1/payments?status=refund_due", ""), 200, "")
 	for _, p := range []string{"p2", "p3", "p4"} {
-		if !strings.Contains(string(due.body), `"`+p+`"`) {
+		if !strings.Contains(string(due.Body), `"`+p+`"`) {
 			t.Errorf("operators do not see that %s is to be given back: %s", p, due)
 		}
 	}
@@ -145,23 +147,23 @@ func TestWebhooks(t *testing.T) {
 	}
 	good := about("succeeded", "p5", waiting)
 	now := time.Now()
-	genuine := func(body string) call { return w.signedWebhook(body, development.PaymentSecret, now) }
+	genuine := func(body string) world.Call { return w.signedWebhook(body, development.PaymentSecret, now) }
 	mismatch := genuine(body(good.with(func(e *event) { e.ID, e.PaymentID, e.Amount = "short", "p6", 4899 })))
 	w.want(w.do(w.ctx, mismatch), 422, "PAYMENT_MISMATCH") // recorded: the money was taken
 	before := w.ledgers()
 	twice := genuine(body(good))
-	twice.header[wire.PaymentSignature] += "," + twice.header[wire.PaymentSignature]
+	twice.Header[wire.PaymentSignature] += "," + twice.Header[wire.PaymentSignature]
 	elsewhere := genuine(body(good))
-	elsewhere.url = strings.Replace(elsewhere.url, "/"+development.Provider, "/nobody", 1)
+	elsewhere.URL = strings.Replace(elsewhere.URL, "/"+development.Provider, "/nobody", 1)
 	altered := genuine(body(good))
-	altered.body = strings.Replace(altered.body, "4900", "4901", 1)
+	altered.Body = strings.Replace(altered.Body, "4900", "4901", 1)
 	unsigned := genuine(body(good))
-	unsigned.header = nil
+	unsigned.Header = nil
 	plain := genuine(body(good))
-	plain.header["Content-Type"] = "text/plain"
+	plain.Header["Content-Type"] = "text/plain"
 	for _, c := range []struct {
 		name   string
-		call   call
+		call   world.Call
 		status int
 		code   string
 		says   string
@@ -183,7 +185,7 @@ func TestWebhooks(t *testing.T) {
 		{"an unknown order", genuine(body(good.with(func(e *event) { e.OrderID = "0190163d-8694-739b-aea5-966c26f8ad91-999999" }))), 404, "ORDER_NOT_FOUND", ""},
 	} {
 		a := w.do(w.ctx, c.call)
-		if a.status != c.status || a.code != c.code || !strings.Contains(string(a.body), c.says) {
+		if a.Status != c.status || a.Code != c.code || !strings.Contains(string(a.Body), c.says) {
 			t.Errorf("%s: got %s, want %d %s that says %q", c.name, a, c.status, c.code, c.says)
 		}
 		if after := w.ledgers(); after != before {

@@ -55,7 +55,7 @@ func tree(v reflect.Value) any {
 	}
 }
 
-// key is a field's YAML key, "" for a struct whose keys stand among those around it.
+// key is a field's YAML key, "" for an inline struct.
 func key(f reflect.StructField) string {
 	name, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
 	return name
@@ -72,15 +72,15 @@ func join(path, key string) string {
 // Tree is the configuration for JSON, secrets masked.
 func (c Config) Tree() any { return tree(reflect.ValueOf(c)) }
 
-// Diff says in words what changes from c to next, a line for each value, sorted. A changed secret, or a value that came from the
-// environment, is named and not shown.
+// Diff describes what changes from c to next, a line for each value, sorted. A secret, or a value from the environment, is
+// named and not shown.
 func (c Config) Diff(next Config) []string {
 	lines := diffTrees(c.Tree(), next.Tree())
 	var secrets func(path string, a, b reflect.Value)
 	secrets = func(path string, a, b reflect.Value) {
 		switch {
 		case a.Type() == reflect.TypeFor[conf.Secret]():
-			if a.String() != "" && b.String() != "" && a.Interface() != b.Interface() { // set and unset show in the tree
+			if a.String() != "" && b.String() != "" && a.Interface() != b.Interface() { // the tree shows one that was set or removed
 				lines = append(lines, path+": another secret")
 			}
 		case a.Kind() == reflect.Struct:
@@ -101,7 +101,7 @@ func (c Config) Diff(next Config) []string {
 	return maskEnvironment(lines, c.File, next.File)
 }
 
-// maskEnvironment leaves the values out of a diff's lines about fields that the environment gave in one of the files.
+// maskEnvironment removes the values from a diff's lines about fields that one of the files takes from the environment.
 func maskEnvironment(lines []string, files ...*conf.File) []string {
 	for i, line := range lines {
 		field, _, _ := strings.Cut(line, ": ")
@@ -171,7 +171,7 @@ func roundTrip(v any) any {
 	return out
 }
 
-// place is where a value stands: at a path, or, in a list of texts, anywhere in the list at a path.
+// place is the path of a value. Texts of one list have the same path and differ in text, so that their order does not count.
 type place struct{ path, text string }
 
 func flatten(path string, v any, into map[place]string) {

@@ -1,4 +1,5 @@
-// Package gateway is the edge of a flash sale: it answers what it can from its own memory and sends on what is left.
+// Package gateway refuses what it can of a flash sale's requests from its own memory, answers pages from a cache, and sends
+// the rest to the backends. See docs/gateway.md.
 package gateway
 
 import (
@@ -10,7 +11,6 @@ import (
 	"net"
 	"os"
 	"os/signal"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -54,88 +54,60 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 }
 
 // serve runs the gateway until ctx is done, and drains it. now is time.Now but in tests.
-func serve(ctx context.Context, path string, now func() time.Time, stderr io.Writer) (err error) {
+func serve(ctx context.Context, path string, now func() time.Time, stderr io.Writer) error {
 	level := new(slog.LevelVar)
 	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: level}))
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 
-	run, err := start(path, now, level, log, reg)
+	p, err := newProcess(path, now, log, level, reg)
 	if err != nil {
 		return &cli.UsageError{Err: err}
 	}
-	config := run.current.Load().Config
-	opsListener, err := net.Listen("tcp", config.Listen.Ops)
+	current := p.current.Load()
+	opsListener, err := net.Listen("tcp", current.Listen.Ops)
 	if err != nil {
 		return fmt.Errorf("listen for operators: %w", err)
 	}
-	publicListener, err := net.Listen("tcp", config.Listen.Public)
+	publicListener, err := net.Listen("tcp", current.Listen.Public)
 	if err != nil {
 		opsListener.Close()
 		return fmt.Errorf("listen for the public: %w", err)
 	}
-	public := run.listening(publicListener, reg)
-	server := run.edge.HTTP(edge.Limits{
-		ReadTimeout: config.Server.ReadTimeout, WriteTimeout: config.Server.WriteTimeout, IdleTimeout: config.Server.IdleTimeout,
-		MaxBody: config.Server.MaxBody, MaxHeader: config.Server.MaxHeader,
-	})
-	log.Info("listening", "public", publicListener.Addr().String(), "ops", opsListener.Addr().String(), "generation", run.current.Load().Generation, "hash", run.current.Load().Hash)
+	public := p.listen(publicListener, reg)
+	log.Info("listening", "public", publicListener.Addr().String(), "ops", opsListener.Addr().String(), "generation", current.Generation, "hash", current.Hash)
 
-	// The ops listener, the feed and the handover of records outlive the public listener: a drain can be watched, decides by fresh
-	// news, and is recorded.
-	last, end := context.WithCancel(context.WithoutCancel(ctx))
-	defer end()
-	recording, handOver := context.WithCancel(last)
-	defer handOver()
-	handed := make(chan struct{})
+	// These outlive the public listener, so that a drain can be watched, decides by a fresh feed, and is recorded.
+	background, endBackground := context.WithCancel(context.WithoutCancel(ctx))
+	defer endBackground()
+	flushing, endFlushing := context.WithCancel(background)
+	defer endFlushing()
+	flushed := make(chan struct{})
 	go func() {
-		defer close(handed)
-		run.handover.Run(recording)
+		defer close(flushed)
+		p.flusher.Run(flushing)
 	}()
-	var behind errgroup.Group
-	behind.Go(func() error { return ops.Serve(last, opsListener, ops.Handler(run.forOperators(), reg, log), log) })
-	behind.Go(func() error {
-		run.gate.Follow(last, run.pool, log, run.edge.Changed)
+	var rest errgroup.Group
+	rest.Go(func() error {
+		return ops.Serve(background, opsListener, ops.Handler(p.opsConfig(), reg, log), log)
+	})
+	rest.Go(func() error {
+		p.gate.Follow(background, p.pool, log, p.edge.SalesChanged)
 		return nil
 	})
-	behind.Go(func() error {
-		run.pool.Watch(last)
+	rest.Go(func() error {
+		p.pool.Watch(background)
 		return nil
 	})
 
-	group, first := errgroup.WithContext(ctx)
-	group.Go(func() error { return run.watch(first, hangups(first)) })
-	group.Go(func() error {
-		if err := server.Serve(public); err != nil {
-			return fmt.Errorf("serve the public: %w", err)
-		}
-		return nil
-	})
-	group.Go(func() error {
-		<-first.Done()
-		run.drain()
-		budget := run.current.Load().Server.Drain
-		log.Info("draining", "at_most", budget)
-		ctx, cancel := context.WithTimeout(context.Background(), budget)
-		defer cancel()
-		failpoint.Hit("gateway.before-drain")
-		public.Listener.Close() // also when the server has not come to serve it yet
-		public.CloseIdle()
-		if err := server.ShutdownWithContext(ctx); errors.Is(err, context.DeadlineExceeded) {
-			log.Warn("closing what did not end in time", "connections", server.GetOpenConnectionsCount())
-		}
-		failpoint.Hit("gateway.after-drain")
-		public.CloseAll()
-		return nil
-	})
-	err = group.Wait()
-	handOver()
-	<-handed
-	run.cache.Close()
-	end()
-	run.pool.Close()
-	if more := behind.Wait(); err == nil {
-		err = more
+	err = p.servePublic(ctx, public)
+	endFlushing()
+	<-flushed
+	p.cache.Close()
+	endBackground()
+	p.pool.Close()
+	if restErr := rest.Wait(); err == nil {
+		err = restErr
 	}
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		err = nil
@@ -144,37 +116,42 @@ func serve(ctx context.Context, path string, now func() time.Time, stderr io.Wri
 	return err
 }
 
-// hangups delivers SIGHUP until ctx is done.
+// servePublic answers on the public listener, and watches the configuration, until ctx is done. Then it drains.
+func (r *process) servePublic(ctx context.Context, public *edge.Listener) error {
+	server := r.edge.HTTPServer()
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return r.watch(ctx, hangups(ctx)) })
+	group.Go(func() error {
+		if err := server.Serve(public); err != nil {
+			return fmt.Errorf("serve the public: %w", err)
+		}
+		return nil
+	})
+	group.Go(func() error {
+		<-ctx.Done()
+		r.draining.Store(true)
+		r.edge.Drain()
+		budget := r.current.Load().Server.Drain
+		r.log.Info("draining", "at_most", budget)
+		ctx, cancel := context.WithTimeout(context.Background(), budget)
+		defer cancel()
+		failpoint.Hit("gateway.before-drain")
+		public.Listener.Close() // the server may not serve it yet, and would not close it
+		public.CloseIdle()
+		if err := server.ShutdownWithContext(ctx); errors.Is(err, context.DeadlineExceeded) {
+			r.log.Warn("closing what did not end in time", "connections", server.GetOpenConnectionsCount())
+		}
+		failpoint.Hit("gateway.after-drain")
+		public.CloseAll()
+		return nil
+	})
+	return group.Wait()
+}
+
+// hangups delivers each SIGHUP until ctx is done.
 func hangups(ctx context.Context) <-chan os.Signal {
 	c := make(chan os.Signal, 1)
 	signal.Notify(c, syscall.SIGHUP)
 	context.AfterFunc(ctx, func() { signal.Stop(c) })
 	return c
-}
-
-type tokenCommand struct {
-	Config string `required:"" placeholder:"FILE" help:"The configuration file."`
-	UID    string `required:"" name:"uid" placeholder:"N|A-B" help:"The user, or a range of numbers: a token a line, in order."`
-}
-
-// maxTokens bounds a range of -uid.
-const maxTokens = 10_000_000
-
-func (c tokenCommand) run(stdout io.Writer) error {
-	config, _, err := Load(c.Config)
-	if err != nil {
-		return &cli.UsageError{Err: err}
-	}
-	return mint(config, c.UID, time.Now(), stdout)
-}
-
-// uidRange reads "A-B" as numbers; anything else is one uid.
-func uidRange(s string) (from, to uint64, ok bool) {
-	a, b, ok := strings.Cut(s, "-")
-	if !ok {
-		return 0, 0, false
-	}
-	from, err1 := strconv.ParseUint(a, 10, 64)
-	to, err2 := strconv.ParseUint(b, 10, 64)
-	return from, to, err1 == nil && err2 == nil
 }

@@ -119,7 +119,7 @@ type Server struct {
 	verifier *signing.Verifier
 	metrics  *metrics
 	sparse   sparse
-	line     *admission.Line
+	line     *admission.Queue
 	http     *fasthttp.Server
 	inFlight atomic.Int64
 	waiting  atomic.Int64
@@ -260,7 +260,7 @@ func (s *Server) guarded(r *request) (result string) {
 	if p := r.find(); p != nil {
 		return r.refuse(p)
 	}
-	if r.route == &healthRoute { // however many are in flight
+	if r.route.always {
 		return r.route.handle(s, r)
 	}
 	if ms, err := strconv.ParseInt(string(r.Request.Header.Peek(signing.HeaderDeadline)), 10, 64); err == nil {

@@ -70,12 +70,16 @@ func newMetrics(reg prometheus.Registerer, inFlight, waiting *atomic.Int64) *met
 	for code := range problem.Codes() {
 		results = append(results, string(code))
 	}
-	for _, rt := range routes {
+	add := func(rt *route) {
 		m.duration[rt] = duration.WithLabelValues(rt.name)
 		m.requests[rt] = map[string]prometheus.Counter{}
 		for _, result := range results {
 			m.requests[rt][result] = requests.WithLabelValues(rt.name, result)
 		}
+	}
+	add(&unrouted)
+	for i := range routes {
+		add(&routes[i])
 	}
 	for err, reason := range unsignedReasons {
 		m.unsigned[err] = unsigned.WithLabelValues(reason)

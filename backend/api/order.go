@@ -83,26 +83,31 @@ func (s *Server) postOrder(r *request) string {
 	if p := s.pressure(id); p != nil {
 		return r.refuse(p)
 	}
-	failpoint.Hit("api.before-script")
-	orderID, err := newOrderID(id)
-	if err != nil {
-		return r.refuse(problem.New(problem.Internal, "no order id could be made; nothing was done"))
-	}
 	req := reserve.Request{
-		Sale: id, UID: uid, Quantity: quantity, OrderID: orderID, Key: key,
+		Sale: id, UID: uid, Quantity: quantity, Key: key,
 		Trace: wire.Traceparent(r.Request.Header.Peek("traceparent")),
+	}
+	return s.place(ctx, r, req, body)
+}
+
+// place has Redis decide an order, and answers with its verdict. body is the request's, for a sale that turns out archived.
+func (s *Server) place(ctx context.Context, r *request, req reserve.Request, body []byte) string {
+	failpoint.Hit("api.before-script")
+	var err error
+	if req.OrderID, err = newOrderID(req.Sale); err != nil {
+		return r.refuse(problem.New(problem.Internal, "no order id could be made; nothing was done"))
 	}
 	verdict, err := s.reserve(ctx, &req, r.until)
 	if errors.Is(err, catalog.ErrArchived) { // and this process had not heard of it
-		return s.tooLate(ctx, r, id, key, body)
+		return s.tooLate(ctx, r, req.Sale, req.Key, body)
 	}
 	if err != nil {
-		return r.refuse(s.undecided(err, r, id))
+		return r.refuse(s.undecided(err, r, req.Sale))
 	}
 	switch verdict.Answer {
 	case lua.Reserved:
 		if s.Origins != nil {
-			s.Origins.Count(id, string(r.Request.Header.Peek(signing.HeaderClient)))
+			s.Origins.Count(req.Sale, string(r.Request.Header.Peek(signing.HeaderClient)))
 		}
 		if p := s.confirmed(ctx, r, req.Entry(verdict)); p != nil {
 			return r.refuse(p)
@@ -110,16 +115,16 @@ func (s *Server) postOrder(r *request) string {
 		failpoint.Hit("api.before-202")
 		return r.accept(verdict.OrderID, resultAccepted)
 	case lua.Repeated:
-		if p := s.confirmedBefore(ctx, r, id, verdict.OrderID); p != nil {
+		if p := s.confirmedBefore(ctx, r, req.Sale, verdict.OrderID); p != nil {
 			return r.refuse(p)
 		}
 		return r.accept(verdict.OrderID, resultRepeated)
 	case lua.AlreadyOrdered:
-		if p := s.confirmedBefore(ctx, r, id, verdict.OrderID); p != nil {
+		if p := s.confirmedBefore(ctx, r, req.Sale, verdict.OrderID); p != nil {
 			return r.refuse(p)
 		}
 	}
-	return r.refuse(s.refusal(id, verdict))
+	return r.refuse(s.refusal(req.Sale, verdict))
 }
 
 // otherCategory says which category a sale is of, to who named another.

@@ -3,6 +3,7 @@ package api
 import (
 	"fmt"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -12,100 +13,91 @@ import (
 	"floodgate.internal/shared/wire"
 )
 
-// route is one path and method. Its name is the label of its metrics.
+// route is a row of the internal listener's table.
 type route struct {
-	name   string
 	method string
+	path   string   // one segment may be {a parameter}
+	name   string   // the label of its metrics
 	params []string // query parameters it takes
+	always bool     // answered however many requests are in flight
 	handle func(*Server, *request) (result string)
-	others []*route // of the same path, with other methods
 }
 
-var (
-	unrouted     = route{name: "none"}
-	feedRoute    = route{"feed", "GET", []string{"instance", "since", "wait_ms"}, (*Server).getFeed, nil}
-	timeRoute    = route{"time", "GET", nil, (*Server).getTime, nil}
-	salesRoute   = route{"sales", "GET", nil, (*Server).getSales, nil}
-	saleRoute    = route{"sale", "GET", nil, (*Server).getSale, nil}
-	orderRoute   = route{"order", "POST", nil, (*Server).postOrder, nil}
-	statusRoute  = route{"status", "GET", []string{"wait_ms"}, (*Server).getOrder, nil}
-	listRoute    = route{"orders", "GET", []string{"sale_id", "cursor"}, (*Server).getOrders, nil}
-	paymentRoute = route{"payment", "POST", nil, (*Server).postPayment, nil}
-	cancelRoute  = route{"cancellation", "POST", nil, (*Server).postCancellation, nil}
-	webhookRoute = route{"webhook", "POST", nil, (*Server).postWebhook, nil}
-	couponsRoute = route{"coupons", "GET", []string{"cursor"}, (*Server).getCoupons, nil}
-	useRoute     = route{"coupon_use", "POST", nil, (*Server).postUse, nil}
-	cartRoute    = route{"cart", "POST", nil, (*Server).postCart, nil}
-	skusRoute    = route{"skus", "GET", nil, (*Server).getSKUs, nil}
-	joinRoute    = route{"standby_join", "POST", nil, (*Server).postStandby, nil}
-	leaveRoute   = route{"standby_leave", "DELETE", nil, (*Server).deleteStandby, nil}
-	standbyRoute = route{"standby", "GET", nil, (*Server).getStandby, []*route{&joinRoute, &leaveRoute}}
+// routes is the table. Where a path takes several methods its first row names the metrics of those that it does not take.
+var routes = []route{
+	{"GET", wire.FeedPath, "feed", []string{"instance", "since", "wait_ms"}, false, (*Server).getFeed},
+	{"GET", wire.HealthPath, "health", nil, true, (*Server).getHealth},
+	{"POST", verdict.Path, "records", nil, false, (*Server).postRecords},
+	{"GET", "/v1/time", "time", nil, false, (*Server).getTime},
+	{"GET", "/v1/sales", "sales", nil, false, (*Server).getSales},
+	{"GET", "/v1/sales/{sale_id}", "sale", nil, false, (*Server).getSale},
+	{"POST", "/v1/sales/{sale_id}/orders", "order", nil, false, (*Server).postOrder},
+	{"GET", "/v1/sales/{sale_id}/timeline", "timeline", nil, false, (*Server).getTimeline},
+	{"GET", "/v1/sales/{sale_id}/standby", "standby", nil, false, (*Server).getStandby},
+	{"POST", "/v1/sales/{sale_id}/standby", "standby_join", nil, false, (*Server).postStandby},
+	{"DELETE", "/v1/sales/{sale_id}/standby", "standby_leave", nil, false, (*Server).deleteStandby},
+	{"GET", "/v1/orders", "orders", []string{"sale_id", "cursor"}, false, (*Server).getOrders},
+	{"GET", "/v1/orders/{order_id}", "status", []string{"wait_ms"}, false, (*Server).getOrder},
+	{"POST", "/v1/orders/{order_id}/payment", "payment", nil, false, (*Server).postPayment},
+	{"POST", "/v1/orders/{order_id}/cancellation", "cancellation", nil, false, (*Server).postCancellation},
+	{"POST", wire.WebhookPath + "{provider}", "webhook", nil, false, (*Server).postWebhook},
+	{"GET", wire.CouponsPath, "coupons", []string{"cursor"}, false, (*Server).getCoupons},
+	{"POST", wire.CouponsPath + "/{claim_id}/use", "coupon_use", nil, false, (*Server).postUse},
+	{"POST", wire.CartPath, "cart", nil, false, (*Server).postCart},
+	{"GET", wire.SKUsPath, "skus", nil, false, (*Server).getSKUs},
+}
 
-	healthRoute   = route{"health", "GET", nil, (*Server).getHealth, nil}
-	timelineRoute = route{"timeline", "GET", nil, (*Server).getTimeline, nil}
-	recordsRoute  = route{"records", "POST", nil, (*Server).postRecords, nil}
-)
+// unrouted stands for requests that no row is for.
+var unrouted = route{name: "none"}
 
-// routes lists them all, for the metrics.
-var routes = []*route{&unrouted, &feedRoute, &healthRoute, &timeRoute, &salesRoute, &saleRoute, &orderRoute, &statusRoute, &listRoute,
-	&paymentRoute, &cancelRoute, &webhookRoute, &couponsRoute, &useRoute, &cartRoute, &skusRoute,
-	&timelineRoute, &recordsRoute, &joinRoute, &leaveRoute, &standbyRoute}
+// endpoint is the routes of one path.
+type endpoint struct {
+	before, after string // of the parameter, where the path has one
+	valid         func(string) bool
+	routes        []*route
+}
 
-// match finds the route of a path as it stands in the request line: nothing is decoded, so what would need decoding is no
-// path of ours. nil: there is none.
-func match(path string) (rt *route, arg string) {
-	switch path {
-	case wire.FeedPath:
-		return &feedRoute, ""
-	case wire.HealthPath:
-		return &healthRoute, ""
-	case verdict.Path:
-		return &recordsRoute, ""
-	case "/v1/time":
-		return &timeRoute, ""
-	case "/v1/sales":
-		return &salesRoute, ""
-	case "/v1/orders":
-		return &listRoute, ""
-	case wire.CouponsPath:
-		return &couponsRoute, ""
-	case wire.CartPath:
-		return &cartRoute, ""
-	case wire.SKUsPath:
-		return &skusRoute, ""
-	}
-	if rest, ok := strings.CutPrefix(path, "/v1/sales/"); ok {
-		arg, rest, more := strings.Cut(rest, "/")
-		switch {
-		case arg == "":
-		case !more:
-			return &saleRoute, arg
-		case rest == "orders":
-			return &orderRoute, arg
-		case rest == "timeline":
-			return &timelineRoute, arg
-		case rest == "standby":
-			return &standbyRoute, arg
+// exact and patterns are the endpoints without and with a parameter.
+var exact, patterns = endpoints()
+
+func endpoints() (exact map[string]*endpoint, patterns []*endpoint) {
+	byPath := map[string]*endpoint{}
+	exact = map[string]*endpoint{}
+	for i := range routes {
+		rt := &routes[i]
+		e := byPath[rt.path]
+		if e == nil {
+			e = &endpoint{valid: func(arg string) bool { return arg != "" && !strings.Contains(arg, "/") }}
+			byPath[rt.path] = e
+			before, rest, ok := strings.Cut(rt.path, "{")
+			if param, after, _ := strings.Cut(rest, "}"); ok {
+				e.before, e.after = before, after
+				if param == "provider" {
+					e.valid = wire.ValidProvider
+				}
+				patterns = append(patterns, e)
+			} else {
+				exact[rt.path] = e
+			}
 		}
+		e.routes = append(e.routes, rt)
 	}
-	if rest, ok := strings.CutPrefix(path, "/v1/orders/"); ok {
-		arg, rest, more := strings.Cut(rest, "/")
-		switch {
-		case arg == "":
-		case !more:
-			return &statusRoute, arg
-		case rest == "payment":
-			return &paymentRoute, arg
-		case rest == "cancellation":
-			return &cancelRoute, arg
+	return exact, patterns
+}
+
+// match finds the routes of a path as it stands in the request line: nothing is decoded, so what would need decoding is no
+// path of ours. nil: there are none.
+func match(path string) (found []*route, arg string) {
+	if e := exact[path]; e != nil {
+		return e.routes, ""
+	}
+	for _, e := range patterns {
+		rest, ok := strings.CutPrefix(path, e.before)
+		if !ok {
+			continue
 		}
-	}
-	if arg, ok := strings.CutPrefix(path, wire.WebhookPath); ok && wire.ValidProvider(arg) {
-		return &webhookRoute, arg
-	}
-	if rest, ok := strings.CutPrefix(path, wire.CouponsPath+"/"); ok {
-		if arg, rest, _ := strings.Cut(rest, "/"); arg != "" && rest == "use" {
-			return &useRoute, arg
+		if arg, ok := strings.CutSuffix(rest, e.after); ok && e.valid(arg) {
+			return e.routes, arg
 		}
 	}
 	return nil, ""
@@ -114,25 +106,24 @@ func match(path string) (rt *route, arg string) {
 // find sets the route, its argument and the query, or says what is wrong with them.
 func (r *request) find() *problem.Problem {
 	path, rawQuery, _ := strings.Cut(string(r.Request.Header.RequestURI()), "?")
-	rt, arg := match(path)
-	if rt == nil {
+	found, arg := match(path)
+	if found == nil {
 		return problem.New(problem.NotFound, "there is no such path")
 	}
-	method, allowed := string(r.Method()), rt.method
-	for _, other := range rt.others {
-		allowed += ", " + other.method
-		if other.method == method {
-			rt = other
+	r.route, r.arg = found[0], arg
+	method := string(r.Method())
+	i := slices.IndexFunc(found, func(rt *route) bool { return rt.method == method })
+	if i < 0 {
+		allowed := found[0].method
+		for _, rt := range found[1:] {
+			allowed += ", " + rt.method
 		}
-	}
-	r.route, r.arg = rt, arg
-	if method != rt.method {
-		p := problem.New(problem.MethodNotAllowed, fmt.Sprintf("this path takes %s only", allowed))
 		r.Response.Header.Set("Allow", allowed)
-		return p
+		return problem.New(problem.MethodNotAllowed, fmt.Sprintf("this path takes %s only", allowed))
 	}
+	r.route = found[i]
 	var p *problem.Problem
-	r.query, p = parseQuery(rawQuery, rt.params)
+	r.query, p = parseQuery(rawQuery, r.route.params)
 	return p
 }
 
@@ -149,7 +140,7 @@ func parseQuery(raw string, known []string) (query, *problem.Problem) {
 	}
 	q := query{}
 	for name, v := range values {
-		if !contains(known, name) {
+		if !slices.Contains(known, name) {
 			return nil, problem.Invalid(clip(name), "this path has no such parameter")
 		}
 		if len(v) > 1 {
@@ -158,15 +149,6 @@ func parseQuery(raw string, known []string) (query, *problem.Problem) {
 		q[name] = v[0]
 	}
 	return q, nil
-}
-
-func contains(list []string, s string) bool {
-	for _, x := range list {
-		if x == s {
-			return true
-		}
-	}
-	return false
 }
 
 // clip keeps what a client sent short enough to be said back.

@@ -56,7 +56,7 @@ type Config struct {
 // Carts makes orders. It is safe for concurrent use, by any number of processes.
 type Carts struct {
 	db      *sql.DB
-	shelf   *sku.Cache
+	skus    *sku.Cache
 	clk     *clock.Clock
 	log     *slog.Logger
 	config  Config
@@ -83,7 +83,7 @@ func New(c Config) *Carts {
 			Help: "Decisions that were begun anew: a SKU was loaded into Redis, or the units were given back, in between."}),
 	}
 	c.Register.MustRegister(m.carts, m.lines, m.swept, m.again)
-	return &Carts{db: c.DB, shelf: c.SKUs, clk: c.Clock, log: c.Log, config: c, places: make(chan struct{}, c.MaxInFlight), metrics: m}
+	return &Carts{db: c.DB, skus: c.SKUs, clk: c.Clock, log: c.Log, config: c, places: make(chan struct{}, c.MaxInFlight), metrics: m}
 }
 
 // Place decides a cart of different SKUs and returns its answer as JSON: see wire.CartAnswer. repeated says that it was
@@ -257,7 +257,7 @@ func (c *Carts) decide(ctx context.Context, r *request) (err error) {
 				}
 				r.lines[i] = line{}
 				if attempt > 1 { // once it was loaded in between; if that comes again, Redis may not have what was loaded last
-					if err := c.shelf.Renew(ctx, item.SKU, epoch); err != nil {
+					if err := c.skus.Renew(ctx, item.SKU, epoch); err != nil {
 						return err
 					}
 				}
@@ -290,7 +290,7 @@ func (c *Carts) lock(ctx context.Context, r *request) error {
 		if len(ask) == 0 {
 			return nil
 		}
-		verdicts, err := c.shelf.Reduce(ctx, r.order, ask)
+		verdicts, err := c.skus.Reduce(ctx, r.order, ask)
 		if err != nil {
 			return err
 		}
@@ -316,7 +316,7 @@ func (c *Carts) lock(ctx context.Context, r *request) error {
 		if round == loadRounds {
 			return fmt.Errorf("SKUs %v do not stay in redis", absent)
 		}
-		unknown, err := c.shelf.LoadAll(ctx, absent)
+		unknown, err := c.skus.LoadAll(ctx, absent)
 		if err != nil {
 			return err
 		}
@@ -467,7 +467,7 @@ func (c *Carts) giveBack(ctx context.Context, r *request) {
 				refused = append(refused, sku.Hold{SKU: l.SKU, Order: r.order, Lock: lock})
 			}
 		}
-		_, err = c.shelf.Unlock(ctx, lua.ToBack, refused...)
+		_, err = c.skus.Unlock(ctx, lua.ToBack, refused...)
 	} else { // another call decided, and these may be units that it did not have, or that the order's end has given back
 		_, err = c.compare(ctx, r.fresh)
 	}

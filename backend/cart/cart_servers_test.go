@@ -345,7 +345,7 @@ func TestALoadInBetweenIsNoticed(t *testing.T) {
 	s := newShop(t)
 	a, b := s.sku(10), s.sku(10)
 	r := s.begun("ann", "k", lines(a, 4, b, 2))
-	s.must(s.shelf.Rebuild(t.Context(), a))
+	s.must(s.skus.Rebuild(t.Context(), a))
 	if err := s.commit(t.Context(), r); !errors.As(err, new(*movedError)) {
 		t.Fatalf("got %v, want that SKU %d was loaded in between", err, a)
 	}
@@ -357,7 +357,7 @@ func TestALoadInBetweenIsNoticed(t *testing.T) {
 	r = s.begun("ann", "k2", lines(a, 1, b, 1))
 	s.empty()
 	s.must(s.decide(t.Context(), r))
-	s.must(s.shelf.Load(t.Context(), a))
+	s.must(s.skus.Load(t.Context(), a))
 	s.balanced(a, 5, 5, 0)
 	s.rest()
 	s.balanced(b, 7, 3, 0)
@@ -376,7 +376,7 @@ func TestAnOlderCopyOfRedisIsNoticed(t *testing.T) {
 		s.must(err)
 		copies[key] = dump
 	}
-	s.must(s.shelf.Rebuild(t.Context(), sku))
+	s.must(s.skus.Rebuild(t.Context(), sku))
 	s.place("ann", "2", lines(sku, 3))
 	s.empty()
 	for key, dump := range copies {
@@ -408,7 +408,7 @@ func TestAnEmptyRedisIsLoadedWhenItIsAsked(t *testing.T) {
 func TestALostCommitIsFoundOut(t *testing.T) {
 	s, cut := behind(t)
 	sku := s.sku(10)
-	s.must(s.shelf.Load(t.Context(), sku))
+	s.must(s.skus.Load(t.Context(), sku))
 	r := s.begun("ann", "k", lines(sku, 3))
 	cut.LoseAnswerTo("\x03COMMIT") // the statement itself: READ COMMITTED has the word, too
 	s.must(s.decide(t.Context(), r))
@@ -438,7 +438,7 @@ func TestAnUndecidedCartSaysSo(t *testing.T) {
 func TestALostAnswerOfRedisIsAskedForAgain(t *testing.T) {
 	s := newShop(t)
 	sku := s.sku(10)
-	s.must(s.shelf.Load(t.Context(), sku))
+	s.must(s.skus.Load(t.Context(), sku))
 	redis, cut := slowRedis(t, s)
 	far := shopOn(t, s.db, redis, config())
 	script, _ := redis.Reduce()

@@ -23,7 +23,7 @@ func TestCartsOnARedisCluster(t *testing.T) {
 	s := shopOn(t, backendtest.MySQL(t), redis, config())
 	ctx, cancel := context.WithCancel(t.Context())
 	kept := make(chan error, 1)
-	go func() { kept <- s.shelf.Keep(ctx) }()
+	go func() { kept <- s.skus.Keep(ctx) }()
 	t.Cleanup(func() { cancel(); <-kept })
 	s.armed()
 	var skus []int64
@@ -91,7 +91,7 @@ func (s *shop) armed() {
 	defer cancel()
 	for armed := false; !armed; {
 		var err error
-		if armed, err = s.shelf.Armed(ctx); err != nil {
+		if armed, err = s.skus.Armed(ctx); err != nil {
 			s.t.Fatal(err)
 		}
 	}

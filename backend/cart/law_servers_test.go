@@ -101,7 +101,7 @@ func TestRandomCarts(t *testing.T) {
 		i := r.IntN(len(skus))
 		switch r.IntN(4) {
 		case 0:
-			report(shops[r.IntN(processes)].shelf.Rebuild(t.Context(), skus[i]))
+			report(shops[r.IntN(processes)].skus.Rebuild(t.Context(), skus[i]))
 		case 1:
 			c := s.redis.Client()
 			base := fmt.Sprintf("%s{sku:%d}:", s.redis.Prefix(), skus[i])

@@ -52,8 +52,8 @@ func newShop(t *testing.T) *shop {
 func shopOn(t *testing.T, db *sql.DB, redis *reserve.Store, c Config) *shop {
 	t.Helper()
 	clk, log, reg := new(clock.Clock), backendtest.Log(t), prometheus.NewRegistry()
-	shelf := sku.NewCache(db, redis, log, reg)
-	c.DB, c.SKUs, c.Clock, c.Log, c.Register = db, shelf, clk, log, reg
+	cache := sku.NewCache(db, redis, log, reg)
+	c.DB, c.SKUs, c.Clock, c.Log, c.Register = db, cache, clk, log, reg
 	intents := intent.New(intent.Config{DB: db, Redis: redis, Clock: clk, Log: log, Register: reg})
 	return &shop{Carts: New(c), t: t, redis: redis, intents: intents,
 		book: order.NewStore(order.Config{Intents: intents, DB: db, Redis: redis, Clock: clk, Log: log, Register: reg}), reader: order.NewReader(order.ReaderConfig{DB: db, Redis: redis, Log: log, Register: reg})}
@@ -208,7 +208,7 @@ func (s *shop) begun(uid, key string, items []wire.CartItem) *request {
 // reduce locks units under an order id, as a process does that slept for long.
 func (s *shop) reduce(order string, skuID, units int64) {
 	s.t.Helper()
-	if _, err := s.shelf.Reduce(s.t.Context(), order, []sku.Line{{SKU: skuID, Units: units}}); err != nil {
+	if _, err := s.skus.Reduce(s.t.Context(), order, []sku.Line{{SKU: skuID, Units: units}}); err != nil {
 		s.t.Fatal(err)
 	}
 }

@@ -23,7 +23,7 @@ const (
 // since: those of orders that MySQL has stay, others are given back. It looks at the next sweepSKUs SKUs, loads those whose
 // loader died, and returns how many holds it settled. One call at a time; any number of processes.
 func (c *Carts) Sweep(ctx context.Context) (n int, err error) {
-	skus, err := c.shelf.After(ctx, c.swept, sweepSKUs)
+	skus, err := c.skus.After(ctx, c.swept, sweepSKUs)
 	if err != nil {
 		return 0, err
 	}
@@ -31,10 +31,10 @@ func (c *Carts) Sweep(ctx context.Context) (n int, err error) {
 	if len(skus) == sweepSKUs {
 		c.swept = skus[len(skus)-1]
 	}
-	if err := c.shelf.Heal(ctx, skus, c.clk.Now()); err != nil {
+	if err := c.skus.Heal(ctx, skus, c.clk.Now()); err != nil {
 		return 0, err
 	}
-	due, err := c.shelf.Due(ctx, skus, c.clk.Now().Add(-c.config.AbandonedAfter), sweepHolds)
+	due, err := c.skus.Due(ctx, skus, c.clk.Now().Add(-c.config.AbandonedAfter), sweepHolds)
 	if err != nil {
 		return 0, err
 	}
@@ -94,12 +94,12 @@ func (c *Carts) compare(ctx context.Context, holds []sku.Hold) (n int, err error
 		case wire.Paid:
 			result, to = "sold", lua.ToSold
 		}
-		done, err := c.shelf.Unlock(ctx, to, h)
+		done, err := c.skus.Unlock(ctx, to, h)
 		errs = append(errs, err)
 		n += done
 		c.metrics.swept.WithLabelValues(result).Add(float64(done))
 	}
-	if err := c.shelf.Compared(ctx, kept); err != nil {
+	if err := c.skus.Compared(ctx, kept); err != nil {
 		return n, errors.Join(append(errs, err)...)
 	}
 	c.metrics.swept.WithLabelValues("kept").Add(float64(len(kept)))

@@ -64,56 +64,56 @@ type Config struct {
 
 // NewStore makes a Store and registers its metrics.
 func NewStore(c Config) *Store {
-	b := &Store{db: c.DB, orders: c.Orders, clk: c.Clock, log: c.Log, taken: prometheus.NewCounterVec(prometheus.CounterOpts{
+	s := &Store{db: c.DB, orders: c.Orders, clk: c.Clock, log: c.Log, taken: prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "backend_dead_letters_total", Help: "Messages that became dead letters, by what was done: ended (its order has a row now), " +
 			"kept (MySQL takes no row for its order, which stays in the outbox), unreadable."}, []string{"result"})}
-	c.Register.MustRegister(b.taken)
-	return b
+	c.Register.MustRegister(s.taken)
+	return s
 }
 
 // Take keeps a message, and ends the order that it is, unless MySQL has decided it already; then the order's outbox entry
 // is retired. An order for which MySQL takes no row at all stays in its outbox, which holds its units until MySQL takes it.
 // Nil: the message may be forgotten where it came from. An error: call again.
-func (b *Store) Take(ctx context.Context, m queued.DeadMessage) error {
-	id, err := b.record(ctx, m)
+func (s *Store) Take(ctx context.Context, m queued.DeadMessage) error {
+	id, err := s.record(ctx, m)
 	if err != nil {
 		return err
 	}
 	result := "unreadable"
 	if m.Entry != nil {
 		var poison *queued.PoisonError
-		switch err := b.orders.Reject(ctx, *m.Entry, Undeliverable); {
+		switch err := s.orders.Reject(ctx, *m.Entry, Undeliverable); {
 		case errors.As(err, &poison):
 			result = "kept"
 		case err != nil:
 			return fmt.Errorf("dead letter %d: %w", id, err)
 		default:
 			result = "ended"
-			if err := b.retire(ctx, *m.Entry); err != nil {
+			if err := s.retire(ctx, *m.Entry); err != nil {
 				return fmt.Errorf("dead letter %d: %w", id, err)
 			}
 		}
 	}
-	b.taken.WithLabelValues(result).Inc()
-	b.log.Error("a message is a dead letter", "letter", id, "queue", m.Queue, "reason", m.Reason, "result", result)
+	s.taken.WithLabelValues(result).Inc()
+	s.log.Error("a message is a dead letter", "letter", id, "queue", m.Queue, "reason", m.Reason, "result", result)
 	return nil
 }
 
 // retire takes the outbox entry of an order that has a row out. What came from outside may name none.
-func (b *Store) retire(ctx context.Context, e queued.Entry) error {
+func (s *Store) retire(ctx context.Context, e queued.Entry) error {
 	ms, n, ok := strings.Cut(e.Entry, "-")
 	_, err1 := strconv.ParseUint(ms, 10, 64)
 	_, err2 := strconv.ParseUint(n, 10, 64)
 	if !ok || err1 != nil || err2 != nil {
 		return nil
 	}
-	return b.orders.Retire(ctx, []queued.Entry{e})
+	return s.orders.Retire(ctx, []queued.Entry{e})
 }
 
 // Poison takes the entries of a queued.PoisonError that a consumer of the outbox met.
-func (b *Store) Poison(ctx context.Context, queue string, poison *queued.PoisonError) error {
+func (s *Store) Poison(ctx context.Context, queue string, poison *queued.PoisonError) error {
 	for _, e := range poison.Entries {
-		if err := b.Take(ctx, queued.DeadMessage{Queue: queue, Reason: poison.Err.Error(), Payload: queued.Encode(e), Deliveries: 1, Entry: &e}); err != nil {
+		if err := s.Take(ctx, queued.DeadMessage{Queue: queue, Reason: poison.Err.Error(), Payload: queued.Encode(e), Deliveries: 1, Entry: &e}); err != nil {
 			return err
 		}
 	}
@@ -121,12 +121,12 @@ func (b *Store) Poison(ctx context.Context, queue string, poison *queued.PoisonE
 }
 
 // Deferred takes a deferred order that no process can settle (order.Bury).
-func (b *Store) Deferred(ctx context.Context, e queued.Entry, tries int64, why error) error {
-	return b.Take(ctx, queued.DeadMessage{Queue: "deferred_orders", Reason: why.Error(), Payload: queued.Encode(e), Deliveries: tries, Entry: &e})
+func (s *Store) Deferred(ctx context.Context, e queued.Entry, tries int64, why error) error {
+	return s.Take(ctx, queued.DeadMessage{Queue: "deferred_orders", Reason: why.Error(), Payload: queued.Encode(e), Deliveries: tries, Entry: &e})
 }
 
 // record writes the letter, or that it died once more.
-func (b *Store) record(ctx context.Context, m queued.DeadMessage) (id int64, err error) {
+func (s *Store) record(ctx context.Context, m queued.DeadMessage) (id int64, err error) {
 	sum := sha256.New()
 	fmt.Fprintf(sum, "%s\n", m.Queue)
 	sum.Write(m.Payload)
@@ -138,8 +138,8 @@ func (b *Store) record(ctx context.Context, m queued.DeadMessage) (id int64, err
 			orderID, sale = m.Entry.ID, m.Entry.Sale
 		}
 	}
-	now, reason := b.now(), clip(m.Reason, maxReason)
-	err = store.InTx(ctx, b.db, func(tx *sql.Tx) error {
+	now, reason := s.now(), clip(m.Reason, maxReason)
+	err = store.InTx(ctx, s.db, func(tx *sql.Tx) error {
 		n, err := changed(tx.ExecContext(ctx, `UPDATE dead_letters SET times = times + 1, last_at = ?, reason = ?, deliveries = ? WHERE digest = ?`,
 			now, reason, m.Deliveries, digest))
 		if err != nil {
@@ -161,7 +161,7 @@ func (b *Store) record(ctx context.Context, m queued.DeadMessage) (id int64, err
 		return err
 	})
 	if store.Duplicate(err) { // another process takes it too: its letter is this one
-		err = b.db.QueryRowContext(ctx, `SELECT id FROM dead_letters WHERE digest = ?`, digest).Scan(&id)
+		err = s.db.QueryRowContext(ctx, `SELECT id FROM dead_letters WHERE digest = ?`, digest).Scan(&id)
 	}
 	if err != nil {
 		return 0, fmt.Errorf("write a dead letter of %s: %w", m.Queue, err)

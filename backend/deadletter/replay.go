@@ -63,12 +63,12 @@ func (l *Letter) scan(from interface{ Scan(...any) error }) error {
 }
 
 // List returns the newest letters with an id below, at most limit; with open, only those that were not replayed yet.
-func (b *Store) List(ctx context.Context, below, limit int64, open bool) ([]Letter, error) {
+func (s *Store) List(ctx context.Context, below, limit int64, open bool) ([]Letter, error) {
 	where := ` WHERE d.id < ?`
 	if open {
 		where += ` AND d.replayed_at IS NULL`
 	}
-	rows, err := b.db.QueryContext(ctx, `SELECT `+columns+where+` ORDER BY d.id DESC LIMIT ?`, below, limit)
+	rows, err := s.db.QueryContext(ctx, `SELECT `+columns+where+` ORDER BY d.id DESC LIMIT ?`, below, limit)
 	if err != nil {
 		return nil, fmt.Errorf("dead letters: %w", err)
 	}
@@ -88,9 +88,9 @@ func (b *Store) List(ctx context.Context, below, limit int64, open bool) ([]Lett
 }
 
 // Get returns one letter, or ErrNotFound.
-func (b *Store) Get(ctx context.Context, id int64) (Letter, error) {
+func (s *Store) Get(ctx context.Context, id int64) (Letter, error) {
 	var l Letter
-	err := l.scan(b.db.QueryRowContext(ctx, `SELECT `+columns+` WHERE d.id = ?`, id))
+	err := l.scan(s.db.QueryRowContext(ctx, `SELECT `+columns+` WHERE d.id = ?`, id))
 	if errors.Is(err, sql.ErrNoRows) {
 		return l, ErrNotFound
 	}
@@ -101,8 +101,8 @@ func (b *Store) Get(ctx context.Context, id int64) (Letter, error) {
 }
 
 // Open counts the letters that were not replayed yet.
-func (b *Store) Open(ctx context.Context) (n int64, err error) {
-	if err := b.db.QueryRowContext(ctx, `SELECT COUNT(*) FROM dead_letters WHERE replayed_at IS NULL`).Scan(&n); err != nil {
+func (s *Store) Open(ctx context.Context) (n int64, err error) {
+	if err := s.db.QueryRowContext(ctx, `SELECT COUNT(*) FROM dead_letters WHERE replayed_at IS NULL`).Scan(&n); err != nil {
 		return 0, fmt.Errorf("count the dead letters: %w", err)
 	}
 	return n, nil
@@ -126,8 +126,8 @@ type Replayed struct {
 
 // Replay processes the order of a letter anew. An order that has a row is left as it is: what MySQL decided stands, so it
 // may be repeated. It does not mark the letter: see Mark. An error, but for ErrNotFound: nothing is lost, ask again.
-func (b *Store) Replay(ctx context.Context, id int64) (Replayed, error) {
-	l, err := b.Get(ctx, id)
+func (s *Store) Replay(ctx context.Context, id int64) (Replayed, error) {
+	l, err := s.Get(ctx, id)
 	if err != nil {
 		return Replayed{}, err
 	}
@@ -141,19 +141,19 @@ func (b *Store) Replay(ctx context.Context, id int64) (Replayed, error) {
 		return Replayed{l, Unreadable, "the payload is not whole"}, nil
 	}
 	var poison *queued.PoisonError
-	err = b.orders.Settle(ctx, []queued.Entry{e})
+	err = s.orders.Settle(ctx, []queued.Entry{e})
 	if errors.As(err, &poison) {
 		return Replayed{l, Refused, "MySQL takes no row for it: " + poison.Err.Error()}, nil
 	}
 	if err == nil {
 		failpoint.Hit("replay.before-retire")
-		err = b.retire(ctx, e)
+		err = s.retire(ctx, e)
 	}
 	if err != nil {
 		return Replayed{}, fmt.Errorf("replay dead letter %d: %w", id, err)
 	}
 	failpoint.Hit("replay.before-mark")
-	if l, err = b.Get(ctx, id); err != nil {
+	if l, err = s.Get(ctx, id); err != nil {
 		return Replayed{}, err
 	}
 	if l.Status == "" { // adopted into a newer epoch, under a new entry
@@ -163,8 +163,8 @@ func (b *Store) Replay(ctx context.Context, id int64) (Replayed, error) {
 }
 
 // Mark notes in an operator's transaction that a letter was replayed, unless it was before, and says when.
-func (b *Store) Mark(ctx context.Context, tx *sql.Tx, id int64) (first bool, at wire.Time, err error) {
-	now := b.now()
+func (s *Store) Mark(ctx context.Context, tx *sql.Tx, id int64) (first bool, at wire.Time, err error) {
+	now := s.now()
 	n, err := changed(tx.ExecContext(ctx, `UPDATE dead_letters SET replayed_at = ? WHERE id = ? AND replayed_at IS NULL`, now, id))
 	if err != nil {
 		return false, at, fmt.Errorf("mark dead letter %d: %w", id, err)
@@ -179,4 +179,4 @@ func (b *Store) Mark(ctx context.Context, tx *sql.Tx, id int64) (first bool, at 
 	return false, wire.At(before.Time), nil
 }
 
-func (b *Store) now() time.Time { return b.clk.Now().Truncate(time.Millisecond) }
+func (s *Store) now() time.Time { return s.clk.Now().Truncate(time.Millisecond) }

@@ -34,7 +34,7 @@ const (
 // named in a *queued.DeferredError, which may be joined with a *queued.PoisonError. SettleDeferred goes on with them. The table is bounded
 // by what the outboxes may hold: while a sale has deferred orders, no relay publishes its entries again.
 func (b *Store) SettleOrDefer(ctx context.Context, batch []queued.Entry) error {
-	err := b.settle(ctx, batch, &settling{book: b, behind: true})
+	err := b.settle(ctx, batch, &settling{store: b, behind: true})
 	var closed *queued.ClosedError
 	if !errors.As(err, &closed) {
 		return err
@@ -60,7 +60,7 @@ func (s *settling) ahead(ctx context.Context, entries []queued.Entry) ([]queued.
 			sales = append(sales, e.Sale)
 		}
 	}
-	waiting, err := deferredOf(ctx, s.book.db, ` WHERE sale_id IN (`+marks(len(sales))+`)`, anys(sales)...)
+	waiting, err := deferredOf(ctx, s.store.db, ` WHERE sale_id IN (`+marks(len(sales))+`)`, anys(sales)...)
 	if err != nil {
 		return nil, err
 	}
@@ -131,11 +131,11 @@ func (b *Store) deferAll(ctx context.Context, entries []queued.Entry) error {
 }
 
 // Bury takes an order that no process can settle: each one that tried ended without a word, or MySQL takes no row for it.
-type Bury func(ctx context.Context, e queued.Entry, tries int64, why error) error
+type DeadLetter func(ctx context.Context, e queued.Entry, tries int64, why error) error
 
 // SettleDeferred tries one batch of each sale that has deferred orders, those of one sale in order, and returns how many it
 // has settled. Of any number of processes one tries a batch. A sale that is still closed costs one look at its gate.
-func (b *Store) SettleDeferred(ctx context.Context, bury Bury) (n int, err error) {
+func (b *Store) SettleDeferred(ctx context.Context, deadLetter DeadLetter) (n int, err error) {
 	sales, err := deferredOf(ctx, b.db, "")
 	if err != nil || len(sales) == 0 {
 		b.metrics.deferredSales.Set(0)
@@ -147,7 +147,7 @@ func (b *Store) SettleDeferred(ctx context.Context, bury Bury) (n int, err error
 	g.SetLimit(deferredSales)
 	for i, sale := range sales {
 		g.Go(func() error {
-			counts[i], errs[i] = b.settleDeferred(ctx, sale, bury)
+			counts[i], errs[i] = b.settleDeferred(ctx, sale, deadLetter)
 			return nil
 		})
 	}
@@ -164,7 +164,7 @@ type deferredOrder struct {
 	entry    queued.Entry
 }
 
-func (b *Store) settleDeferred(ctx context.Context, sale int64, bury Bury) (int, error) {
+func (b *Store) settleDeferred(ctx context.Context, sale int64, deadLetter DeadLetter) (int, error) {
 	states, err := b.redis.States(ctx, []int64{sale})
 	if err != nil || states[0].Present && states[0].Gate == lua.GateShut {
 		return 0, nil // what cannot be adopted now is looked at again
@@ -174,7 +174,7 @@ func (b *Store) settleDeferred(ctx context.Context, sale int64, bury Bury) (int,
 		return 0, err
 	}
 	if d := batch[0]; d.tries >= maxTries {
-		if err := bury(ctx, d.entry, d.tries, fmt.Errorf("tried %d times and never settled: whoever tried it ended", d.tries)); err != nil {
+		if err := deadLetter(ctx, d.entry, d.tries, fmt.Errorf("tried %d times and never settled: whoever tried it ended", d.tries)); err != nil {
 			return 0, err // it keeps its count, and comes again when the claim is over
 		}
 		return 1, b.dropDeferred(ctx, batch)
@@ -198,7 +198,7 @@ func (b *Store) settleDeferred(ctx context.Context, sale int64, bury Bury) (int,
 	}
 	if isPoison {
 		for _, e := range poison.Entries {
-			if err := bury(ctx, e, 1, poison.Err); err != nil {
+			if err := deadLetter(ctx, e, 1, poison.Err); err != nil {
 				return 0, errors.Join(err, b.keepDeferred(ctx, batch))
 			}
 			ended[e.ID] = true

@@ -30,7 +30,7 @@ var errMoved = errors.New("the sale has moved on")
 // cannot race a good delivery: whoever comes second finds what the first decided. The stock row is read under a lock: in
 // another epoch, or with units after all, the entry is settled anew.
 func (s *settling) reject(ctx context.Context, e queued.Entry, f facts, v verdict) error {
-	b := s.book
+	b := s.store
 	withKey := e.Key != "" && v.reason != DuplicateKey && wire.ValidIdempotencyKey(e.Key)
 	for {
 		first, err := b.insertRejected(ctx, e, f, v, withKey)
@@ -108,7 +108,7 @@ func (b *Store) insertRejected(ctx context.Context, e queued.Entry, f facts, v v
 // Reject ends an order that cannot be processed (a dead letter), unless MySQL has decided it already. The errors are those
 // of Settle.
 func (b *Store) Reject(ctx context.Context, e queued.Entry, reason string) error {
-	s := &settling{book: b}
+	s := &settling{store: b}
 	problem, row := check(e)
 	if problem != nil && !row {
 		s.spoiled(e, problem)

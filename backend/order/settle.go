@@ -36,7 +36,7 @@ const (
 // A batch is one transaction. When that fails it is rolled back; what is in MySQL already is dropped from it; what is
 // left is tried in halves, down to the single order that does not go in, which is then decided by itself.
 func (b *Store) Settle(ctx context.Context, batch []queued.Entry) error {
-	return b.settle(ctx, batch, &settling{book: b})
+	return b.settle(ctx, batch, &settling{store: b})
 }
 
 func (b *Store) settle(ctx context.Context, batch []queued.Entry, s *settling) error {
@@ -73,7 +73,7 @@ func newest(batch []queued.Entry) []queued.Entry {
 
 // settling is one call of Settle.
 type settling struct {
-	book    *Store
+	store   *Store
 	rounds  int
 	notices []notice
 	poison  []queued.Entry
@@ -133,7 +133,7 @@ func (s *settling) settle(ctx context.Context, entries []queued.Entry) error {
 	if s.rounds++; s.rounds > maxRounds {
 		return fmt.Errorf("settle: epochs move faster than %d orders can be settled", len(entries))
 	}
-	sales, err := s.book.facts(ctx, entries)
+	sales, err := s.store.facts(ctx, entries)
 	if err != nil {
 		return err
 	}
@@ -145,7 +145,7 @@ func (s *settling) settle(ctx context.Context, entries []queued.Entry) error {
 		case problem != nil && !row:
 			s.spoiled(e, problem)
 		case problem != nil:
-			s.book.log.Error("order: an entry contradicts itself", "entry", e, "error", problem)
+			s.store.log.Error("order: an entry contradicts itself", "entry", e, "error", problem)
 			err = s.reject(ctx, e, f, verdict{reason: Malformed, gone: !ok})
 		case !ok:
 			err = s.reject(ctx, e, f, verdict{reason: UnknownSale, gone: true})
@@ -225,8 +225,8 @@ func slots(e queued.Entry) ([]int, error) {
 
 // spoiled puts an entry aside for the dead letters.
 func (s *settling) spoiled(e queued.Entry, cause error) {
-	s.book.log.Error("order: an entry can have no row in MySQL", "entry", e, "error", cause)
-	s.book.metrics.poison.Inc()
+	s.store.log.Error("order: an entry can have no row in MySQL", "entry", e, "error", cause)
+	s.store.metrics.poison.Inc()
 	s.poison, s.cause = append(s.poison, e), cause
 }
 
@@ -239,8 +239,8 @@ func (s *settling) drop(ctx context.Context, known []row) error {
 			ended = append(ended, r)
 		}
 	}
-	s.book.metrics.settled.WithLabelValues("known").Add(float64(len(known)))
-	return s.book.releaseAgain(ctx, ended)
+	s.store.metrics.settled.WithLabelValues("known").Add(float64(len(known)))
+	return s.store.releaseAgain(ctx, ended)
 }
 
 // insert puts entries of their sales' present epochs into MySQL.
@@ -248,7 +248,7 @@ func (s *settling) insert(ctx context.Context, entries []queued.Entry, sales map
 	if len(entries) == 0 {
 		return nil
 	}
-	b := s.book
+	b := s.store
 	err := b.insertAll(ctx, entries, sales)
 	if err == nil {
 		b.metrics.settled.WithLabelValues("inserted").Add(float64(len(entries)))
@@ -303,12 +303,12 @@ func (s *settling) missing(ctx context.Context, entries []queued.Entry) ([]queue
 	for i, e := range entries {
 		ids[i] = e.ID
 	}
-	known, err := find(ctx, s.book.db, ids)
+	known, err := find(ctx, s.store.db, ids)
 	if err != nil {
 		return nil, err
 	}
 	if len(known) > 0 { // committed by somebody else, perhaps just now; or by a COMMIT whose answer was lost
-		if err := store.Durable(ctx, s.book.db); err != nil {
+		if err := store.Durable(ctx, s.store.db); err != nil {
 			return nil, err
 		}
 	}
@@ -451,7 +451,7 @@ func (s *settling) adopt(ctx context.Context, entries []queued.Entry, sales map[
 		epochs[e.Sale] = sales[e.Sale].epoch
 	}
 	failpoint.Hit("consumer.before-adopt")
-	answers, err := s.book.redis.Adopt(ctx, left, epochs)
+	answers, err := s.store.redis.Adopt(ctx, left, epochs)
 	failpoint.Hit("consumer.after-adopt")
 	if ctx.Err() != nil {
 		return errors.Join(err, ctx.Err())
@@ -470,7 +470,7 @@ func (s *settling) adopt(ctx context.Context, entries []queued.Entry, sales map[
 		case lua.KeyReused:
 			err = s.reject(ctx, e, sales[e.Sale], verdict{reason: DuplicateKey})
 		case lua.Adopted, lua.Present:
-			s.book.metrics.settled.WithLabelValues("adopted").Inc()
+			s.store.metrics.settled.WithLabelValues("adopted").Inc()
 			adopted[e.Sale]++
 		default:
 			s.closed, s.why = append(s.closed, e), fmt.Errorf("adopt order %s: %w", e.ID, reserve.ErrGateClosed)
@@ -480,7 +480,7 @@ func (s *settling) adopt(ctx context.Context, entries []queued.Entry, sales map[
 		}
 	}
 	for sale, n := range adopted {
-		s.book.log.Info("order: orders of older epochs are adopted", "sale", sale, "orders", n, "epoch", epochs[sale])
+		s.store.log.Info("order: orders of older epochs are adopted", "sale", sale, "orders", n, "epoch", epochs[sale])
 	}
 	return nil
 }

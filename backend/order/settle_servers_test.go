@@ -279,14 +279,14 @@ func TestAnEpochThatRisesUnderABatchStopsIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.exec(`UPDATE sale_stock SET epoch = 2 WHERE sale_id = ?`, sale)
-	run := &settling{book: s.book} // one that read the sale before
+	run := &settling{store: s.book} // one that read the sale before
 	if err := run.insert(t.Context(), batch, stale); err != nil || len(run.closed) != 2 || !errors.Is(run.why, reserve.ErrGateClosed) {
 		t.Errorf("got %v, %d that wait; want both to wait for adoption", err, len(run.closed))
 	}
 	if n := s.number(`SELECT COUNT(*) FROM orders`); n != 0 {
 		t.Errorf("got %d rows of an older epoch, want none", n)
 	}
-	run = &settling{book: s.book}
+	run = &settling{store: s.book}
 	err = run.reject(t.Context(), batch[0], stale[sale], verdict{reason: OutOfStock, unless: 1})
 	if err != nil || len(run.closed) != 1 || s.stands(batch[0].ID) != "" {
 		t.Errorf("a rejection decided in the older epoch: got %v, %d that wait, order %q; want it settled anew", err, len(run.closed), s.stands(batch[0].ID))

@@ -87,7 +87,7 @@ func (e *MismatchError) Is(target error) bool { return target == ErrMismatch }
 // Webhooks takes events. It is safe for concurrent use, by any number of processes.
 type Webhooks struct {
 	db      *sql.DB
-	book    *order.Store
+	orders  *order.Store
 	clk     *clock.Clock
 	log     *slog.Logger
 	secrets map[string][]string // by provider
@@ -108,26 +108,26 @@ type Config struct {
 
 // New makes Webhooks and registers their metrics.
 func New(c Config) *Webhooks {
-	d := &Webhooks{db: c.DB, book: c.Orders, clk: c.Clock, log: c.Log, secrets: map[string][]string{},
+	w := &Webhooks{db: c.DB, orders: c.Orders, clk: c.Clock, log: c.Log, secrets: map[string][]string{},
 		events: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "backend_payment_events_total",
 			Help: "Deliveries of payment providers, by what came of them: paid, refund_due, failed, refunded, ignored, mismatch; repeated, refused, unknown."}, []string{"result"}),
 		due: prometheus.NewGauge(prometheus.GaugeOpts{Name: "backend_payment_refunds_due",
 			Help: "Payments that wait for their refund, as the timer last counted them: alert on it."})}
-	c.Register.MustRegister(d.events, d.due)
+	c.Register.MustRegister(w.events, w.due)
 	for _, p := range c.Providers {
-		d.secrets[p.Name] = p.Secrets
+		w.secrets[p.Name] = p.Secrets
 	}
 	for _, r := range []Result{ResultPaid, ResultRefundDue, ResultFailed, ResultRefunded, ResultIgnored, resultMismatch, cameRepeated, cameRefused, cameUnknown} {
-		d.events.WithLabelValues(string(r))
+		w.events.WithLabelValues(string(r))
 	}
-	return d
+	return w
 }
 
 // Take is done with one delivery: the provider that the path names, the signature header, and the body as it came. The
 // errors, in the order of the checks: ErrProvider; ErrUnsigned, ErrForged, ErrAge; ErrBody; order.ErrNotFound, ErrQueued;
 // ErrReused, ErrMismatch. After any other nobody knows, and the same delivery may be made again.
-func (d *Webhooks) Take(ctx context.Context, provider, signature string, body []byte) (Receipt, error) {
-	r, repeated, err := d.take(ctx, provider, signature, body)
+func (w *Webhooks) Take(ctx context.Context, provider, signature string, body []byte) (Receipt, error) {
+	r, repeated, err := w.take(ctx, provider, signature, body)
 	came := string(r.Result)
 	switch {
 	case repeated:
@@ -137,7 +137,7 @@ func (d *Webhooks) Take(ctx context.Context, provider, signature string, body []
 	case r.Result == "":
 		came = cameUnknown
 	}
-	d.events.WithLabelValues(came).Inc()
+	w.events.WithLabelValues(came).Inc()
 	return r, err
 }
 
@@ -158,19 +158,19 @@ func refused(err error) bool {
 	return false
 }
 
-func (d *Webhooks) take(ctx context.Context, provider, signature string, body []byte) (r Receipt, repeated bool, err error) {
-	secrets, ok := d.secrets[provider]
+func (w *Webhooks) take(ctx context.Context, provider, signature string, body []byte) (r Receipt, repeated bool, err error) {
+	secrets, ok := w.secrets[provider]
 	if !ok {
 		return r, false, ErrProvider
 	}
-	if err := verify(secrets, signature, body, d.clk.Now()); err != nil {
+	if err := verify(secrets, signature, body, w.clk.Now()); err != nil {
 		return r, false, err
 	}
 	e, err := parse(body)
 	if err != nil {
 		return r, false, err
 	}
-	bill, err := d.book.Bill(ctx, e.OrderID)
+	bill, err := w.orders.Bill(ctx, e.OrderID)
 	if err != nil {
 		return r, false, fmt.Errorf("event %s of %s: %w", e.ID, provider, err)
 	}
@@ -178,15 +178,15 @@ func (d *Webhooks) take(ctx context.Context, provider, signature string, body []
 		return r, false, fmt.Errorf("event %s of %s: %w", e.ID, provider, ErrQueued)
 	}
 	j := judgement{event: e, provider: provider, bill: bill}
-	err = store.InTx(ctx, d.db, func(tx *sql.Tx) error { return d.judge(ctx, tx, &j) })
+	err = store.InTx(ctx, w.db, func(tx *sql.Tx) error { return w.judge(ctx, tx, &j) })
 	if repeated = errors.Is(err, errRepeat); repeated {
-		err = d.again(ctx, &j)
+		err = w.again(ctx, &j)
 	}
 	if err != nil {
 		return r, false, fmt.Errorf("event %s of %s: %w", e.ID, provider, err)
 	}
 	if !repeated {
-		d.tell(ctx, &j)
+		w.report(ctx, &j)
 	}
 	r = Receipt{EventID: e.ID, OrderID: e.OrderID, Result: j.result}
 	if j.result == resultMismatch {
@@ -211,8 +211,8 @@ type judgement struct {
 var errRepeat = errors.New("the event came before")
 
 // judge records the event, and what it makes of its payment and its order, in one transaction. It may run several times.
-func (d *Webhooks) judge(ctx context.Context, tx *sql.Tx, j *judgement) error {
-	e, now := j.event, d.now()
+func (w *Webhooks) judge(ctx context.Context, tx *sql.Tx, j *judgement) error {
+	e, now := j.event, w.now()
 	_, err := tx.ExecContext(ctx, `INSERT INTO payment_events (provider, event_id, digest, result, received_at) VALUES (?, ?, ?, '', ?)`,
 		j.provider, e.ID, e.digest(), now)
 	if store.Duplicate(err) {
@@ -232,7 +232,7 @@ func (d *Webhooks) judge(ctx context.Context, tx *sql.Tx, j *judgement) error {
 		return fmt.Errorf("payments: %w", err)
 	}
 	was := p.Status
-	if err := d.apply(ctx, tx, j, &p); err != nil {
+	if err := w.apply(ctx, tx, j, &p); err != nil {
 		return err
 	}
 	if p.Status != was {
@@ -254,7 +254,7 @@ const (
 )
 
 // apply sets the result, and what the event makes of p.
-func (d *Webhooks) apply(ctx context.Context, tx *sql.Tx, j *judgement, p *Payment) error {
+func (w *Webhooks) apply(ctx context.Context, tx *sql.Tx, j *judgement, p *Payment) error {
 	e := j.event
 	j.paid, j.result = false, ResultIgnored
 	if p.OrderID != e.OrderID || p.Amount != e.Amount || p.Currency != e.Currency {
@@ -282,7 +282,7 @@ func (d *Webhooks) apply(ctx context.Context, tx *sql.Tx, j *judgement, p *Payme
 			p.Reason = reasonMismatch
 			break
 		}
-		paid, stands, err := d.book.PayIn(ctx, tx, e.OrderID)
+		paid, stands, err := w.orders.PayIn(ctx, tx, e.OrderID)
 		switch {
 		case err != nil:
 			return err
@@ -301,9 +301,9 @@ func (d *Webhooks) apply(ctx context.Context, tx *sql.Tx, j *judgement, p *Payme
 }
 
 // again finds the first one's result.
-func (d *Webhooks) again(ctx context.Context, j *judgement) error {
+func (w *Webhooks) again(ctx context.Context, j *judgement) error {
 	var digest string
-	err := d.db.QueryRowContext(ctx, `SELECT digest, result FROM payment_events WHERE provider = ? AND event_id = ?`, j.provider, j.event.ID).
+	err := w.db.QueryRowContext(ctx, `SELECT digest, result FROM payment_events WHERE provider = ? AND event_id = ?`, j.provider, j.event.ID).
 		Scan(&digest, &j.result)
 	if err != nil {
 		return fmt.Errorf("payment_events: %w", err)
@@ -311,15 +311,15 @@ func (d *Webhooks) again(ctx context.Context, j *judgement) error {
 	if digest != j.event.digest() {
 		return ErrReused
 	}
-	return store.Durable(ctx, d.db) // a provider that is answered does not come again
+	return store.Durable(ctx, w.db) // a provider that is answered does not come again
 }
 
 // tell counts and logs what is new, and does what is left of it to do in Redis.
-func (d *Webhooks) tell(ctx context.Context, j *judgement) {
+func (w *Webhooks) report(ctx context.Context, j *judgement) {
 	if j.paid {
-		d.book.Paid(ctx, j.event.OrderID)
+		w.orders.Paid(ctx, j.event.OrderID)
 	}
-	log := d.log.With("provider", j.provider, "event", j.event.ID, "payment", j.event.PaymentID, "order", j.event.OrderID, "amount", j.event.Amount, "currency", j.event.Currency)
+	log := w.log.With("provider", j.provider, "event", j.event.ID, "payment", j.event.PaymentID, "order", j.event.OrderID, "amount", j.event.Amount, "currency", j.event.Currency)
 	switch {
 	case j.reason != "" && j.event.Type == Succeeded:
 		log.Warn("payment: a refund is due", "reason", j.reason)
@@ -331,15 +331,15 @@ func (d *Webhooks) tell(ctx context.Context, j *judgement) {
 }
 
 // now is the time as MySQL keeps it, in milliseconds: by a finer one it does not search an index.
-func (d *Webhooks) now() time.Time { return d.clk.Now().Truncate(time.Millisecond) }
+func (w *Webhooks) now() time.Time { return w.clk.Now().Truncate(time.Millisecond) }
 
 // Tend is what time does to payments, one bounded pass: it counts the refunds that are due, for the metric, and forgets
 // events that are older than Kept. It returns how many it forgot: call again at once while that is more than none.
-func (d *Webhooks) Tend(ctx context.Context) (int, error) {
+func (w *Webhooks) Tend(ctx context.Context) (int, error) {
 	var due int64
-	if err := d.db.QueryRowContext(ctx, `SELECT COUNT(*) FROM payments WHERE status = ?`, string(StatusRefundDue)).Scan(&due); err != nil {
+	if err := w.db.QueryRowContext(ctx, `SELECT COUNT(*) FROM payments WHERE status = ?`, string(StatusRefundDue)).Scan(&due); err != nil {
 		return 0, fmt.Errorf("count the refunds due: %w", err)
 	}
-	d.due.Set(float64(due))
-	return store.Prune(ctx, d.db, `DELETE FROM payment_events WHERE received_at < ? ORDER BY received_at`, d.now().Add(-Kept))
+	w.due.Set(float64(due))
+	return store.Prune(ctx, w.db, `DELETE FROM payment_events WHERE received_at < ? ORDER BY received_at`, w.now().Add(-Kept))
 }

@@ -182,7 +182,7 @@ var reasons = map[string]string{
 
 // orders tells what became of the user's orders.
 func (s *Store) orders(ctx context.Context, t *telling) error {
-	list, more, queued, err := s.book.PastOf(ctx, t.UID, t.Sale, maxOrders)
+	list, more, queued, err := s.orderStore.PastOf(ctx, t.UID, t.Sale, maxOrders)
 	if err != nil {
 		return err
 	}

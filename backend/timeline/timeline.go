@@ -45,12 +45,12 @@ type Config struct {
 
 // Store is the timelines. It is safe for concurrent use, by any number of processes.
 type Store struct {
-	db      *sql.DB
-	book    *order.Store
-	clk     *clock.Clock
-	log     *slog.Logger
-	keep    time.Duration
-	maxRows int64
+	db         *sql.DB
+	orderStore *order.Store
+	clk        *clock.Clock
+	log        *slog.Logger
+	keep       time.Duration
+	maxRows    int64
 
 	takes   *semaphore.Weighted // one batch at a time: of a few gateways each has one under way
 	reads   *semaphore.Weighted
@@ -66,7 +66,7 @@ func New(c Config) *Store {
 		c.Register.MustRegister(n)
 		return n
 	}
-	return &Store{db: c.DB, book: c.Orders, clk: c.Clock, log: c.Log, keep: c.Keep, maxRows: c.MaxRows, takes: semaphore.NewWeighted(1), reads: semaphore.NewWeighted(maxReads),
+	return &Store{db: c.DB, orderStore: c.Orders, clk: c.Clock, log: c.Log, keep: c.Keep, maxRows: c.MaxRows, takes: semaphore.NewWeighted(1), reads: semaphore.NewWeighted(maxReads),
 		taken:   counter("backend_timeline_recorded_total", "Presses that were kept for timelines."),
 		dropped: counter("backend_timeline_dropped_total", "Presses that were not kept for timelines, for want of room, here or at a gateway."),
 		pruned:  counter("backend_timeline_pruned_total", "Records of timelines that were deleted for their age."),

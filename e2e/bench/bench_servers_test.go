@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -15,6 +14,7 @@ import (
 	"time"
 
 	"floodgate.internal/e2e/stack"
+	"floodgate.internal/e2e/world"
 )
 
 // The test's binary is the peers, too.
@@ -35,16 +35,8 @@ func TestMain(m *testing.M) {
 
 // What is compared is there, and answers as it is to: in rounds that are too short to tell how fast.
 func TestBothSidesAreMeasured(t *testing.T) {
-	root, err := stack.Root()
-	if err != nil {
-		t.Fatal(err)
-	}
 	bin := t.TempDir()
-	build := exec.Command("go", "build", "-buildvcs=false", "-o", bin, "./gateway/cmd/gateway", "./backend/cmd/backend")
-	build.Dir = root
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	world.Must(t, world.Build(bin))
 	servers, err := stack.StartServers(t.Context(), filepath.Join(t.TempDir(), "servers"), t.Logf, t.Output())
 	t.Cleanup(func() {
 		if servers == nil {

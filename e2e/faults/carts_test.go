@@ -24,13 +24,14 @@ import (
 
 	"floodgate.internal/e2e/oracle"
 	"floodgate.internal/e2e/stack"
+	"floodgate.internal/e2e/world"
 	"floodgate.internal/shared/wire"
 )
 
 // shop is a crowd that orders carts of few SKUs, each asking until told something, every time with the same key. One in
 // three then pays and one in three cancels.
 type shop struct {
-	w      *world
+	w      *system
 	skus   []int64
 	units  int64 // that each SKU was made with
 	tokens []string
@@ -49,22 +50,20 @@ type told struct {
 }
 
 // newShop has skus SKUs of units units each, and shoppers.
-func (w *world) newShop(t *testing.T, skus int, units int64, shoppers int) *shop {
+func (w *system) newShop(t *testing.T, skus int, units int64, shoppers int) *shop {
 	t.Helper()
 	s := &shop{w: w, units: units}
 	for range skus {
-		var a answer
+		var a world.Answer
 		until(t, "a SKU is made", func(ctx context.Context) error {
-			if a = w.admin(ctx, "POST", "/skus", "", fmt.Sprintf(`{"title":"a mug","price":100,"currency":"EUR","stock":%d}`, units)); a.status != 201 {
-				return errors.New(a.String())
-			}
-			return nil
+			a = w.admin(ctx, "POST", "/skus", "", fmt.Sprintf(`{"title":"a mug","price":100,"currency":"EUR","stock":%d}`, units))
+			return a.Is(201)
 		})
 		s.skus = append(s.skus, a.ID)
 	}
 	var err error
 	s.first, s.tokens, err = w.mint(shoppers)
-	must(t, err)
+	world.Must(t, err)
 	return s
 }
 
@@ -107,11 +106,11 @@ func (s *shop) cart(ctx context.Context, r *rand.Rand, uid, token, key string) e
 		return err
 	}
 	again, err := s.insist(ctx, wire.CartPath, token, key, string(body))
-	if err != nil || !bytes.Equal(again.body, a.body) {
+	if err != nil || !bytes.Equal(again.Body, a.Body) {
 		return fmt.Errorf("uid %s, %s: got %s, %w, before %s", uid, key, again, err, a)
 	}
 	var v wire.CartAnswer
-	if err := json.Unmarshal(a.body, &v); err != nil || len(v.Results) != len(items) {
+	if err := json.Unmarshal(a.Body, &v); err != nil || len(v.Results) != len(items) {
 		return fmt.Errorf("uid %s, %s: %s, %w", uid, key, a, err)
 	}
 	s.answered.Add(1)
@@ -131,17 +130,17 @@ func (s *shop) cart(ctx context.Context, r *rand.Rand, uid, token, key string) e
 	return nil
 }
 
-// insist asks until the answer is a 200.
-func (s *shop) insist(ctx context.Context, path, token, key, body string) (answer, error) {
+// insist asks until the world.Answer is a 200.
+func (s *shop) insist(ctx context.Context, path, token, key, body string) (world.Answer, error) {
 	for {
-		a := s.w.do(ctx, "POST", s.w.ports.PublicURL()+path, token, key, body)
+		a := s.w.do(ctx, "POST", s.w.PublicURL()+path, token, key, body)
 		switch {
 		case ctx.Err() != nil:
 			return a, fmt.Errorf("POST %s was never answered: %s", path, a)
-		case a.status == 200:
+		case a.Status == 200:
 			return a, nil
-		case oracle.AskAgain(a.status):
-			pause(ctx)
+		case a.AskAgain():
+			world.Pause(ctx, impatience)
 		default:
 			return a, fmt.Errorf("POST %s: %s", path, a)
 		}
@@ -156,14 +155,15 @@ func (s *shop) rest(t *testing.T) (tally oracle.Tally) {
 	for _, sku := range s.skus {
 		var n int64
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		err := await(ctx, func(ctx context.Context) (err error) {
-			if n, err = s.w.skuBooks(ctx, sku, s.units); err != nil {
+		err := world.Await(ctx, func(ctx context.Context) error {
+			u, err := s.w.Books.SKU(ctx, sku)
+			if err != nil {
 				return err
 			}
-			if a := s.w.admin(ctx, "GET", fmt.Sprintf("/skus/%d/audit", sku), "", ""); a.status != 200 || !bytes.Contains(a.body, []byte(`"balanced":true`)) {
-				return fmt.Errorf("the auditor says %s", a)
+			if n = u.Locked + u.Sold; n+u.Available+u.Allotted != s.units {
+				return fmt.Errorf("%+v, it was made with %d", u, s.units)
 			}
-			return nil
+			return s.w.admin(ctx, "GET", fmt.Sprintf("/skus/%d/audit", sku), "", "").Is(200, `"balanced":true`)
 		})
 		cancel()
 		if err != nil {
@@ -177,7 +177,7 @@ func (s *shop) rest(t *testing.T) (tally oracle.Tally) {
 		tally.Promised++
 		var status string
 		var n, lines int64
-		err := s.w.books.DB.QueryRow(`SELECT o.status, o.quantity, (SELECT COUNT(*) FROM cart_lines l WHERE l.order_id = o.id) FROM orders o WHERE o.id = ? AND o.uid = ?`, x.order, x.uid).Scan(&status, &n, &lines)
+		err := s.w.Books.DB.QueryRow(`SELECT o.status, o.quantity, (SELECT COUNT(*) FROM cart_lines l WHERE l.order_id = o.id) FROM orders o WHERE o.id = ? AND o.uid = ?`, x.order, x.uid).Scan(&status, &n, &lines)
 		ok := int64(0)
 		for _, r := range x.items {
 			if r.OK {
@@ -198,52 +198,6 @@ func (s *shop) rest(t *testing.T) (tally oracle.Tally) {
 	return tally
 }
 
-// skuBooks are the equations of a SKU that was made with some units, from outside; live are its locked and sold units.
-func (w *world) skuBooks(ctx context.Context, sku, units int64) (live int64, err error) {
-	var total, available, allotted, locked, sold, left, held, unpaid, paid int64
-	if err := w.books.DB.QueryRowContext(ctx, `SELECT total, available, allotted, locked, sold FROM skus WHERE id = ?`, sku).Scan(&total, &available, &allotted, &locked, &sold); err != nil {
-		return 0, err
-	}
-	if total != units || min(available, locked, sold) < 0 || available+allotted+locked+sold != units {
-		return 0, fmt.Errorf("available %d + allotted %d + locked %d + sold %d, total %d; it was made with %d", available, allotted, locked, sold, total, units)
-	}
-	if err := w.books.DB.QueryRowContext(ctx, `SELECT SUM(available_change), SUM(locked_change) FROM sku_ledger WHERE sku_id = ?`, sku).Scan(&left, &held); err != nil {
-		return 0, err
-	}
-	if err := w.books.DB.QueryRowContext(ctx, `SELECT COALESCE(SUM(CASE WHEN o.status = 'pending_payment' THEN l.quantity ELSE 0 END), 0),
-		COALESCE(SUM(CASE WHEN o.status = 'paid' THEN l.quantity ELSE 0 END), 0) FROM cart_lines l JOIN orders o ON o.id = l.order_id WHERE l.sku_id = ?`, sku).Scan(&unpaid, &paid); err != nil {
-		return 0, err
-	}
-	if left != available || held != locked || unpaid != locked || paid != sold {
-		return 0, fmt.Errorf("available %d, locked %d, sold %d; the ledger adds up to %d and %d, orders have %d unpaid and %d paid", available, locked, sold, left, held, unpaid, paid)
-	}
-	c, base := w.books.Redis, fmt.Sprintf("%s{sku:%d}:", w.books.Prefix, sku)
-	state, err := c.Do(ctx, c.B().Hgetall().Key(base+"state").Build()).AsStrMap()
-	if err != nil || len(state) == 0 { // nobody has asked for it since it was forgotten
-		return locked + sold, err
-	}
-	orders, err := c.Do(ctx, c.B().Hgetall().Key(base+"orders").Build()).AsStrMap()
-	if err != nil {
-		return 0, err
-	}
-	var sum int64
-	for _, value := range orders {
-		n, _, _ := strings.Cut(value, " ")
-		one, err := strconv.ParseInt(n, 10, 64)
-		if err != nil {
-			return 0, err
-		}
-		sum += one
-	}
-	want := map[string]int64{"available": available, "locked": locked, "sold": sold, "total": available + locked + sold}
-	for name, n := range want {
-		if state[name] != strconv.FormatInt(n, 10) || sum != locked {
-			return 0, fmt.Errorf("redis has %v, and %d units locked for orders; mysql available %d, locked %d, sold %d", state, sum, available, locked, sold)
-		}
-	}
-	return locked + sold, nil
-}
-
 // carting has a crowd order carts while the process dies, and holds what they were told against the stores.
 func carting(s *scene) {
 	shop := s.w.newShop(s.t, 4, 60, 16)
@@ -253,7 +207,7 @@ func carting(s *scene) {
 	go func() { ran <- shop.run(ctx, 4, nil) }()
 	s.after = func() {
 		s.t.Helper()
-		must(s.t, <-ran)
+		world.Must(s.t, <-ran)
 		shop.rest(s.t)
 	}
 }
@@ -264,21 +218,21 @@ func sweeping(s *scene) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	shop := s.w.newShop(s.t, 1, 10, 1)
-	must(s.t, shop.run(ctx, 1, nil)) // brings the SKU into Redis
+	world.Must(s.t, shop.run(ctx, 1, nil)) // brings the SKU into Redis
 	root, err := stack.Root()
-	must(s.t, err)
+	world.Must(s.t, err)
 	text, err := os.ReadFile(filepath.Join(root, "lua", "sku_lock.lua"))
-	must(s.t, err)
+	world.Must(s.t, err)
 	var life string
-	must(s.t, s.w.books.DB.QueryRowContext(ctx, `SELECT name FROM redis_life`).Scan(&life))
+	world.Must(s.t, s.w.Books.DB.QueryRowContext(ctx, `SELECT name FROM redis_life`).Scan(&life))
 	sum := sha1.Sum([]byte(string(text) + "-- incarnation " + life + "\n"))
-	base := fmt.Sprintf("%s{sku:%d}:", s.w.books.Prefix, shop.skus[0])
-	c := s.w.books.Redis
+	base := fmt.Sprintf("%s{sku:%d}:", s.w.Books.Prefix, shop.skus[0])
+	c := s.w.Books.Redis
 	for i := range 3 {
 		id := fmt.Sprintf("0190163d-8694-739b-aea5-%012d-0", int(shop.skus[0])*10+i)
-		_, err := s.w.books.DB.ExecContext(ctx, `INSERT INTO cart_requests (uid, idem_key, request, order_id, created_at) VALUES ('gone', ?, ?, ?, NOW())`, id, strings.Repeat("0", 64), id)
-		must(s.t, err)
-		must(s.t, c.Do(ctx, c.B().Evalsha().Sha1(hex.EncodeToString(sum[:])).Numkeys(3).Key(base+"state", base+"orders", base+"open").Arg(id, "2").Build()).Error())
+		_, err := s.w.Books.DB.ExecContext(ctx, `INSERT INTO cart_requests (uid, idem_key, request, order_id, created_at) VALUES ('gone', ?, ?, ?, NOW())`, id, strings.Repeat("0", 64), id)
+		world.Must(s.t, err)
+		world.Must(s.t, c.Do(ctx, c.B().Evalsha().Sha1(hex.EncodeToString(sum[:])).Numkeys(3).Key(base+"state", base+"orders", base+"open").Arg(id, "2").Build()).Error())
 	}
 	s.after = func() { s.t.Helper(); shop.rest(s.t) }
 }
@@ -286,14 +240,14 @@ func sweeping(s *scene) {
 // TestCartKills kills each component in turn while a crowd orders carts.
 func TestCartKills(t *testing.T) {
 	sideBySide(t)
-	w := newWorld(t)
+	w := newSystem(t)
 	ctx, cancel := context.WithTimeout(context.Background(), 8*time.Minute)
 	defer cancel()
 	const between = 40 // carts that are answered before the next kill
 	shop := w.newShop(t, 5, 200, 16)
 	ran, enough := make(chan error, 1), make(chan struct{})
 	go func() { ran <- shop.run(ctx, math.MaxInt, enough) }()
-	victims := []*stack.Process{w.backend, w.servers.Redis, w.servers.MySQL, w.gateway, w.backend, w.servers.MySQL, w.servers.Redis, w.backend}
+	victims := []*stack.Process{w.Backend, w.redis.Redis, w.mysql.MySQL, w.Gateway, w.Backend, w.mysql.MySQL, w.redis.Redis, w.Backend}
 	var last time.Time
 	var opened []time.Duration
 	for _, p := range victims {
@@ -304,9 +258,9 @@ func TestCartKills(t *testing.T) {
 			}
 			return nil
 		})
-		must(t, p.Kill(ctx))
+		world.Must(t, p.Kill(ctx))
 		last = time.Now()
-		must(t, p.Start(ctx))
+		world.Must(t, p.Start(ctx))
 		before := shop.answered.Load()
 		until(t, "carts are answered again", func(context.Context) error {
 			if shop.answered.Load() == before {
@@ -317,7 +271,7 @@ func TestCartKills(t *testing.T) {
 		opened = append(opened, time.Since(last))
 	}
 	close(enough)
-	must(t, <-ran)
+	world.Must(t, <-ran)
 	tally := shop.rest(t)
 	slices.Sort(opened)
 	report(partKills, line{fault: "carts: backend, redis, mysql, gateway", injected: "SIGKILL in turn", times: len(victims), tally: &tally, opened: opened, settled: time.Since(last)})

@@ -3,8 +3,6 @@
 package faults
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -18,6 +16,7 @@ import (
 	"time"
 
 	"floodgate.internal/e2e/oracle"
+	"floodgate.internal/e2e/world"
 )
 
 // perAddress is how many connections one address may have in the world of rude clients.
@@ -25,7 +24,7 @@ const perAddress = 400
 
 // clientFaults are clients who take what they can get and give nothing, all from one address, while others buy.
 func clientFaults(t *testing.T, g *ground) {
-	w := g.world(t, options{extra: fmt.Sprintf("server: {read_timeout: 1s, max_connections_per_ip: %d}\n", perAddress)})
+	w := g.system(t, options{extra: fmt.Sprintf("server: {read_timeout: 1s, max_connections_per_ip: %d}\n", perAddress)})
 	w.group(t, partClients,
 		disorder{
 			what: "clients: 1,000 idle connections", injected: "each opened, and opened again when it is closed",
@@ -50,7 +49,7 @@ func clientFaults(t *testing.T, g *ground) {
 			what: "clients: slow bodies", injected: "300 at once, a byte each 50 ms",
 			strike: func(s *trial) {
 				_, tokens, err := w.mint(1)
-				must(s.T, err)
+				world.Must(s.T, err)
 				head := request(s.sale, tokens[0], "slow", 60000)
 				s.rude(300, func(ctx context.Context, c net.Conn) error { return trickle(ctx, c, head) })
 			},
@@ -98,7 +97,7 @@ func trickle(ctx context.Context, c net.Conn, text string) error {
 // rudely connects to the gateway from another address than the shoppers'.
 func (s *trial) rudely() (net.Conn, error) {
 	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}, Timeout: patience}
-	return d.Dial("tcp", strings.TrimPrefix(s.w.ports.PublicURL(), "http://"))
+	return d.Dial("tcp", strings.TrimPrefix(s.w.Ports.PublicURL(), "http://"))
 }
 
 // rude lets n clients do so, each again and again, until others have bought 100 and every one of them was closed by the
@@ -143,10 +142,10 @@ func (s *trial) bounded() {
 	s.Helper()
 	const others = 200 // the shoppers' connections, at most
 	const memory = 512 << 20
-	if n := s.metric("gateway_connections"); n > perAddress+others {
+	if n := s.w.Metric(s.T, s.w.Ports.OpsURL(), "gateway_connections"); n > perAddress+others {
 		s.Errorf("the gateway has %.0f connections, want at most %d of the rude and some of others", n, perAddress)
 	}
-	if n := s.metric("process_resident_memory_bytes"); n > memory {
+	if n := s.w.Metric(s.T, s.w.Ports.OpsURL(), "process_resident_memory_bytes"); n > memory {
 		s.Errorf("the gateway has %.0f bytes of memory, want at most %d", n, memory)
 	}
 }
@@ -155,26 +154,11 @@ func (s *trial) bounded() {
 func (s *trial) alone() {
 	s.Helper()
 	s.until("only the shoppers are connected", func(context.Context) error {
-		if n := s.metric("gateway_connections"); n > 100 {
+		if n := s.w.Metric(s.T, s.w.Ports.OpsURL(), "gateway_connections"); n > 100 {
 			return fmt.Errorf("%.0f connections", n)
 		}
 		return nil
 	})
-}
-
-// metric is one of the gateway's.
-func (s *trial) metric(name string) float64 {
-	s.Helper()
-	a := s.w.do(s.ctx, "GET", s.w.ports.OpsURL()+"/metrics", "", "", "")
-	for lines := bufio.NewScanner(bytes.NewReader(a.body)); lines.Scan(); {
-		if value, ok := strings.CutPrefix(lines.Text(), name+" "); ok {
-			v, err := strconv.ParseFloat(value, 64)
-			must(s.T, err)
-			return v
-		}
-	}
-	s.Fatalf("the gateway has no metric %s: %s", name, a)
-	return 0
 }
 
 // gone sends orders whose buyers do not wait for the answer: what becomes of them nobody was told, and they are the buyers'
@@ -182,23 +166,23 @@ func (s *trial) metric(name string) float64 {
 func gone(s *trial) {
 	const n = 500
 	first, tokens, err := s.w.mint(n)
-	must(s.T, err)
+	world.Must(s.T, err)
 	const body = `{"quantity":1}`
 	for i, token := range tokens {
 		uid, key := strconv.Itoa(first+i), "gone-"+strconv.Itoa(first+i)
 		s.log.Add(oracle.Answer{UID: uid, Key: key}) // before it is sent: it may have an order
 		c, err := s.rudely()
-		must(s.T, err)
+		world.Must(s.T, err)
 		_, err = io.WriteString(c, request(s.sale, token, key, len(body))+body)
-		must(s.T, err)
+		world.Must(s.T, err)
 		if i%2 == 0 {
-			must(s.T, c.(*net.TCPConn).SetLinger(0))
+			world.Must(s.T, c.(*net.TCPConn).SetLinger(0))
 		}
-		must(s.T, c.Close())
+		world.Must(s.T, c.Close())
 	}
 	s.until("some of them have an order", func(ctx context.Context) error {
 		var rows int
-		err := s.w.books.DB.QueryRowContext(ctx, "SELECT COUNT(*) FROM orders WHERE sale_id = ? AND idem_key LIKE 'gone-%'", s.sale).Scan(&rows)
+		err := s.w.Books.DB.QueryRowContext(ctx, "SELECT COUNT(*) FROM orders WHERE sale_id = ? AND idem_key LIKE 'gone-%'", s.sale).Scan(&rows)
 		if err == nil && rows == 0 {
 			err = errors.New("none has")
 		}

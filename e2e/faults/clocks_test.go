@@ -7,7 +7,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,16 +14,23 @@ import (
 	"testing"
 	"time"
 
+	"floodgate.internal/e2e/world"
 	"floodgate.internal/shared/wire"
 )
 
 // clockFaults are processes whose wall clock is an hour off, while Redis's, which decides, is right. The binaries are the
 // production ones but for the standard library's time.Now.
 func clockFaults(t *testing.T, g *ground) {
-	bin := filepath.Join(g.dir, "clocks")
-	build(t, bin, "-overlay", overlay(t))
-	w := g.world(t, options{bin: bin})
+	bin := filepath.Join(g.Dir, "clocks")
+	world.Must(t, world.Build(bin, "-overlay", overlay(t)))
+	w := g.system(t, options{bin: bin})
 	const hour = 3600
+	restart := func(s *trial, wallOff map[string]int) {
+		world.Must(s.T, errors.Join(w.Gateway.Stop(s.ctx), w.Backend.Stop(s.ctx)))
+		w.wallOff = wallOff
+		w.Backend, w.Gateway = w.process("backend", ""), w.process("gateway", "")
+		world.Must(s.T, errors.Join(w.Backend.Start(s.ctx), w.Gateway.Start(s.ctx)))
+	}
 	var all []disorder
 	for _, c := range []struct {
 		what             string
@@ -39,19 +45,11 @@ func clockFaults(t *testing.T, g *ground) {
 		all = append(all, disorder{
 			what: "wall clocks: " + c.what, injected: "restarted so", times: 1,
 			strike: func(s *trial) {
-				must(s.T, errors.Join(w.gateway.Stop(s.ctx), w.backend.Stop(s.ctx)))
-				w.wallOff = map[string]int{"backend": c.backend, "gateway": c.gateway}
-				w.backend, w.gateway = w.process("backend", ""), w.process("gateway", "")
-				must(s.T, errors.Join(w.backend.Start(s.ctx), w.gateway.Start(s.ctx)))
+				restart(s, map[string]int{"backend": c.backend, "gateway": c.gateway})
 				s.more(100)
 				s.right()
 			},
-			heal: func(s *trial) {
-				must(s.T, errors.Join(w.gateway.Stop(s.ctx), w.backend.Stop(s.ctx)))
-				w.wallOff = nil
-				w.backend, w.gateway = w.process("backend", ""), w.process("gateway", "")
-				must(s.T, errors.Join(w.backend.Start(s.ctx), w.gateway.Start(s.ctx)))
-			},
+			heal: func(s *trial) { restart(s, nil) },
 		})
 	}
 	w.group(t, partClocks, all...)
@@ -65,10 +63,10 @@ const wallVar = "FLOODGATE_WALL_CLOCK_OFF"
 func overlay(t *testing.T) string {
 	t.Helper()
 	root, err := exec.Command("go", "env", "GOROOT").Output()
-	must(t, err)
+	world.Must(t, err)
 	source := filepath.Join(strings.TrimSpace(string(root)), "src", "time", "time.go")
 	text, err := os.ReadFile(source)
-	must(t, err)
+	world.Must(t, err)
 	const head = "\nfunc Now() Time {"
 	if bytes.Count(text, []byte(head)) != 1 {
 		t.Fatalf("%s has no %q: this test replaces that function", source, head)
@@ -96,10 +94,10 @@ func Now() Time {
 `
 	dir := t.TempDir()
 	changed, list := filepath.Join(dir, "time.go"), filepath.Join(dir, "overlay.json")
-	must(t, os.WriteFile(changed, []byte(off), 0o600))
+	world.Must(t, os.WriteFile(changed, []byte(off), 0o600))
 	b, err := json.Marshal(map[string]any{"Replace": map[string]string{source: changed}})
-	must(t, err)
-	must(t, os.WriteFile(list, b, 0o600))
+	world.Must(t, err)
+	world.Must(t, os.WriteFile(list, b, 0o600))
 	return list
 }
 
@@ -107,38 +105,27 @@ func Now() Time {
 func (s *trial) right() {
 	s.Helper()
 	var expired, odd int
-	must(s.T, s.w.books.DB.QueryRowContext(s.ctx, `SELECT COALESCE(SUM(status = 'expired'), 0), COALESCE(SUM(ABS(TIMESTAMPDIFF(SECOND, created_at, UTC_TIMESTAMP())) > 600
+	world.Must(s.T, s.w.Books.DB.QueryRowContext(s.ctx, `SELECT COALESCE(SUM(status = 'expired'), 0), COALESCE(SUM(ABS(TIMESTAMPDIFF(SECOND, created_at, UTC_TIMESTAMP())) > 600
 		OR ABS(TIMESTAMPDIFF(SECOND, created_at, pay_before) - ?) > 600), 0) FROM orders WHERE sale_id = ?`, int(payWithin.Seconds()), s.sale).Scan(&expired, &odd))
 	if expired > 0 || odd > 0 {
 		s.Errorf("%d orders have expired, %d bear a wrong time; want none", expired, odd)
 	}
 	now := time.Now()
 	for _, c := range []struct {
-		state        string
+		state        wire.SaleState
 		starts, ends time.Time
 		status       int // of an order
 		code         string
 	}{
-		{"upcoming", now.Add(30 * time.Minute), now.Add(2 * time.Hour), 403, "SALE_NOT_STARTED"},
-		{"open", now.Add(-30 * time.Minute), now.Add(30 * time.Minute), 202, ""},
+		{wire.Upcoming, now.Add(30 * time.Minute), now.Add(2 * time.Hour), 403, "SALE_NOT_STARTED"},
+		{wire.Open, now.Add(-30 * time.Minute), now.Add(30 * time.Minute), 202, ""},
 	} {
-		sale := s.w.create(s.T, s.ctx, fmt.Sprintf(`{"title":"by the clock","price":1,"currency":"EUR","stock":5,"starts_at":%q,"ends_at":%q,"per_user_limit":1,"pay_within_s":60}`,
-			c.starts.UTC().Format(wire.TimeFormat), c.ends.UTC().Format(wire.TimeFormat)))
-		s.until("the gateway says that the sale is "+c.state, func(ctx context.Context) error {
-			a := s.w.do(ctx, "GET", fmt.Sprintf("%s/v1/sales/%d", s.w.publicURL(), sale), "", "", "")
-			if !bytes.Contains(a.body, []byte(`"state":"`+c.state+`"`)) {
-				return errors.New(a.String())
-			}
-			return nil
-		})
+		sale := s.w.create(s.T, "/sales", world.SaleBody("by the clock", 5, c.starts, c.ends, time.Minute))
+		s.w.is(s.T, sale, c.state)
 		_, tokens, err := s.w.mint(1)
-		must(s.T, err)
+		world.Must(s.T, err)
 		s.until("an order is judged by the right time", func(ctx context.Context) error {
-			a := s.w.do(ctx, "POST", fmt.Sprintf("%s/v1/sales/%d/orders", s.w.publicURL(), sale), tokens[0], "by-the-clock", `{"quantity":1}`)
-			if a.status != c.status || a.Code != c.code {
-				return errors.New(a.String())
-			}
-			return nil
+			return s.w.do(ctx, "POST", s.w.ordersURL(sale), tokens[0], "by-the-clock", `{"quantity":1}`).Is(c.status, c.code)
 		})
 	}
 }

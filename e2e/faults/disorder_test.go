@@ -5,12 +5,12 @@ package faults
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"sync"
 	"testing"
 	"time"
 
 	"floodgate.internal/e2e/oracle"
+	"floodgate.internal/e2e/world"
 )
 
 // TestDisorders tries every fault that lasts for a while and is then over. Most of that is waiting, so some groups run side by
@@ -56,7 +56,7 @@ type disorder struct {
 // trial is one disorder being tried.
 type trial struct {
 	*testing.T
-	w     *world
+	w     *system
 	ctx   context.Context
 	sale  int64
 	log   *oracle.Log
@@ -75,7 +75,7 @@ func (s *trial) lasts() {
 	if length(s.T) > 0 {
 		d = 20 * time.Second
 	}
-	wait(s.ctx, d)
+	world.Pause(s.ctx, d)
 }
 
 // more waits until so many more orders are promised.
@@ -93,7 +93,7 @@ func (s *trial) until(what string, ok func(context.Context) error) {
 	s.Helper()
 	ctx, cancel := context.WithTimeout(s.ctx, patience)
 	defer cancel()
-	if err := await(ctx, ok); err != nil {
+	if err := world.Await(ctx, ok); err != nil {
 		s.Fatalf("%s: not within %v: %v; answers: %s", what, patience, err, s.log.Summary())
 	}
 }
@@ -101,35 +101,9 @@ func (s *trial) until(what string, ok func(context.Context) error) {
 // payWithin is what a trial's orders have: longer than a trial, shorter than a wall clock may be off.
 const payWithin = 30 * time.Minute
 
-// watch holds what is to be seen of the sale against the equations that always hold, again and again until stopped is called; a
-// store may be away.
+// watch is the world's, until stopped is called.
 func (s *trial) watch(units int64) (stopped func()) {
-	ctx, cancel := context.WithCancel(s.ctx)
-	looks := 0
-	var watching sync.WaitGroup
-	watching.Go(func() {
-		tick := time.NewTicker(250 * time.Millisecond)
-		defer tick.Stop()
-		for ctx.Err() == nil {
-			if v, err := s.w.look(ctx, s.sale); err == nil {
-				looks++
-				for _, bad := range v.Always(units, 1) {
-					s.Errorf("meanwhile: %s", bad)
-				}
-			}
-			select {
-			case <-ctx.Done():
-			case <-tick.C:
-			}
-		}
-	})
-	return sync.OnceFunc(func() {
-		cancel()
-		watching.Wait()
-		if looks == 0 && !s.Failed() {
-			s.Error("nothing was to be seen of the sale meanwhile")
-		}
-	})
+	return sync.OnceFunc(world.Watch(s.T, s.ctx, units, true, func(ctx context.Context) (oracle.View, error) { return s.w.look(ctx, s.sale) }))
 }
 
 // fewPlaces is how many buyers of each of a trial's loads press at once, if the trial does not say.
@@ -150,7 +124,7 @@ func (s *trial) press() {
 }
 
 // endure sells while the fault strikes and afterwards, until the equations hold, and returns the row for the table.
-func (w *world) endure(t *testing.T, d disorder) line {
+func (w *system) endure(t *testing.T, d disorder) line {
 	t.Helper()
 	const units = 1000000
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
@@ -194,14 +168,12 @@ func (w *world) endure(t *testing.T, d disorder) line {
 	if n := tally.Broken(); n > 0 {
 		t.Errorf("%d promises are broken: %+v", n, tally)
 	}
-	if a := w.admin(ctx, "POST", fmt.Sprintf("/sales/%d/close", l.sale), "", ""); a.status != 200 {
-		t.Errorf("close sale %d: %s", l.sale, a)
-	}
+	w.closeSale(t, l.sale)
 	return r
 }
 
 // group tries some disorders in a world, one after the other, and reports them.
-func (w *world) group(t *testing.T, p part, all ...disorder) {
+func (w *system) group(t *testing.T, p part, all ...disorder) {
 	for _, d := range all {
 		t.Run(d.what, func(t *testing.T) { report(p, w.endure(t, d)) })
 	}

@@ -8,6 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,6 +19,7 @@ import (
 
 	"floodgate.internal/e2e/oracle"
 	"floodgate.internal/e2e/stack"
+	"floodgate.internal/e2e/world"
 	"floodgate.internal/shared/wire"
 )
 
@@ -34,7 +37,7 @@ type fault struct {
 // scene is one fault being tried.
 type scene struct {
 	t       *testing.T
-	w       *world
+	w       *system
 	load    *load
 	sale    int64
 	stock   int64
@@ -46,8 +49,8 @@ type scene struct {
 // The points, in the order of an order's way. What has no act is reached by the load itself.
 var faults = []fault{
 	{point: "api.before-script#60", what: "backend api: before the script"},
-	{point: "api.script-sent#60", what: "backend api: the script's call is written, its answer not read"},
-	{point: "api.before-202#60", what: "backend api: after the answer, before the 202"},
+	{point: "api.script-sent#60", what: "backend api: the script's call is written, its world.Answer not read"},
+	{point: "api.before-202#60", what: "backend api: after the world.Answer, before the 202"},
 	{point: "api.halfway-through-202#60", what: "backend api: half of the 202 is written"},
 	{point: "relay.after-read#3", what: "relay: after XREADGROUP"},
 	{point: "relay.before-confirm#3", what: "relay: published, not confirmed"},
@@ -60,7 +63,7 @@ var faults = []fault{
 	{point: "order.after-stock#6", what: "consumer or payment: after the stock's UPDATE"},
 	{point: "order.before-ledger#6", what: "consumer or payment: after the stock was read back"},
 	{point: "consumer.before-commit#3", what: "consumer: before COMMIT"},
-	{point: "consumer.commit-sent#40", what: "consumer or payment: COMMIT is sent, its answer not read"},
+	{point: "consumer.commit-sent#40", what: "consumer or payment: COMMIT is sent, its world.Answer not read"},
 	{point: "consumer.after-commit#3", what: "consumer: after COMMIT"},
 	{point: "consumer.before-ack#3", what: "consumer: before the ack"},
 	{point: "consumer.before-retire#3", what: "consumer: after the ack, before the entry is retired"},
@@ -102,7 +105,7 @@ var faults = []fault{
 	{point: "standby.after-join", what: "standby line: joined in MySQL, Redis not told", act: standing},
 	{point: "standby.after-reserve", what: "standby line: a unit is reserved for its head", act: standing},
 	{point: "gateway.request-sent#60", what: "gateway: a request is upstream"},
-	{point: "gateway.before-answer#60", what: "gateway: has the answer, before it is passed on"},
+	{point: "gateway.before-answer#60", what: "gateway: has the world.Answer, before it is passed on"},
 	{point: "gateway.before-reload", what: "gateway: during a reload, before it is applied", act: reloading},
 	{point: "gateway.mid-reload", what: "gateway: during a reload, a part is applied", act: reloading},
 	{point: "gateway.before-drain", what: "gateway: a drain begins", act: draining},
@@ -139,7 +142,7 @@ func TestFailpoints(t *testing.T) {
 			t.Errorf("%s is to be tried, and is no failpoint", p)
 		}
 	}
-	w := newWorld(t, "-tags", "failpoint")
+	w := newSystem(t, "-tags", "failpoint")
 	t.Run(migration, w.migrate)
 	for _, f := range faults {
 		t.Run(f.name(), func(t *testing.T) { w.try(t, f) })
@@ -147,7 +150,7 @@ func TestFailpoints(t *testing.T) {
 	w.drained(t)
 }
 
-func (w *world) try(t *testing.T, f fault) {
+func (w *system) try(t *testing.T, f fault) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
 	defer cancel()
 	within, units := 10*time.Minute, int64(stock)
@@ -161,12 +164,12 @@ func (w *world) try(t *testing.T, f fault) {
 		sale = w.newSale(t, f.what, units, within)
 	}
 	first, tokens, err := w.mint(buyers + late)
-	must(t, err)
+	world.Must(t, err)
 	l := w.newLoad(sale, first, tokens[:buyers])
 	l.ends = !f.expire && !f.coupon
-	clean := w.backend
+	clean := w.Backend
 	if strings.HasPrefix(f.point, "gateway.") {
-		clean = w.gateway
+		clean = w.Gateway
 	}
 	t.Cleanup(func() { // whatever failed: the next one finds all running
 		if !t.Failed() {
@@ -183,10 +186,10 @@ func (w *world) try(t *testing.T, f fault) {
 	// What is left to do of the scenes before would be done at the point at once, before the process serves: also what comes while it stops.
 	left := func(ctx context.Context) error {
 		var open, due int
-		if err := w.books.DB.QueryRowContext(ctx, "SELECT COUNT(*) FROM intents WHERE done_at IS NULL").Scan(&open); err != nil {
+		if err := w.Books.DB.QueryRowContext(ctx, "SELECT COUNT(*) FROM intents WHERE done_at IS NULL").Scan(&open); err != nil {
 			return err
 		}
-		if err := w.books.DB.QueryRowContext(ctx, "SELECT COUNT(*) FROM orders WHERE status = 'pending_payment' AND pay_before < UTC_TIMESTAMP() + INTERVAL 30 SECOND").Scan(&due); err != nil {
+		if err := w.Books.DB.QueryRowContext(ctx, "SELECT COUNT(*) FROM orders WHERE status = 'pending_payment' AND pay_before < UTC_TIMESTAMP() + INTERVAL 30 SECOND").Scan(&due); err != nil {
 			return err
 		}
 		if open+due > 0 {
@@ -196,11 +199,11 @@ func (w *world) try(t *testing.T, f fault) {
 	}
 	for {
 		until(t, "nothing is left to do of the scenes before", left)
-		must(t, clean.Stop(ctx))
+		world.Must(t, clean.Stop(ctx))
 		if left(ctx) == nil {
 			break
 		}
-		must(t, clean.Start(ctx))
+		world.Must(t, clean.Start(ctx))
 	}
 	logged := size(t, clean)
 	s.process = w.process(clean.Name(), f.point)
@@ -208,18 +211,18 @@ func (w *world) try(t *testing.T, f fault) {
 	if f.before != "" {
 		armed = w.process(clean.Name(), f.before)
 	}
-	must(t, armed.Start(ctx))
+	world.Must(t, armed.Start(ctx))
 
 	ran := make(chan error, 1)
 	go func() { ran <- l.run(ctx) }()
 	if f.before != "" {
-		must(t, armed.Wait(ctx))
+		world.Must(t, armed.Wait(ctx))
 		if err := s.process.Start(ctx); err != nil && s.process.Running() { // it may die before it is ready
 			t.Fatal(err)
 		}
 	}
 	if f.act != nil {
-		must(t, l.log.Await(ctx, buyers/4))
+		world.Must(t, l.log.Await(ctx, buyers/4))
 		f.act(s)
 	}
 	reach, stop := context.WithTimeout(ctx, patience)
@@ -231,13 +234,13 @@ func (w *world) try(t *testing.T, f fault) {
 	if text := "failpoint: killed at " + f.name() + "\n"; !bytes.Contains(since(t, clean, logged), []byte(text)) {
 		t.Fatalf("%s ended, but not at %s:\n%s", clean.Name(), f.point, since(t, clean, logged))
 	}
-	must(t, clean.Start(ctx))
+	world.Must(t, clean.Start(ctx))
 	if s.after != nil {
 		s.after()
 	}
-	must(t, <-ran)
+	world.Must(t, <-ran)
 	l.first, l.tokens = first+buyers, tokens[buyers:]
-	must(t, l.run(ctx))
+	world.Must(t, l.run(ctx))
 	tally := w.rest(t, sale, s.stock, l.log)
 	r := line{fault: f.what, injected: "SIGKILL at `" + f.point + "`", times: 1, tally: &tally, settled: time.Since(died)}
 	select {
@@ -254,41 +257,39 @@ func (w *world) try(t *testing.T, f fault) {
 func size(t *testing.T, p *stack.Process) int64 {
 	t.Helper()
 	st, err := os.Stat(p.LogFile())
-	must(t, err)
+	world.Must(t, err)
 	return st.Size()
 }
 
 func since(t *testing.T, p *stack.Process, from int64) []byte {
 	t.Helper()
 	b, err := os.ReadFile(p.LogFile())
-	must(t, err)
+	world.Must(t, err)
 	return b[from:]
 }
 
 // insist sends an admin request that the process does not survive, and again, with the same Idempotency-Key, when it is back.
-func (s *scene) insist(path, body string, status int, then func(answer)) {
+func (s *scene) insist(path, body string, status int, then func(world.Answer)) {
 	s.t.Helper()
 	ctx := context.Background()
 	key := "insist-" + strconv.FormatInt(s.sale, 10)
-	if a := s.w.admin(ctx, "POST", path, key, body); a.status != 0 {
+	if a := s.w.admin(ctx, "POST", path, key, body); a.Status != 0 {
 		s.t.Fatalf("POST %s: got %s, want no answer: it is to die", path, a)
 	}
 	s.after = func() {
 		s.t.Helper()
 		a := s.w.admin(ctx, "POST", path, key, body)
-		if a.status != status {
-			s.t.Fatalf("POST %s again: got %s, want %d", path, a, status)
-		}
+		world.Must(s.t, a.Is(status))
 		then(a)
 	}
 }
 
 func creation(s *scene) {
 	title := fmt.Sprintf("made beside sale %d", s.sale)
-	s.insist("/sales", saleBody(title, 70, time.Minute), 201, func(a answer) {
-		s.w.open(s.t, a.ID)
+	s.insist("/sales", saleBody(title, 70, time.Minute), 201, func(a world.Answer) {
+		s.w.is(s.t, a.ID, wire.Open)
 		var n int
-		must(s.t, s.w.books.DB.QueryRow("SELECT COUNT(*) FROM sales WHERE title = ?", title).Scan(&n))
+		world.Must(s.t, s.w.Books.DB.QueryRow("SELECT COUNT(*) FROM sales WHERE title = ?", title).Scan(&n))
 		if n != 1 {
 			s.t.Errorf("the sale was made %d times", n)
 		}
@@ -297,7 +298,7 @@ func creation(s *scene) {
 }
 
 func restocking(s *scene) {
-	s.insist(fmt.Sprintf("/sales/%d/restock", s.sale), `{"quantity":30}`, 200, func(answer) { s.stock += 30 })
+	s.insist(fmt.Sprintf("/sales/%d/restock", s.sale), `{"quantity":30}`, 200, func(world.Answer) { s.stock += 30 })
 }
 
 // archiving archives a sale beside the one that is under load, with a paid order and unsold units, and is not answered.
@@ -305,17 +306,11 @@ func archiving(s *scene) {
 	s.archived(func(sale int64) (again func()) {
 		path, key := fmt.Sprintf("/sales/%d/archive", sale), fmt.Sprintf("archive-%d", sale)
 		until(s.t, "the archive comes to the failpoint", func(ctx context.Context) error { // before, something may be under way
-			if a := s.w.admin(ctx, "POST", path, key, ""); a.status != 0 {
-				return errors.New(a.String())
-			}
-			return nil
+			return s.w.admin(ctx, "POST", path, key, "").Is(0)
 		})
 		return func() {
 			until(s.t, "the archive is answered", func(ctx context.Context) error {
-				if a := s.w.admin(ctx, "POST", path, key, ""); a.status != 200 || !bytes.Contains(a.body, []byte(`"archived_at":"2`)) {
-					return errors.New(a.String())
-				}
-				return nil
+				return s.w.admin(ctx, "POST", path, key, "").Is(200, `"archived_at":"2`)
 			})
 		}
 	})
@@ -324,12 +319,12 @@ func archiving(s *scene) {
 // overdue has such a sale be over for so long that the timer archives it.
 func overdue(s *scene) {
 	s.archived(func(sale int64) (again func()) {
-		_, err := s.w.books.DB.Exec("UPDATE sales SET closed_at = closed_at - INTERVAL 25 HOUR WHERE id = ?", sale)
-		must(s.t, err)
+		_, err := s.w.Books.DB.Exec("UPDATE sales SET closed_at = closed_at - INTERVAL 25 HOUR WHERE id = ?", sale)
+		world.Must(s.t, err)
 		return func() {
 			until(s.t, "the timer has archived it", func(ctx context.Context) error {
 				var times int
-				if err := s.w.books.DB.QueryRowContext(ctx, "SELECT COUNT(*) FROM audit_log WHERE action = 'sale.archive' AND who = 'timer' AND target = ?",
+				if err := s.w.Books.DB.QueryRowContext(ctx, "SELECT COUNT(*) FROM audit_log WHERE action = 'sale.archive' AND who = 'timer' AND target = ?",
 					fmt.Sprintf("sale %d", sale)).Scan(&times); err != nil || times != 1 {
 					return fmt.Errorf("%d times, %w", times, err)
 				}
@@ -346,52 +341,41 @@ func (s *scene) archived(archive func(sale int64) (again func())) {
 	defer cancel()
 	sale := s.w.newSale(s.t, fmt.Sprintf("archived beside sale %d", s.sale), 70, time.Minute)
 	first, tokens, err := s.w.mint(1)
-	must(s.t, err)
-	press := fmt.Sprintf("%s/v1/sales/%d/orders", s.w.ports.PublicURL(), sale)
+	world.Must(s.t, err)
+	press := s.w.ordersURL(sale)
 	order := s.w.do(ctx, "POST", press, tokens[0], "bought", "")
-	if order.status != 202 {
-		s.t.Fatalf("an order of the sale that is to be archived: %s", order)
-	}
+	world.Must(s.t, order.Is(202))
 	until(s.t, "it is paid", func(ctx context.Context) error {
-		a := s.w.do(ctx, "POST", s.w.ports.PublicURL()+"/v1/orders/"+order.OrderID+"/payment", tokens[0], "", "")
-		if a.status != 200 {
-			return errors.New(a.String())
-		}
-		return nil
+		return s.w.do(ctx, "POST", s.w.PublicURL()+wire.OrderPath(order.OrderID)+"/payment", tokens[0], "", "").Is(200)
 	})
-	if a := s.w.admin(ctx, "POST", fmt.Sprintf("/sales/%d/close", sale), "", ""); a.status != 200 {
-		s.t.Fatalf("close: %s", a)
-	}
+	s.w.closeSale(s.t, sale)
 	again := archive(sale)
 	s.after = func() {
 		s.t.Helper()
 		again()
 		until(s.t, "the sale is archived and out of Redis", func(ctx context.Context) error {
-			keys, err := s.w.books.Redis.Do(ctx, s.w.books.Redis.B().Keys().Pattern(fmt.Sprintf("%s{sale:%d}:*", s.w.books.Prefix, sale)).Build()).AsStrSlice()
+			keys, err := s.w.Books.Redis.Do(ctx, s.w.Books.Redis.B().Keys().Pattern(fmt.Sprintf("%s{sale:%d}:*", s.w.Books.Prefix, sale)).Build()).AsStrSlice()
 			if err != nil || len(keys) > 0 {
 				return fmt.Errorf("in Redis are %v, %w", keys, err)
 			}
-			if a := s.w.admin(ctx, "GET", fmt.Sprintf("/sales/%d/audit", sale), "", ""); a.status != 200 || !bytes.Contains(a.body, []byte(`"balanced":true`)) {
-				return fmt.Errorf("the auditor says %s", a)
+			if err := s.w.Audited(ctx, sale); err != nil {
+				return err
 			}
 			var open int
-			if err := s.w.books.DB.QueryRowContext(ctx, "SELECT COUNT(*) FROM intents WHERE sale_id = ? AND done_at IS NULL", sale).Scan(&open); err != nil || open > 0 {
+			if err := s.w.Books.DB.QueryRowContext(ctx, "SELECT COUNT(*) FROM intents WHERE sale_id = ? AND done_at IS NULL", sale).Scan(&open); err != nil || open > 0 {
 				return fmt.Errorf("%d intents are open, %w", open, err)
 			}
 			return nil
 		})
 		var times, available, allotted, live int
-		must(s.t, s.w.books.DB.QueryRow("SELECT COUNT(*) FROM audit_log WHERE action = 'sale.archive' AND target = ?", fmt.Sprintf("sale %d", sale)).Scan(&times))
-		must(s.t, s.w.books.DB.QueryRow("SELECT k.available, k.allotted FROM skus k JOIN sales s ON s.sku_id = k.id WHERE s.id = ?", sale).Scan(&available, &allotted))
-		must(s.t, s.w.books.DB.QueryRow("SELECT COUNT(*) FROM orders WHERE sale_id = ? AND uid = ? AND status = 'paid'", sale, strconv.Itoa(first)).Scan(&live))
+		world.Must(s.t, s.w.Books.DB.QueryRow("SELECT COUNT(*) FROM audit_log WHERE action = 'sale.archive' AND target = ?", fmt.Sprintf("sale %d", sale)).Scan(&times))
+		world.Must(s.t, s.w.Books.DB.QueryRow("SELECT k.available, k.allotted FROM skus k JOIN sales s ON s.sku_id = k.id WHERE s.id = ?", sale).Scan(&available, &allotted))
+		world.Must(s.t, s.w.Books.DB.QueryRow("SELECT COUNT(*) FROM orders WHERE sale_id = ? AND uid = ? AND status = 'paid'", sale, strconv.Itoa(first)).Scan(&live))
 		if times != 1 || available != 69 || allotted != 1 || live != 1 {
 			s.t.Errorf("archived %d times, the SKU has %d units back and %d allotted, %d paid orders; want 1, 69, 1, 1", times, available, allotted, live)
 		}
 		until(s.t, "a press on it is refused as ended", func(ctx context.Context) error {
-			if a := s.w.do(ctx, "POST", press, tokens[0], "", ""); a.status != 403 || a.Code != "SALE_ENDED" {
-				return errors.New(a.String())
-			}
-			return nil
+			return s.w.do(ctx, "POST", press, tokens[0], "", "").Is(403, "SALE_ENDED")
 		})
 	}
 }
@@ -403,52 +387,38 @@ func standing(s *scene) {
 	defer cancel()
 	sale := s.w.newSale(s.t, fmt.Sprintf("a line beside sale %d", s.sale), 1, time.Minute)
 	_, tokens, err := s.w.mint(3)
-	must(s.t, err)
-	url := s.w.ports.PublicURL()
-	ask := func(ctx context.Context, method, path, token string, ok func(answer) bool) error {
-		if a := s.w.do(ctx, method, url+path, token, "", ""); !ok(a) {
-			return fmt.Errorf("%s %s: %s", method, path, a)
-		}
-		return nil
+	world.Must(s.t, err)
+	ask := func(ctx context.Context, method, path, token string) world.Answer {
+		return s.w.do(ctx, method, s.w.PublicURL()+path, token, "", "")
 	}
-	is := func(status int, text string) func(answer) bool {
-		return func(a answer) bool { return a.status == status && bytes.Contains(a.body, []byte(text)) }
+	comes := func(what, method, path, token, text string) {
+		s.t.Helper()
+		until(s.t, what, func(ctx context.Context) error { return ask(ctx, method, path, token).Is(200, text) })
 	}
-	order := s.w.do(ctx, "POST", fmt.Sprintf("%s/v1/sales/%d/orders", url, sale), tokens[0], "bought", "")
-	if order.status != 202 {
-		s.t.Fatalf("the only unit: %s", order)
-	}
-	until(s.t, "it waits for its payment", func(ctx context.Context) error {
-		return ask(ctx, "GET", wire.OrderPath(order.OrderID), tokens[0], is(200, `"pending_payment"`))
-	})
+	order := s.w.do(ctx, "POST", s.w.ordersURL(sale), tokens[0], "bought", "")
+	world.Must(s.t, order.Is(202))
+	comes("it waits for its payment", "GET", wire.OrderPath(order.OrderID), tokens[0], `"pending_payment"`)
 	line, back := wire.StandbyPath(sale), wire.OrderPath(order.OrderID)+"/cancellation"
-	if a := s.w.do(ctx, "POST", url+line, tokens[1], "", ""); a.status == 200 {
-		s.w.do(ctx, "POST", url+back, tokens[0], "", "") // it dies now or soon
+	if a := ask(ctx, "POST", line, tokens[1]); a.Status == 200 {
+		ask(ctx, "POST", back, tokens[0]) // it dies now or soon
 	}
 	s.after = func() {
 		s.t.Helper()
-		until(s.t, "it is in line", func(ctx context.Context) error { return ask(ctx, "POST", line, tokens[1], is(200, "")) })
-		until(s.t, "the unit is back", func(ctx context.Context) error { return ask(ctx, "POST", back, tokens[0], is(200, "")) })
-		if err := ask(ctx, "POST", fmt.Sprintf("/v1/sales/%d/orders", sale), tokens[2], is(202, "")); err == nil {
+		comes("it is in line", "POST", line, tokens[1], "")
+		comes("the unit is back", "POST", back, tokens[0], "")
+		if a := s.w.do(ctx, "POST", s.w.ordersURL(sale), tokens[2], "", ""); a.Status == 202 {
 			s.t.Error("somebody who was not in line got the unit")
 		}
-		until(s.t, "it is offered", func(ctx context.Context) error { return ask(ctx, "GET", line, tokens[1], is(200, `"offered"`)) })
+		comes("it is offered", "GET", line, tokens[1], `"offered"`)
 		var offer string
-		must(s.t, s.w.books.DB.QueryRow("SELECT order_id FROM standby WHERE sale_id = ?", sale).Scan(&offer))
-		until(s.t, "it is accepted", func(ctx context.Context) error {
-			return ask(ctx, "POST", wire.OrderPath(offer)+"/payment", tokens[1], is(200, `"paid"`))
-		})
-		until(s.t, "all of it balances", func(ctx context.Context) error {
-			if a := s.w.admin(ctx, "GET", fmt.Sprintf("/sales/%d/audit", sale), "", ""); a.status != 200 || !bytes.Contains(a.body, []byte(`"balanced":true`)) {
-				return fmt.Errorf("the auditor says %s", a)
-			}
-			return nil
-		})
+		world.Must(s.t, s.w.Books.DB.QueryRow("SELECT order_id FROM standby WHERE sale_id = ?", sale).Scan(&offer))
+		comes("it is accepted", "POST", wire.OrderPath(offer)+"/payment", tokens[1], `"paid"`)
+		until(s.t, "all of it balances", func(ctx context.Context) error { return s.w.Audited(ctx, sale) })
 	}
 }
 
 func rebuilding(s *scene) {
-	if a := s.w.admin(context.Background(), "POST", fmt.Sprintf("/sales/%d/rebuild", s.sale), "", ""); a.status != 0 {
+	if a := s.w.admin(context.Background(), "POST", fmt.Sprintf("/sales/%d/rebuild", s.sale), "", ""); a.Status != 0 {
 		s.t.Fatalf("rebuild: got %s, want no answer: it is to die", a)
 	}
 }
@@ -459,24 +429,24 @@ func adoption(s *scene) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	var epoch int64
-	must(s.t, s.w.books.DB.QueryRowContext(ctx, "SELECT epoch FROM sale_stock WHERE sale_id = ?", s.sale).Scan(&epoch))
-	tx, err := s.w.books.DB.BeginTx(ctx, nil)
-	must(s.t, err)
+	world.Must(s.t, s.w.Books.DB.QueryRowContext(ctx, "SELECT epoch FROM sale_stock WHERE sale_id = ?", s.sale).Scan(&epoch))
+	tx, err := s.w.Books.DB.BeginTx(ctx, nil)
+	world.Must(s.t, err)
 	defer tx.Rollback()
 	var values []string // of buyers who come late
 	for n := s.load.first + buyers/2; n < s.load.first+buyers; n++ {
 		values = append(values, fmt.Sprintf("(%d, '%d', 1, 'held')", s.sale, n))
 	}
 	held, err := tx.ExecContext(ctx, "INSERT IGNORE INTO order_slots (sale_id, uid, slot, order_id) VALUES "+strings.Join(values, ", "))
-	must(s.t, err)
+	world.Must(s.t, err)
 	if n, err := held.RowsAffected(); err != nil || n == 0 {
 		s.t.Fatalf("no order of the last %d buyers is still to come: %v", buyers/2, err)
 	}
-	must(s.t, s.load.log.Await(ctx, buyers/2+lanes))                            // so that some of them are queued, and their batch waits
+	world.Must(s.t, s.load.log.Await(ctx, buyers/2+lanes))                      // so that some of them are queued, and their batch waits
 	go s.w.admin(ctx, "POST", fmt.Sprintf("/sales/%d/rebuild", s.sale), "", "") // not answered: the process dies
 	until(s.t, "the rebuild raises the epoch", func(ctx context.Context) error {
 		var now int64
-		if err := s.w.books.DB.QueryRowContext(ctx, "SELECT epoch FROM sale_stock WHERE sale_id = ?", s.sale).Scan(&now); err != nil {
+		if err := s.w.Books.DB.QueryRowContext(ctx, "SELECT epoch FROM sale_stock WHERE sale_id = ?", s.sale).Scan(&now); err != nil {
 			return err
 		}
 		if now == epoch {
@@ -484,7 +454,7 @@ func adoption(s *scene) {
 		}
 		return nil
 	})
-	must(s.t, tx.Rollback())
+	world.Must(s.t, tx.Rollback())
 }
 
 // refused is the buyer of a scene whose order MySQL takes no row for.
@@ -492,8 +462,8 @@ func (s *scene) refused() string { return strconv.Itoa(s.load.first) }
 
 // refusal lets MySQL refuse the order of the first buyer, so that it becomes a dead letter.
 func refusal(s *scene) {
-	_, err := s.w.books.DB.Exec(fmt.Sprintf("ALTER TABLE orders ADD CONSTRAINT refusal CHECK (sale_id <> %d OR uid <> '%s')", s.sale, s.refused()))
-	must(s.t, err)
+	_, err := s.w.Books.DB.Exec(fmt.Sprintf("ALTER TABLE orders ADD CONSTRAINT refusal CHECK (sale_id <> %d OR uid <> '%s')", s.sale, s.refused()))
+	world.Must(s.t, err)
 }
 
 // replaying lets MySQL take the order, and replays its letter in a process beside which nothing else could settle it.
@@ -502,43 +472,47 @@ func replaying(s *scene) {
 	defer cancel()
 	var letter, order string
 	until(s.t, "the refused order is a dead letter", func(ctx context.Context) error {
-		return s.w.books.DB.QueryRowContext(ctx, "SELECT id, order_id FROM dead_letters WHERE sale_id = ? AND payload LIKE ?", s.sale, `%"uid":"`+s.refused()+`"%`).Scan(&letter, &order)
+		return s.w.Books.DB.QueryRowContext(ctx, "SELECT id, order_id FROM dead_letters WHERE sale_id = ? AND payload LIKE ?", s.sale, `%"uid":"`+s.refused()+`"%`).Scan(&letter, &order)
 	})
-	must(s.t, s.process.Stop(ctx))
-	_, err := s.w.books.DB.ExecContext(ctx, "ALTER TABLE orders DROP CONSTRAINT refusal")
-	must(s.t, err)
+	world.Must(s.t, s.process.Stop(ctx))
+	_, err := s.w.Books.DB.ExecContext(ctx, "ALTER TABLE orders DROP CONSTRAINT refusal")
+	world.Must(s.t, err)
 	s.process = s.w.process("backend", s.point, "-roles", "api")
-	must(s.t, s.process.Start(ctx))
-	s.insist("/dead-letters/"+letter+"/replay", "", 200, func(a answer) {
+	world.Must(s.t, s.process.Start(ctx))
+	s.insist("/dead-letters/"+letter+"/replay", "", 200, func(a world.Answer) {
 		var status string
 		var marked bool
-		must(s.t, s.w.books.DB.QueryRow("SELECT o.status, d.replayed_at IS NOT NULL FROM dead_letters d JOIN orders o ON o.id = d.order_id WHERE d.id = ?", letter).Scan(&status, &marked))
-		if !bytes.Contains(a.body, []byte(`"result":"unchanged"`)) || !bytes.Contains(a.body, []byte(order)) || !marked || status == string(wire.Rejected) {
+		world.Must(s.t, s.w.Books.DB.QueryRow("SELECT o.status, d.replayed_at IS NOT NULL FROM dead_letters d JOIN orders o ON o.id = d.order_id WHERE d.id = ?", letter).Scan(&status, &marked))
+		if !bytes.Contains(a.Body, []byte(`"result":"unchanged"`)) || !bytes.Contains(a.Body, []byte(order)) || !marked || status == string(wire.Rejected) {
 			s.t.Errorf("replayed again: %s; the order is %s, the letter is marked: %v; want the first replay's order, unchanged", a, status, marked)
 		}
 	})
 }
 
-func reloading(s *scene) { s.w.configs(s.t, int(s.sale)) } // the gateway watches its file
+// reloading changes the gateway's file, which it watches.
+func reloading(s *scene) {
+	s.w.Limits = limits(int(s.sale))
+	world.Must(s.t, s.w.WriteGateway())
+}
 
-func draining(s *scene) { must(s.t, s.process.Signal(syscall.SIGTERM)) }
+func draining(s *scene) { world.Must(s.t, s.process.Signal(syscall.SIGTERM)) }
 
 // migration is the point in the middle of `backend migrate`.
 const migration = "migrate.statement-sent"
 
 // migrate kills one migration after the other, each at a later CREATE TABLE of its own; the next one must go on from there.
-func (w *world) migrate(t *testing.T) {
+func (w *system) migrate(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	const schema = "half_migrated"
-	_, err := w.books.DB.ExecContext(ctx, "CREATE DATABASE "+schema+" CHARACTER SET utf8mb4")
-	must(t, err)
-	config, err := os.ReadFile(w.file("backend.yaml"))
-	must(t, err)
-	file := w.file("migrate.yaml")
-	must(t, os.WriteFile(file, bytes.Replace(config, []byte(")/"+w.name), []byte(")/"+schema), 1), 0o600))
+	_, err := w.Books.DB.ExecContext(ctx, "CREATE DATABASE "+schema+" CHARACTER SET utf8mb4")
+	world.Must(t, err)
+	config, err := os.ReadFile(w.File("backend.yaml"))
+	world.Must(t, err)
+	file := w.File("migrate.yaml")
+	world.Must(t, os.WriteFile(file, bytes.Replace(config, []byte(")/"+w.Name), []byte(")/"+schema), 1), 0o600))
 	run := func(failpoint string) (string, error) {
-		cmd := w.command("backend", "migrate", "-config", file)
+		cmd := exec.Command(filepath.Join(w.Bin, "backend"), "migrate", "-config", file)
 		cmd.Env = append(os.Environ(), "FLOODGATE_FAILPOINT="+failpoint)
 		out, err := cmd.CombinedOutput()
 		return string(out), err
@@ -563,8 +537,8 @@ func (w *world) migrate(t *testing.T) {
 	}
 	var here, whole int
 	const count = "SELECT COUNT(*) FROM information_schema.columns WHERE table_schema = ?"
-	must(t, w.books.DB.QueryRowContext(ctx, count, schema).Scan(&here))
-	must(t, w.books.DB.QueryRowContext(ctx, count, w.name).Scan(&whole))
+	world.Must(t, w.Books.DB.QueryRowContext(ctx, count, schema).Scan(&here))
+	world.Must(t, w.Books.DB.QueryRowContext(ctx, count, w.Name).Scan(&whole))
 	if here != whole {
 		t.Errorf("the schema has %d columns, one that was migrated in peace has %d", here, whole)
 	}

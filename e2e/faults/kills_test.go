@@ -19,13 +19,14 @@ import (
 
 	"floodgate.internal/e2e/oracle"
 	"floodgate.internal/e2e/stack"
+	"floodgate.internal/e2e/world"
 )
 
 // victim is a component that the kill loop kills, or several of them in the same moment.
 type victim struct {
 	name    string
 	weight  int // of 100; 0 for several
-	process func(*world) *stack.Process
+	process func(*system) *stack.Process
 	several []*victim
 	opened  [2][]time.Duration // until each of the two sales decided again: the one to keep, and the one to expire
 	gates   [2][]time.Duration // of redis alone: until the gate of each was open, as redis has it
@@ -33,19 +34,11 @@ type victim struct {
 
 func victims() []*victim {
 	return []*victim{
-		{name: "backend (every role)", weight: 34, process: func(w *world) *stack.Process { return w.backend }},
-		{name: "gateway", weight: 18, process: func(w *world) *stack.Process { return w.gateway }},
-		{name: "redis", weight: 25, process: func(w *world) *stack.Process { return w.redis.Redis }},
-		{name: "mysql", weight: 19, process: func(w *world) *stack.Process { return w.mysql.MySQL }},
-		{name: "rabbitmq", weight: 4, process: func(w *world) *stack.Process { return w.rabbitmq.RabbitMQ }},
-	}
-}
-
-// wait lets time pass.
-func wait(ctx context.Context, d time.Duration) {
-	select {
-	case <-time.After(d):
-	case <-ctx.Done():
+		{name: "backend (every role)", weight: 34, process: func(w *system) *stack.Process { return w.Backend }},
+		{name: "gateway", weight: 18, process: func(w *system) *stack.Process { return w.Gateway }},
+		{name: "redis", weight: 25, process: func(w *system) *stack.Process { return w.redis.Redis }},
+		{name: "mysql", weight: 19, process: func(w *system) *stack.Process { return w.mysql.MySQL }},
+		{name: "rabbitmq", weight: 4, process: func(w *system) *stack.Process { return w.rabbitmq.RabbitMQ }},
 	}
 }
 
@@ -84,7 +77,7 @@ func pickSome(r *rand.Rand, all []*victim, two, five *victim) *victim {
 }
 
 // processes are those that die.
-func (v *victim) processes(w *world) (list []*stack.Process) {
+func (v *victim) processes(w *system) (list []*stack.Process) {
 	for _, one := range v.several {
 		list = append(list, one.processes(w)...)
 	}
@@ -124,7 +117,7 @@ func length(t *testing.T) time.Duration {
 		return 0
 	}
 	d, err := time.ParseDuration(s)
-	must(t, err)
+	world.Must(t, err)
 	return d
 }
 
@@ -142,7 +135,7 @@ func seed(t *testing.T) uint64 {
 		return rand.Uint64()
 	}
 	n, err := strconv.ParseUint(s, 10, 64)
-	must(t, err)
+	world.Must(t, err)
 	return n
 }
 
@@ -157,7 +150,7 @@ func TestKills(t *testing.T) {
 	if length(t) > 0 {
 		o.batch = 0
 	}
-	w := newGround(t).world(t, o)
+	w := newGround(t).system(t, o)
 	long, chosen := length(t), seed(t)
 	t.Logf("FLOODGATE_SEED=%d", chosen)
 	note("The kill loop's seed was %d (FLOODGATE_SEED), and it went on for at least %v (FLOODGATE_SOAK).", chosen, long)
@@ -197,7 +190,7 @@ func TestKills(t *testing.T) {
 }
 
 // round is some kills on one sale whose orders stay, and one whose orders expire; it ends with every equation.
-func (w *world) round(t *testing.T, next func() *victim, r *rand.Rand, round int) (tally oracle.Tally, rest, afterBack time.Duration) {
+func (w *system) round(t *testing.T, next func() *victim, r *rand.Rand, round int) (tally oracle.Tally, rest, afterBack time.Duration) {
 	t.Helper()
 	const units = 1000000
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
@@ -260,7 +253,7 @@ func (w *world) round(t *testing.T, next func() *victim, r *rand.Rand, round int
 			}
 		}
 		if soak {
-			wait(ctx, time.Duration(r.Int64N(int64(longestInSoak))))
+			world.Pause(ctx, time.Duration(r.Int64N(int64(longestInSoak))))
 		} else if err := expires.log.Await(reach, expires.log.Promised()+r.IntN(mostBetween)); err != nil {
 			t.Errorf("%s was killed: %v", v.names(), err)
 		}
@@ -279,9 +272,7 @@ func (w *world) round(t *testing.T, next func() *victim, r *rand.Rand, round int
 		w.explain(t, fmt.Sprintf("all was settled after %v", rest.Round(time.Millisecond)), fallen)
 	}
 	for _, l := range []*load{stays, expires} {
-		if a := w.admin(ctx, "POST", fmt.Sprintf("/sales/%d/close", l.sale), "", ""); a.status != 200 {
-			t.Errorf("close sale %d: %s", l.sale, a)
-		}
+		w.closeSale(t, l.sale)
 	}
 	return tally, rest, afterBack
 }
@@ -294,18 +285,18 @@ const (
 
 // watchGate looks at a sale's gate in Redis from now on; the function that it returns waits until a reconciler has opened it anew, and
 // says when that was seen.
-func (w *world) watchGate(ctx context.Context, t *testing.T, sale int64) func() time.Time {
+func (w *system) watchGate(ctx context.Context, t *testing.T, sale int64) func() time.Time {
 	t.Helper()
-	before, err := w.books.Gate(ctx, sale)
-	must(t, err)
+	before, err := w.Books.Gate(ctx, sale)
+	world.Must(t, err)
 	opened := make(chan time.Time, 1)
 	go func() {
 		for ctx.Err() == nil {
-			if g, err := w.books.Gate(ctx, sale); err == nil && g.Open && g.Token > before.Token {
+			if g, err := w.Books.Gate(ctx, sale); err == nil && g.Open && g.Token > before.Token {
 				opened <- time.Now()
 				return
 			}
-			wait(ctx, 20*time.Millisecond)
+			world.Pause(ctx, 20*time.Millisecond)
 		}
 		close(opened)
 	}()
@@ -319,8 +310,8 @@ type fall struct {
 	said   int64 // the length of the backend's log then
 }
 
-func (w *world) saidSoFar() int64 {
-	info, err := os.Stat(w.backend.LogFile())
+func (w *system) saidSoFar() int64 {
+	info, err := os.Stat(w.Backend.LogFile())
 	if err != nil {
 		return 0 // not yet there
 	}
@@ -328,14 +319,14 @@ func (w *world) saidSoFar() int64 {
 }
 
 // explain logs what was killed lately, and what the backend said since the first of that.
-func (w *world) explain(t *testing.T, what string, fallen []fall) {
+func (w *system) explain(t *testing.T, what string, fallen []fall) {
 	const kills, most = 4, 20_000
 	fallen = fallen[max(0, len(fallen)-kills):]
 	for _, f := range fallen {
 		what += fmt.Sprintf("; %s was killed at %s", f.victim, f.at.UTC().Format("15:04:05.000"))
 	}
-	f, err := os.Open(w.backend.LogFile())
-	must(t, err)
+	f, err := os.Open(w.Backend.LogFile())
+	world.Must(t, err)
 	defer f.Close()
 	b, err := io.ReadAll(io.NewSectionReader(f, fallen[0].said, most))
 	t.Logf("%s; the backend's log since then, %v:\n%s", what, err, b)

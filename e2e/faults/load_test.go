@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"floodgate.internal/e2e/oracle"
+	"floodgate.internal/e2e/world"
 	"floodgate.internal/shared/wire"
 )
 
@@ -20,7 +21,7 @@ const lanes = 24
 // load is a crowd of buyers, each of whom asks until told something final, every time with the same Idempotency-Key. One in
 // five then pays and one in five cancels, if ends is set.
 type load struct {
-	w      *world
+	w      *system
 	sale   int64
 	log    *oracle.Log
 	first  int
@@ -28,12 +29,12 @@ type load struct {
 	ends   bool
 	twice  bool // every request is sent twice at the same time, a press also without its key
 
-	pressing sync.RWMutex              // held for reading by each press until its answer is in the log
+	pressing sync.RWMutex              // held for reading by each press until its world.Answer is in the log
 	killed   atomic.Pointer[time.Time] // the last kill
-	decided  chan time.Time            // gets the first answer to a request that was sent after it
+	decided  chan time.Time            // gets the first world.Answer to a request that was sent after it
 }
 
-func (w *world) newLoad(sale int64, first int, tokens []string) *load {
+func (w *system) newLoad(sale int64, first int, tokens []string) *load {
 	return &load{w: w, sale: sale, log: oracle.NewLog(), first: first, tokens: tokens, ends: true, decided: make(chan time.Time, 1)}
 }
 
@@ -48,7 +49,7 @@ func (l *load) fell() time.Time {
 	return now
 }
 
-// answered returns when every press that is under way has been answered, and the answer is in the log.
+// answered returns when every press that is under way has been answered, and the world.Answer is in the log.
 func (l *load) answered() {
 	l.pressing.Lock()
 	defer l.pressing.Unlock()
@@ -79,15 +80,6 @@ func (l *load) run(ctx context.Context) error {
 // impatience is the most that a buyer waits before asking again, whatever Retry-After says: so a fault is felt at once.
 const impatience = 200 * time.Millisecond
 
-func pause(ctx context.Context) {
-	t := time.NewTimer(impatience)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-	case <-t.C:
-	}
-}
-
 func (l *load) buy(ctx context.Context, n int, token string) error {
 	uid := strconv.Itoa(n)
 	key := "press-of-" + uid
@@ -98,7 +90,7 @@ func (l *load) buy(ctx context.Context, n int, token string) error {
 			break
 		}
 		switch {
-		case a.status == 202, a.Code == "SOLD_OUT", a.Code == "ALREADY_ORDERED" && l.twice: // by the press without the key
+		case a.Status == 202, a.Code == "SOLD_OUT", a.Code == "ALREADY_ORDERED" && l.twice: // by the press without the key
 			if killed := l.killed.Load(); killed != nil && began.After(*killed) {
 				select {
 				case l.decided <- time.Now():
@@ -109,8 +101,8 @@ func (l *load) buy(ctx context.Context, n int, token string) error {
 				return l.end(ctx, uid, token, a.OrderID, n%5 == 0)
 			}
 			return nil
-		case oracle.AskAgain(a.status):
-			pause(ctx)
+		case a.AskAgain():
+			world.Pause(ctx, impatience)
 		default:
 			return fmt.Errorf("uid %s pressed: %s", uid, a)
 		}
@@ -118,14 +110,14 @@ func (l *load) buy(ctx context.Context, n int, token string) error {
 	return fmt.Errorf("uid %s was never told anything final", uid)
 }
 
-// press asks for an order, once or twice, and returns the answer to the first.
-func (l *load) press(ctx context.Context, uid, token, key string) answer {
-	once := func(key string) answer {
+// press asks for an order, once or twice, and returns the world.Answer to the first.
+func (l *load) press(ctx context.Context, uid, token, key string) world.Answer {
+	once := func(key string) world.Answer {
 		l.pressing.RLock()
 		defer l.pressing.RUnlock()
-		a := l.w.do(ctx, "POST", fmt.Sprintf("%s/v1/sales/%d/orders", l.w.publicURL(), l.sale), token, key, `{"quantity":1}`)
+		a := l.w.do(ctx, "POST", l.w.ordersURL(l.sale), token, key, `{"quantity":1}`)
 		if ctx.Err() == nil {
-			l.log.Add(oracle.Answer{UID: uid, Key: key, Status: a.status, Code: a.Code, OrderID: a.OrderID})
+			l.log.Add(a.To(uid, key))
 		}
 		return a
 	}
@@ -140,7 +132,7 @@ func (l *load) press(ctx context.Context, uid, token, key string) answer {
 }
 
 // ask is a request about an order, sent once or twice.
-func (l *load) ask(ctx context.Context, method, url, token string) answer {
+func (l *load) ask(ctx context.Context, method, url, token string) world.Answer {
 	if l.twice {
 		var more sync.WaitGroup
 		defer more.Wait()
@@ -155,18 +147,18 @@ func (l *load) end(ctx context.Context, uid, token, order string, pay bool) erro
 	if pay {
 		what, status = "/payment", wire.Paid
 	}
-	url := l.w.publicURL() + wire.OrderPath(order)
+	url := l.w.PublicURL() + wire.OrderPath(order)
 	for ctx.Err() == nil {
 		a := l.ask(ctx, "GET", url+"?wait_ms=2000", token)
-		if a.status == 200 && string(a.Status) != `"queued"` {
+		if a.Status == 200 && a.Order != wire.Queued {
 			a = l.ask(ctx, "POST", url+what, token)
 		}
 		switch {
-		case a.status == 200 && string(a.Status) == strconv.Quote(string(status)):
+		case a.Status == 200 && a.Order == status:
 			l.log.End(order, status)
 			return nil
-		case a.status == 200, oracle.AskAgain(a.status):
-			pause(ctx)
+		case a.Status == 200, a.AskAgain():
+			world.Pause(ctx, impatience)
 		default:
 			return fmt.Errorf("uid %s, %s of %s: %s", uid, what, order, a)
 		}

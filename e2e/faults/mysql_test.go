@@ -15,24 +15,26 @@ import (
 	"time"
 
 	"github.com/go-sql-driver/mysql"
+
+	"floodgate.internal/e2e/world"
 )
 
-// mysqlFaults are a MySQL that does not answer, or not as it should.
+// mysqlFaults are a MySQL that does not world.Answer, or not as it should.
 func mysqlFaults(t *testing.T, g *ground) {
-	own := openServers(t, filepath.Join(g.dir, "mysql"))
-	must(t, own.MySQL.Start(t.Context()))
-	w := g.world(t, options{linked: true, mysql: own})
+	own := world.OpenServers(t, filepath.Join(g.Dir, "mysql"))
+	world.Must(t, own.MySQL.Start(t.Context()))
+	w := g.system(t, options{linked: true, mysql: own})
 	admin := adminOf(t, w)
 	w.group(t, partMySQL,
 		disorder{
 			what: "mysql: paused", injected: "SIGSTOP for longer than any statement may take", // 12 s: see store.Open
-			strike: func(s *trial) { must(s.T, own.MySQL.Signal(syscall.SIGSTOP)); wait(s.ctx, 12*time.Second) },
-			heal:   func(s *trial) { must(s.T, own.MySQL.Signal(syscall.SIGCONT)) },
+			strike: func(s *trial) { world.Must(s.T, own.MySQL.Signal(syscall.SIGSTOP)); world.Pause(s.ctx, 12*time.Second) },
+			heal:   func(s *trial) { world.Must(s.T, own.MySQL.Signal(syscall.SIGCONT)) },
 		},
 		disorder{
 			what: "mysql: restarted", injected: "SIGTERM, and started again",
-			strike: func(s *trial) { must(s.T, own.MySQL.Stop(s.ctx)) },
-			heal:   func(s *trial) { must(s.T, own.MySQL.Start(s.ctx)) },
+			strike: func(s *trial) { world.Must(s.T, own.MySQL.Stop(s.ctx)) },
+			heal:   func(s *trial) { world.Must(s.T, own.MySQL.Start(s.ctx)) },
 		},
 		fullHouse(w),
 		disorder{
@@ -49,7 +51,7 @@ func mysqlFaults(t *testing.T, g *ground) {
 			what: "mysql: the reply of a COMMIT is lost", injected: "the connection reset instead of the answer", times: 10,
 			strike: func(s *trial) {
 				for range 10 {
-					lost := w.links.mysql.LoseAnswerTo("\x03COMMIT")
+					lost := w.Links.MySQL.LoseAnswerTo("\x03COMMIT")
 					select {
 					case <-lost:
 					case <-s.ctx.Done():
@@ -63,7 +65,7 @@ func mysqlFaults(t *testing.T, g *ground) {
 			what: "mysql: a transaction that never ends", injected: "the connection half-open for good after the slots' INSERT",
 			strike: func(s *trial) {
 				select {
-				case <-w.links.mysql.StrandAfter("INSERT INTO order_slots"):
+				case <-w.Links.MySQL.StrandAfter("INSERT INTO order_slots"):
 				case <-s.ctx.Done():
 					s.Fatal("no slots were inserted")
 				}
@@ -75,15 +77,12 @@ func mysqlFaults(t *testing.T, g *ground) {
 }
 
 // adminOf are connections to the world's MySQL past its link.
-func adminOf(t *testing.T, w *world) *sql.DB {
+func adminOf(t *testing.T, w *system) *sql.DB {
 	t.Helper()
-	c, err := mysql.ParseDSN(w.mysql.MySQLDSN())
-	must(t, err)
-	c.DBName = w.name
-	c.Logger = &mysql.NopLogger{}
-	connector, err := mysql.NewConnector(c)
-	must(t, err)
-	db := sql.OpenDB(connector)
+	dsn, err := world.DSN(w.Stores.MySQL, w.Name)
+	world.Must(t, err)
+	db, err := world.OpenMySQL(dsn)
+	world.Must(t, err)
 	t.Cleanup(func() { db.Close() })
 	return db
 }
@@ -95,7 +94,7 @@ func status(ctx context.Context, db *sql.DB, name string) (n int64, err error) {
 }
 
 // fullHouse takes every connection that the server allows, and ends those that others have.
-func fullHouse(w *world) disorder {
+func fullHouse(w *system) disorder {
 	const few = 10 // the least that the server allows
 	var taken []*sql.Conn
 	return disorder{
@@ -114,12 +113,12 @@ func fullHouse(w *world) disorder {
 				ours[id] = true
 				return err
 			}
-			must(s.T, take())
+			world.Must(s.T, take())
 			_, err := taken[0].ExecContext(s.ctx, fmt.Sprint("SET GLOBAL max_connections = ", few))
-			must(s.T, err)
+			world.Must(s.T, err)
 			s.until("all connections are ours", func(ctx context.Context) error {
 				others := 0
-				ids, err := connections(ctx, taken[0], w.name)
+				ids, err := connections(ctx, taken[0], w.Name)
 				if err != nil {
 					return err
 				}
@@ -145,9 +144,9 @@ func fullHouse(w *world) disorder {
 		},
 		heal: func(s *trial) {
 			_, err := taken[0].ExecContext(s.ctx, "SET GLOBAL max_connections = 500")
-			must(s.T, err)
+			world.Must(s.T, err)
 			for _, c := range taken {
-				must(s.T, c.Close())
+				world.Must(s.T, c.Close())
 			}
 		},
 	}
@@ -174,18 +173,18 @@ func connections(ctx context.Context, c *sql.Conn, schema string) (ids []int64, 
 func deadlocks(s *trial, db *sql.DB) {
 	const ballast = 2000 // rows: of two transactions the server ends the lighter one
 	_, err := db.ExecContext(s.ctx, "CREATE TABLE IF NOT EXISTS ballast (n INT NOT NULL PRIMARY KEY)")
-	must(s.T, err)
+	world.Must(s.T, err)
 	before, err := status(s.ctx, db, "Innodb_deadlocks")
-	must(s.T, err)
+	world.Must(s.T, err)
 	for n := int64(1); n <= 10; {
 		tx, err := db.BeginTx(s.ctx, nil)
-		must(s.T, err)
+		world.Must(s.T, err)
 		var mine int64
-		must(s.T, tx.QueryRowContext(s.ctx, "SELECT CONNECTION_ID()").Scan(&mine))
+		world.Must(s.T, tx.QueryRowContext(s.ctx, "SELECT CONNECTION_ID()").Scan(&mine))
 		_, err = tx.ExecContext(s.ctx, fmt.Sprintf("INSERT INTO ballast SELECT seq FROM seq_1_to_%d", ballast))
-		must(s.T, err)
+		world.Must(s.T, err)
 		_, err = tx.ExecContext(s.ctx, "SELECT available FROM sale_stock WHERE sale_id = ? FOR UPDATE", s.sale)
-		must(s.T, err)
+		world.Must(s.T, err)
 		s.until("somebody waits for the stock row", func(ctx context.Context) error {
 			waiting, err := status(ctx, db, "Innodb_row_lock_current_waits")
 			if err == nil && waiting == 0 {
@@ -194,9 +193,9 @@ func deadlocks(s *trial, db *sql.DB) {
 			return err
 		})
 		_, err = tx.ExecContext(s.ctx, "SELECT COUNT(*) FROM order_slots WHERE sale_id = ? FOR UPDATE", s.sale)
-		must(s.T, errors.Join(err, tx.Rollback())) // the other one was ended, not this one
+		world.Must(s.T, errors.Join(err, tx.Rollback())) // the other one was ended, not this one
 		now, err := status(s.ctx, db, "Innodb_deadlocks")
-		must(s.T, err)
+		world.Must(s.T, err)
 		n = now - before + 1
 	}
 }
@@ -204,17 +203,17 @@ func deadlocks(s *trial, db *sql.DB) {
 // lockTimeouts holds a sale's stock row for longer than anybody waits for it.
 func lockTimeouts(s *trial, db *sql.DB) {
 	_, err := db.ExecContext(s.ctx, "SET GLOBAL innodb_monitor_enable = 'lock_timeouts'")
-	must(s.T, err)
+	world.Must(s.T, err)
 	count := func(ctx context.Context) (n int64, err error) {
 		err = db.QueryRowContext(ctx, "SELECT count FROM information_schema.innodb_metrics WHERE name = 'lock_timeouts'").Scan(&n)
 		return n, err
 	}
 	before, err := count(s.ctx)
-	must(s.T, err)
+	world.Must(s.T, err)
 	tx, err := db.BeginTx(s.ctx, nil)
-	must(s.T, err)
+	world.Must(s.T, err)
 	_, err = tx.ExecContext(s.ctx, "SELECT available FROM sale_stock WHERE sale_id = ? FOR UPDATE", s.sale)
-	must(s.T, err)
+	world.Must(s.T, err)
 	s.until("two transactions have waited for too long", func(ctx context.Context) error {
 		n, err := count(ctx)
 		if err == nil && n < before+2 {
@@ -222,31 +221,31 @@ func lockTimeouts(s *trial, db *sql.DB) {
 		}
 		return err
 	})
-	must(s.T, tx.Rollback())
+	world.Must(s.T, tx.Rollback())
 }
 
 // mysqlDisk is a MySQL whose disk is full.
 func mysqlDisk(t *testing.T, g *ground) {
-	own := openServers(t, filepath.Join(g.dir, "mysql-disk"))
+	own := world.OpenServers(t, filepath.Join(g.Dir, "mysql-disk"))
 	disk := own.MySQL.DataDir()
-	must(t, os.MkdirAll(disk, 0o755))
+	world.Must(t, os.MkdirAll(disk, 0o755))
 	if err := syscall.Mount("floodgate-test", disk, "tmpfs", 0, "size=400m"); err != nil {
 		t.Fatalf("mount a small file system on %s, for a disk that can be full: %v: this test must be run as root", disk, err)
 	}
 	t.Cleanup(func() {
-		must(t, own.MySQL.Kill(context.Background()))
-		must(t, syscall.Unmount(disk, 0))
+		world.Must(t, own.MySQL.Kill(context.Background()))
+		world.Must(t, syscall.Unmount(disk, 0))
 	})
-	must(t, own.MySQL.Start(t.Context()))
-	w := g.world(t, options{mysql: own})
+	world.Must(t, own.MySQL.Start(t.Context()))
+	w := g.system(t, options{mysql: own})
 	filler := filepath.Join(disk, "filler")
 	w.group(t, partMySQL, disorder{
 		what: "mysql: out of disk", injected: "no byte is left on its file system, until it has refused orders with 1114 or ended",
 		strike: func(s *trial) {
 			fill(s.T, filler)
-			logged := size(s.T, w.backend)
+			logged := size(s.T, w.Backend)
 			s.until("it cannot go on", func(context.Context) error {
-				if own.MySQL.Running() && !bytes.Contains(since(s.T, w.backend, logged), []byte("Error 1114")) {
+				if own.MySQL.Running() && !bytes.Contains(since(s.T, w.Backend, logged), []byte("Error 1114")) {
 					return errors.New("it takes orders still")
 				}
 				return nil
@@ -254,8 +253,8 @@ func mysqlDisk(t *testing.T, g *ground) {
 			s.lasts()
 		},
 		heal: func(s *trial) {
-			must(s.T, os.Remove(filler))
-			must(s.T, own.MySQL.Start(s.ctx)) // if it has ended
+			world.Must(s.T, os.Remove(filler))
+			world.Must(s.T, own.MySQL.Start(s.ctx)) // if it has ended
 		},
 	})
 	w.drained(t)
@@ -265,7 +264,7 @@ func mysqlDisk(t *testing.T, g *ground) {
 func fill(t *testing.T, path string) {
 	t.Helper()
 	f, err := os.Create(path)
-	must(t, err)
+	world.Must(t, err)
 	defer f.Close()
 	for b := make([]byte, 1<<20); ; {
 		_, err := f.Write(b)
@@ -276,6 +275,6 @@ func fill(t *testing.T, path string) {
 			b = b[:1]
 			continue
 		}
-		must(t, err)
+		world.Must(t, err)
 	}
 }

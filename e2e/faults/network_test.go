@@ -12,13 +12,13 @@ import (
 // The ways between the parts of a system.
 var ways = []struct {
 	name string
-	of   func(*world) *netfault.Link
+	of   func(*system) *netfault.Link
 }{
-	{"client to gateway", func(w *world) *netfault.Link { return w.links.public }},
-	{"gateway to backend", func(w *world) *netfault.Link { return w.links.internal }},
-	{"backend to redis", func(w *world) *netfault.Link { return w.links.redis }},
-	{"backend to mysql", func(w *world) *netfault.Link { return w.links.mysql }},
-	{"backend to rabbitmq", func(w *world) *netfault.Link { return w.links.rabbitmq }},
+	{"client to gateway", func(w *system) *netfault.Link { return w.Links.Public }},
+	{"gateway to backend", func(w *system) *netfault.Link { return w.Links.Internal }},
+	{"backend to redis", func(w *system) *netfault.Link { return w.Links.Redis }},
+	{"backend to mysql", func(w *system) *netfault.Link { return w.Links.MySQL }},
+	{"backend to rabbitmq", func(w *system) *netfault.Link { return w.Links.RabbitMQ }},
 }
 
 // What goes wrong on each of them.
@@ -37,7 +37,7 @@ var mishaps = []struct {
 
 // wayFaults tries each mishap on one of the ways.
 func wayFaults(t *testing.T, g *ground, i int) {
-	w := g.world(t, options{linked: true})
+	w := g.system(t, options{linked: true})
 	way := ways[i]
 	link := way.of(w)
 	var all []disorder

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -12,6 +11,7 @@ import (
 	"testing"
 
 	"floodgate.internal/e2e/stack"
+	"floodgate.internal/e2e/world"
 )
 
 var mark = regexp.MustCompile(`failpoint\.(?:Hit|Halfway|Sent|Wrote)\("([^"]+)"`)
@@ -20,9 +20,7 @@ var mark = regexp.MustCompile(`failpoint\.(?:Hit|Halfway|Sent|Wrote)\("([^"]+)"`
 func points(t *testing.T) []string {
 	t.Helper()
 	root, err := stack.Root()
-	if err != nil {
-		t.Fatal(err)
-	}
+	world.Must(t, err)
 	var names []string
 	for _, module := range []string{"backend", "gateway", "shared"} {
 		err := filepath.WalkDir(filepath.Join(root, module), func(path string, d fs.DirEntry, err error) error {
@@ -35,9 +33,7 @@ func points(t *testing.T) []string {
 			}
 			return err
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		world.Must(t, err)
 	}
 	slices.Sort(names)
 	if unique := slices.Compact(slices.Clone(names)); len(unique) != len(names) {
@@ -46,29 +42,11 @@ func points(t *testing.T) []string {
 	return names
 }
 
-// build makes both binaries in dir.
-func build(t *testing.T, dir string, flags ...string) {
-	t.Helper()
-	root, err := stack.Root()
-	if err != nil {
-		t.Fatal(err)
-	}
-	args := append([]string{"build", "-buildvcs=false", "-o", dir + "/"}, flags...)
-	cmd := exec.Command("go", append(args, "./gateway/cmd/gateway", "./backend/cmd/backend")...)
-	cmd.Dir = root
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%s: %v\n%s", strings.Join(cmd.Args, " "), err, out)
-	}
-}
-
 func read(t *testing.T, dir string) (both []byte) {
 	t.Helper()
 	for _, name := range []string{"backend", "gateway"} {
 		b, err := os.ReadFile(filepath.Join(dir, name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		world.Must(t, err)
 		both = append(both, b...)
 	}
 	return both
@@ -78,8 +56,8 @@ func read(t *testing.T, dir string) (both []byte) {
 // of the package and not the variable's name is in it.
 func TestProductionHasNoFailpoints(t *testing.T) {
 	plain, tagged := t.TempDir(), t.TempDir()
-	build(t, plain)
-	build(t, tagged, "-tags", "failpoint")
+	world.Must(t, world.Build(plain))
+	world.Must(t, world.Build(tagged, "-tags", "failpoint"))
 	without, with := read(t, plain), read(t, tagged)
 	names := points(t)
 	if len(names) < 30 {

@@ -15,6 +15,7 @@ import (
 	"floodgate.internal/e2e/oracle"
 	"floodgate.internal/e2e/powercut"
 	"floodgate.internal/e2e/stack"
+	"floodgate.internal/e2e/world"
 )
 
 // cutLine is a row of the table of power cuts.
@@ -70,12 +71,12 @@ var mariadbSeen = []string{"--skip-innodb-use-native-aio", "--skip-innodb-log-fi
 // cuttable puts a server that never ran on a disk that can be cut.
 func (g *ground) cuttable(t *testing.T, p *stack.Process, d powercut.Disk, args ...string) *powercut.Disk {
 	t.Helper()
-	library, err := powercut.Build(filepath.Join(g.dir, "powercut"))
-	must(t, err)
-	dir, err := filepath.EvalSymlinks(g.dir)
-	must(t, err)
-	rel, err := filepath.Rel(g.dir, p.DataDir())
-	must(t, err)
+	library, err := powercut.Build(filepath.Join(g.Dir, "powercut"))
+	world.Must(t, err)
+	dir, err := filepath.EvalSymlinks(g.Dir)
+	world.Must(t, err)
+	rel, err := filepath.Rel(g.Dir, p.DataDir())
+	world.Must(t, err)
 	d.Library, d.Dir, d.Shadow = library, filepath.Join(dir, rel), filepath.Join(dir, rel+".synced")
 	p.With(d.Env(), args, d.Begin)
 	return &d
@@ -102,7 +103,7 @@ const (
 )
 
 // suffer cuts the power until it is known what that does to the promises.
-func (w *world) suffer(t *testing.T, o outage) {
+func (w *system) suffer(t *testing.T, o outage) {
 	l := o.cutLine
 	for !l.loses && l.cuts < fewestCuts || l.loses && l.tally.Lost == 0 && l.cuts < mostCuts {
 		tally, loss := w.blackout(t, o)
@@ -124,7 +125,7 @@ func (w *world) suffer(t *testing.T, o outage) {
 }
 
 // blackout sells while the power is cut once, and counts what became of the promises.
-func (w *world) blackout(t *testing.T, o outage) (tally oracle.Tally, loss powercut.Loss) {
+func (w *system) blackout(t *testing.T, o outage) (tally oracle.Tally, loss powercut.Loss) {
 	t.Helper()
 	const units = 1000000
 	ctx, cancel := context.WithCancel(t.Context())
@@ -169,41 +170,39 @@ func (w *world) blackout(t *testing.T, o outage) (tally oracle.Tally, loss power
 			return err
 		})
 	}
-	if a := w.admin(ctx, "POST", fmt.Sprintf("/sales/%d/close", l.sale), "", ""); a.status != 200 {
-		t.Errorf("close sale %d: %s", l.sale, a)
-	}
+	w.closeSale(t, l.sale)
 	return tally, loss
 }
 
 // reconciled waits until the gate of every sale is open: until then a fence of a sale that is over may be on its way.
-func (w *world) reconciled(t *testing.T) {
+func (w *system) reconciled(t *testing.T) {
 	t.Helper()
 	if t.Failed() {
 		return
 	}
-	rows, err := w.books.DB.QueryContext(t.Context(), "SELECT id FROM sales")
-	must(t, err)
+	rows, err := w.Books.DB.QueryContext(t.Context(), "SELECT id FROM sales")
+	world.Must(t, err)
 	defer rows.Close()
 	for rows.Next() {
 		var sale int64
-		must(t, rows.Scan(&sale))
+		world.Must(t, rows.Scan(&sale))
 		until(t, fmt.Sprintf("the gate of sale %d is open", sale), func(ctx context.Context) error {
-			g, err := w.books.Gate(ctx, sale)
+			g, err := w.Books.Gate(ctx, sale)
 			if err == nil && !g.Open {
 				err = errors.New("it is not")
 			}
 			return err
 		})
 	}
-	must(t, rows.Err())
+	world.Must(t, rows.Err())
 }
 
 // powerless kills a server and cuts its disk.
 func powerless(s *trial, p *stack.Process, d *powercut.Disk) powercut.Loss {
 	s.Helper()
-	must(s.T, p.Kill(s.ctx))
+	world.Must(s.T, p.Kill(s.ctx))
 	loss, err := d.Cut()
-	must(s.T, err)
+	world.Must(s.T, err)
 	s.Logf("%s: %v", p.Name(), loss)
 	return loss
 }
@@ -225,10 +224,10 @@ func TestPowerCut(t *testing.T) {
 }
 
 func redisCuts(t *testing.T, g *ground) {
-	own := openServers(t, filepath.Join(g.dir, "redis"))
+	own := world.OpenServers(t, filepath.Join(g.Dir, "redis"))
 	disk := g.cuttable(t, own.Redis, powercut.Disk{})
-	must(t, own.Redis.Start(t.Context()))
-	w := g.world(t, options{linked: true, redis: own, maxLag: "1h", maxOutage: "1h"})
+	world.Must(t, own.Redis.Start(t.Context()))
+	w := g.system(t, options{linked: true, redis: own, maxLag: "1h", maxOutage: "1h"})
 	// The broker cannot be reached: so Redis alone has the orders.
 	alone := func(settings string, loses bool, set ...string) outage {
 		return outage{
@@ -237,13 +236,13 @@ func redisCuts(t *testing.T, g *ground) {
 				for i := 0; i < len(set); i += 2 {
 					w.config(s.T, set[i], set[i+1])
 				}
-				w.links.rabbitmq.Refuse()
-				w.links.rabbitmq.Cut()
+				w.Links.RabbitMQ.Refuse()
+				w.Links.RabbitMQ.Cut()
 			},
 			cut: func(s *trial) powercut.Loss {
 				loss := powerless(s, own.Redis, disk)
-				w.links.rabbitmq.Heal()
-				must(s.T, own.Redis.Start(s.ctx))
+				w.Links.RabbitMQ.Heal()
+				world.Must(s.T, own.Redis.Start(s.ctx))
 				return loss
 			},
 		}
@@ -251,9 +250,9 @@ func redisCuts(t *testing.T, g *ground) {
 	rewritten := alone("appendfsync always, a rewrite of the file just before", false)
 	rewritten.ripe = func(s *trial) {
 		s.more(atOnce)
-		c := w.books.Redis
+		c := w.Books.Redis
 		before := rewrites(s)
-		must(s.T, c.Do(s.ctx, c.B().Bgrewriteaof().Build()).Error())
+		world.Must(s.T, c.Do(s.ctx, c.B().Bgrewriteaof().Build()).Error())
 		s.until("the file was rewritten", func(context.Context) error {
 			if rewrites(s) == before {
 				return errors.New("it was not")
@@ -264,8 +263,8 @@ func redisCuts(t *testing.T, g *ground) {
 	}
 	unsynced := alone("appendfsync always, no-appendfsync-on-rewrite yes, during a rewrite", true, "no-appendfsync-on-rewrite", "yes", "rdb-key-save-delay", "10000000")
 	unsynced.ripe = func(s *trial) { // the delay makes the rewrite last
-		c := w.books.Redis
-		must(s.T, c.Do(s.ctx, c.B().Bgrewriteaof().Build()).Error())
+		c := w.Books.Redis
+		world.Must(s.T, c.Do(s.ctx, c.B().Bgrewriteaof().Build()).Error())
 		s.more(atOnce)
 	}
 	for _, o := range []outage{
@@ -280,17 +279,17 @@ func redisCuts(t *testing.T, g *ground) {
 	w.reconciled(t)
 	w.drained(t)
 
-	confirmed := g.world(t, options{linked: true, redis: own, after: "confirm", ownConsumer: true, maxLag: "1h", maxOutage: "1h"})
+	confirmed := g.system(t, options{linked: true, redis: own, after: "confirm", ownConsumer: true, maxLag: "1h", maxOutage: "1h"})
 	o := outage{
 		cutLine: cutLine{store: "Redis", settings: "appendfsync everysec", after: "confirm", others: "the broker; no consumer runs"},
 		before: func(s *trial) {
-			must(s.T, confirmed.consumer.Kill(s.ctx))
+			world.Must(s.T, confirmed.Consumer.Kill(s.ctx))
 			confirmed.config(s.T, "appendfsync", "everysec")
 		},
 		cut: func(s *trial) powercut.Loss {
 			loss := powerless(s, own.Redis, disk)
-			must(s.T, own.Redis.Start(s.ctx))
-			must(s.T, confirmed.consumer.Start(s.ctx))
+			world.Must(s.T, own.Redis.Start(s.ctx))
+			world.Must(s.T, confirmed.Consumer.Start(s.ctx))
 			return loss
 		},
 	}
@@ -302,9 +301,9 @@ func redisCuts(t *testing.T, g *ground) {
 // rewrites is how often Redis has rewritten its append-only file since it started.
 func rewrites(s *trial) string {
 	s.Helper()
-	c := s.w.books.Redis
+	c := s.w.Books.Redis
 	info, err := c.Do(s.ctx, c.B().Info().Section("persistence").Build()).ToString()
-	must(s.T, err)
+	world.Must(s.T, err)
 	for line := range strings.Lines(info) {
 		if n, ok := strings.CutPrefix(line, "aof_rewrites:"); ok {
 			return n + info[strings.Index(info, "aof_rewrite_in_progress"):][:len("aof_rewrite_in_progress:0")]
@@ -315,10 +314,10 @@ func rewrites(s *trial) string {
 }
 
 func mysqlCuts(t *testing.T, g *ground) {
-	own := openServers(t, filepath.Join(g.dir, "mysql"))
+	own := world.OpenServers(t, filepath.Join(g.Dir, "mysql"))
 	disk := g.cuttable(t, own.MySQL, powercut.Disk{Only: "tables/ib_logfile0"}, mariadbSeen...)
-	must(t, own.MySQL.Start(t.Context()))
-	w := g.world(t, options{mysql: own, maxLag: "1h", maxOutage: "1h"})
+	world.Must(t, own.MySQL.Start(t.Context()))
+	w := g.system(t, options{mysql: own, maxLag: "1h", maxOutage: "1h"})
 	admin := adminOf(t, w)
 	for _, flush := range []string{"1", "2", "0"} {
 		settings := "innodb_flush_log_at_trx_commit " + flush
@@ -326,12 +325,12 @@ func mysqlCuts(t *testing.T, g *ground) {
 			cutLine: cutLine{store: "MariaDB", settings: settings, after: "fsync", others: "nobody: what is in MySQL is retired", loses: flush != "1"},
 			before: func(s *trial) {
 				_, err := admin.ExecContext(s.ctx, "SET GLOBAL innodb_flush_log_at_trx_commit = "+flush)
-				must(s.T, err)
+				world.Must(s.T, err)
 			},
 			ripe: func(s *trial) { s.settling(atOnce) },
 			cut: func(s *trial) powercut.Loss {
 				loss := powerless(s, own.MySQL, disk)
-				must(s.T, own.MySQL.Start(s.ctx))
+				world.Must(s.T, own.MySQL.Start(s.ctx))
 				return loss
 			},
 		}
@@ -344,30 +343,30 @@ func mysqlCuts(t *testing.T, g *ground) {
 // rabbitmqCuts tries a broker that alone has the orders. No setting of a quorum queue gives up its sync, so a disk that lies is
 // what shows that the test would see it.
 func rabbitmqCuts(t *testing.T, g *ground) {
-	redis := openServers(t, filepath.Join(g.dir, "redis-lost"))
-	must(t, redis.Redis.Start(t.Context()))
+	redis := world.OpenServers(t, filepath.Join(g.Dir, "redis-lost"))
+	world.Must(t, redis.Redis.Start(t.Context()))
 	for _, lies := range []bool{false, true} {
 		settings := map[bool]string{false: "quorum queue of one node", true: "the same, on a disk that ignores every sync"}[lies]
 		t.Run(settings, func(t *testing.T) {
-			own := openServers(t, filepath.Join(g.dir, fmt.Sprint("rabbitmq-", lies)))
+			own := world.OpenServers(t, filepath.Join(g.Dir, fmt.Sprint("rabbitmq-", lies)))
 			disk := g.cuttable(t, own.RabbitMQ, powercut.Disk{Journal: true, Lies: lies})
-			must(t, own.StartRabbitMQ(t.Context()))
-			w := g.world(t, options{rabbitmq: own, redis: redis, after: "confirm", ownConsumer: true, maxLag: "1h", maxOutage: "1h"})
+			world.Must(t, own.StartRabbitMQ(t.Context()))
+			w := g.system(t, options{rabbitmq: own, redis: redis, after: "confirm", ownConsumer: true, maxLag: "1h", maxOutage: "1h"})
 			w.suffer(t, outage{
 				cutLine: cutLine{store: "RabbitMQ", settings: settings, after: "confirm", others: "nobody: Redis's disk is destroyed at the same time, no consumer runs", loses: lies},
 				before: func(s *trial) {
 					s.rest() // so that the broker is idle: what it wrote when it started, and never syncs, is on the disk half a minute later
-					must(s.T, disk.Settle())
-					must(s.T, w.consumer.Kill(s.ctx))
+					world.Must(s.T, disk.Settle())
+					world.Must(s.T, w.Consumer.Kill(s.ctx))
 					s.press()
 				},
 				cut: func(s *trial) powercut.Loss {
-					must(s.T, redis.Redis.Kill(s.ctx))
-					must(s.T, redis.Redis.Wipe())
+					world.Must(s.T, redis.Redis.Kill(s.ctx))
+					world.Must(s.T, redis.Redis.Wipe())
 					loss := powerless(s, own.RabbitMQ, disk)
-					must(s.T, redis.Redis.Start(s.ctx))
-					must(s.T, own.StartRabbitMQ(s.ctx))
-					must(s.T, w.consumer.Start(s.ctx))
+					world.Must(s.T, redis.Redis.Start(s.ctx))
+					world.Must(s.T, own.StartRabbitMQ(s.ctx))
+					world.Must(s.T, w.Consumer.Start(s.ctx))
 					return loss
 				},
 			})

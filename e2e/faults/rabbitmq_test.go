@@ -5,7 +5,6 @@ package faults
 import (
 	"context"
 	"crypto/sha1"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/url"
@@ -20,40 +19,44 @@ import (
 
 	"floodgate.internal/e2e/oracle"
 	"floodgate.internal/e2e/stack"
+	"floodgate.internal/e2e/world"
 	"floodgate.internal/shared/wire"
 )
 
-// rabbitmqFaults are a broker that does not answer, takes nothing, or has lost everything.
+// rabbitmqFaults are a broker that does not world.Answer, takes nothing, or has lost everything.
 func rabbitmqFaults(t *testing.T, g *ground) {
-	own := openServers(t, filepath.Join(g.dir, "rabbitmq"))
-	must(t, own.StartRabbitMQ(t.Context()))
-	w := g.world(t, options{linked: true, rabbitmq: own, ownConsumer: true, maxLag: "1h"})
+	own := world.OpenServers(t, filepath.Join(g.Dir, "rabbitmq"))
+	world.Must(t, own.StartRabbitMQ(t.Context()))
+	w := g.system(t, options{linked: true, rabbitmq: own, ownConsumer: true, maxLag: "1h"})
 	w.group(t, partRabbitMQ,
 		disorder{
 			what: "rabbitmq: paused", injected: "SIGSTOP for longer than three heartbeats", // 15 s
-			strike: func(s *trial) { must(s.T, own.RabbitMQ.Signal(syscall.SIGSTOP)); wait(s.ctx, 17*time.Second) },
-			heal:   func(s *trial) { must(s.T, own.RabbitMQ.Signal(syscall.SIGCONT)) },
+			strike: func(s *trial) {
+				world.Must(s.T, own.RabbitMQ.Signal(syscall.SIGSTOP))
+				world.Pause(s.ctx, 17*time.Second)
+			},
+			heal: func(s *trial) { world.Must(s.T, own.RabbitMQ.Signal(syscall.SIGCONT)) },
 		},
 		disorder{
 			what: "rabbitmq: restarted", injected: "SIGTERM, and started again",
-			strike: func(s *trial) { must(s.T, own.RabbitMQ.Stop(s.ctx)) },
-			heal:   func(s *trial) { must(s.T, own.StartRabbitMQ(s.ctx)) },
+			strike: func(s *trial) { world.Must(s.T, own.RabbitMQ.Stop(s.ctx)) },
+			heal:   func(s *trial) { world.Must(s.T, own.StartRabbitMQ(s.ctx)) },
 		},
 		alarm("rabbitmq", own, "memory"),
 		alarm("rabbitmq", own, "disk"),
 		disorder{
 			what: "rabbitmq: wiped", injected: "SIGKILL and no data",
 			strike: func(s *trial) {
-				must(s.T, own.RabbitMQ.Kill(s.ctx))
-				must(s.T, own.RabbitMQ.Wipe())
-				must(s.T, own.StartRabbitMQ(s.ctx))
+				world.Must(s.T, own.RabbitMQ.Kill(s.ctx))
+				world.Must(s.T, own.RabbitMQ.Wipe())
+				world.Must(s.T, own.StartRabbitMQ(s.ctx))
 			},
-			heal: func(s *trial) { s.w.makeVhost(s.T) },
+			heal: func(s *trial) { world.Must(s.T, s.w.Stores.MakeVhost(s.ctx, s.w.Name)) },
 		},
 	)
 	t.Run("rabbitmq: wiped, with 10,000 orders in it", func(t *testing.T) { report(partRabbitMQ, wiped(t, w)) })
 	w.drained(t)
-	confirmed := g.world(t, options{linked: true, rabbitmq: own, after: "confirm"})
+	confirmed := g.system(t, options{linked: true, rabbitmq: own, after: "confirm"})
 	confirmed.group(t, partRabbitMQ, alarm("rabbitmq, confirm", own, "memory"))
 	confirmed.drained(t)
 }
@@ -66,10 +69,9 @@ func alarm(name string, v *stack.Servers, of string) disorder {
 		what: name + ": " + of + " alarm", injected: "rabbitmqctl " + strings.Join(set, " "),
 		strike: func(s *trial) {
 			_, err := v.RabbitMQCtl(s.ctx, set...)
-			must(s.T, err)
+			world.Must(s.T, err)
 			s.until("publishers are blocked", func(ctx context.Context) error {
-				a := s.w.do(ctx, "GET", s.w.ports.AdminURL()+"/-/ready", "", "", "")
-				if !strings.Contains(string(a.body), "rabbitmq blocks publishers") {
+				if a := s.w.do(ctx, "GET", s.w.Ports.AdminURL()+"/-/ready", "", "", ""); !strings.Contains(string(a.Body), "rabbitmq blocks publishers") {
 					return errors.New(a.String())
 				}
 				return nil
@@ -78,32 +80,27 @@ func alarm(name string, v *stack.Servers, of string) disorder {
 		},
 		heal: func(s *trial) {
 			_, err := v.RabbitMQCtl(s.ctx, reset...)
-			must(s.T, err)
+			world.Must(s.T, err)
 		},
 	}
 }
 
 // wiped deletes every queue while ten thousand orders are in them, and nobody consumes: the outbox has them all.
-func wiped(t *testing.T, w *world) line {
+func wiped(t *testing.T, w *system) line {
 	const stock = 10_000
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
-	must(t, w.consumer.Kill(ctx))
+	world.Must(t, w.Consumer.Kill(ctx))
 	s := &trial{T: t, w: w, ctx: ctx, sale: w.newSale(t, "ten thousand", stock, time.Hour), log: oracle.NewLog()}
 	s.reserve(stock)
 	s.published()
-	var queues []struct {
-		Name string `json:"name"`
-	}
-	must(t, json.Unmarshal(w.management(t, "GET", "/api/queues/"+w.name, ""), &queues))
-	if len(queues) < 4 {
-		t.Fatalf("got queues %v", queues)
-	}
+	queues, err := w.Queues(ctx)
+	world.Must(t, err)
 	for _, q := range queues {
-		w.management(t, "DELETE", "/api/queues/"+w.name+"/"+url.PathEscape(q.Name), "")
+		world.Must(t, w.Stores.Manage(ctx, "DELETE", "/queues/"+w.Name+"/"+url.PathEscape(q.Name), "", nil))
 	}
 	over := time.Now()
-	must(t, w.consumer.Start(ctx))
+	world.Must(t, w.Consumer.Start(ctx))
 	tally := w.rest(t, s.sale, stock, s.log)
 	if n := tally.Broken(); n > 0 {
 		t.Errorf("%d promises are broken: %+v", n, tally)
@@ -115,15 +112,15 @@ func wiped(t *testing.T, w *world) line {
 func (s *trial) reserve(n int) {
 	s.Helper()
 	root, err := stack.Root()
-	must(s.T, err)
+	world.Must(s.T, err)
 	script, err := os.ReadFile(filepath.Join(root, "lua", "sale_reserve.lua"))
-	must(s.T, err)
+	world.Must(s.T, err)
 	var life string
-	must(s.T, s.w.books.DB.QueryRowContext(s.ctx, "SELECT name FROM redis_life").Scan(&life))
+	world.Must(s.T, s.w.Books.DB.QueryRowContext(s.ctx, "SELECT name FROM redis_life").Scan(&life))
 	sha := fmt.Sprintf("%x", sha1.Sum(append(script, "-- incarnation "+life+"\n"...)))
-	c := s.w.books.Redis
+	c := s.w.Books.Redis
 	epoch, err := c.Do(s.ctx, c.B().Hget().Key(s.key("state")).Field("epoch").Build()).ToString()
-	must(s.T, err)
+	world.Must(s.T, err)
 	keys := []string{s.key("state"), s.key("orders"), s.key("buyers"), s.key("idem"), s.key("outbox")}
 	for from := 0; from < n; from += 500 {
 		var cmds rueidis.Commands
@@ -133,11 +130,11 @@ func (s *trial) reserve(n int) {
 		}
 		for i, r := range c.DoMulti(s.ctx, cmds...) {
 			words, err := r.ToArray()
-			must(s.T, err)
+			world.Must(s.T, err)
 			verdict, err := words[0].ToString()
-			must(s.T, err)
+			world.Must(s.T, err)
 			id, err := words[1].ToString()
-			must(s.T, err)
+			world.Must(s.T, err)
 			if verdict != "reserved" {
 				s.Fatalf("reserve: got %s", verdict)
 			}
@@ -148,26 +145,28 @@ func (s *trial) reserve(n int) {
 
 // rabbitmqNodes are three brokers that are one, behind one address: the orders' queues have a member on each.
 func rabbitmqNodes(t *testing.T, g *ground) {
-	first := openServers(t, filepath.Join(g.dir, "node-1"))
-	must(t, first.StartRabbitMQ(t.Context()))
+	first := world.OpenServers(t, filepath.Join(g.Dir, "node-1"))
+	world.Must(t, first.StartRabbitMQ(t.Context()))
 	nodes := []*stack.Servers{first}
 	for i := 2; i <= 3; i++ {
-		v, err := first.JoinRabbitMQ(t.Context(), filepath.Join(g.dir, fmt.Sprint("node-", i)))
-		must(t, err)
-		t.Cleanup(func() { must(t, v.Kill(context.Background())) })
+		v, err := first.JoinRabbitMQ(t.Context(), filepath.Join(g.Dir, fmt.Sprint("node-", i)))
+		world.Must(t, err)
+		t.Cleanup(func() { world.Must(t, v.Kill(context.Background())) })
 		nodes = append(nodes, v)
 	}
-	w := g.world(t, options{linked: true, rabbitmq: first})
+	w := g.system(t, options{linked: true, rabbitmq: first})
 	lose := func(what string, victim *stack.Servers, next *stack.Servers) disorder {
 		return disorder{
 			what: "rabbitmq: one of three nodes is lost, " + what, injected: "SIGKILL; the others go on; started again later",
 			strike: func(s *trial) {
 				s.members(3)
-				must(s.T, victim.RabbitMQ.Kill(s.ctx))
-				s.w.links.rabbitmq.Target(hostOf(s.T, next.AMQPURL()))
+				world.Must(s.T, victim.RabbitMQ.Kill(s.ctx))
+				u, err := url.Parse(next.AMQPURL())
+				world.Must(s.T, err)
+				s.w.Links.RabbitMQ.Target(u.Host)
 				s.settling(50)
 			},
-			heal: func(s *trial) { must(s.T, victim.StartRabbitMQ(s.ctx)) },
+			heal: func(s *trial) { world.Must(s.T, victim.StartRabbitMQ(s.ctx)) },
 		}
 	}
 	w.group(t, partRabbitMQ,
@@ -180,12 +179,9 @@ func rabbitmqNodes(t *testing.T, g *ground) {
 // members waits until every partition's queue has so many members that are there.
 func (s *trial) members(n int) {
 	s.Helper()
-	s.until(fmt.Sprintf("every queue has %d members", n), func(context.Context) error {
-		var queues []struct {
-			Name   string   `json:"name"`
-			Online []string `json:"online"`
-		}
-		if err := json.Unmarshal(s.w.management(s.T, "GET", "/api/queues/"+s.w.name, ""), &queues); err != nil {
+	s.until(fmt.Sprintf("every queue has %d members", n), func(ctx context.Context) error {
+		queues, err := s.w.Queues(ctx)
+		if err != nil {
 			return err
 		}
 		for _, q := range queues {
@@ -201,11 +197,11 @@ func (s *trial) members(n int) {
 func (s *trial) settling(n int) {
 	s.Helper()
 	count := func(ctx context.Context) (rows int, err error) {
-		err = s.w.books.DB.QueryRowContext(ctx, "SELECT COUNT(*) FROM orders WHERE sale_id = ?", s.sale).Scan(&rows)
+		err = s.w.Books.DB.QueryRowContext(ctx, "SELECT COUNT(*) FROM orders WHERE sale_id = ?", s.sale).Scan(&rows)
 		return rows, err
 	}
 	before, err := count(s.ctx)
-	must(s.T, err)
+	world.Must(s.T, err)
 	s.until(fmt.Sprintf("%d more orders are in MySQL", n), func(ctx context.Context) error {
 		now, err := count(ctx)
 		if err == nil && now < before+n {

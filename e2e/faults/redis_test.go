@@ -19,21 +19,22 @@ import (
 
 	"floodgate.internal/e2e/powercut"
 	"floodgate.internal/e2e/stack"
+	"floodgate.internal/e2e/world"
 	"floodgate.internal/shared/wire"
 )
 
 // redisFaults are a Redis that keeps all that it has acknowledged, and what accept.after: fsync makes of it.
 func redisFaults(t *testing.T, g *ground) {
-	own := openServers(t, filepath.Join(g.dir, "redis"))
+	own := world.OpenServers(t, filepath.Join(g.Dir, "redis"))
 	disk := g.cuttable(t, own.Redis, powercut.Disk{})
-	must(t, own.Redis.Start(t.Context()))
-	w := g.world(t, options{redis: own, ownConsumer: true, maxLag: "1h"})
+	world.Must(t, own.Redis.Start(t.Context()))
+	w := g.system(t, options{redis: own, ownConsumer: true, maxLag: "1h"})
 	w.group(t, partRedis,
 		redisPaused(own, "redis"),
 		disorder{
 			what: "redis: restarted", injected: "SIGTERM, and started again", twice: true,
-			strike: func(s *trial) { must(s.T, own.Redis.Stop(s.ctx)) },
-			heal:   func(s *trial) { must(s.T, own.Redis.Start(s.ctx)) },
+			strike: func(s *trial) { world.Must(s.T, own.Redis.Stop(s.ctx)) },
+			heal:   func(s *trial) { world.Must(s.T, own.Redis.Start(s.ctx)) },
 		},
 		disorder{
 			what: "redis: out of memory", injected: "maxmemory 1, noeviction", keep: true, twice: true,
@@ -43,23 +44,23 @@ func redisFaults(t *testing.T, g *ground) {
 		disorder{
 			what: "redis: a power cut", injected: "SIGKILL, its files cut back to exactly what it had synced", twice: true,
 			strike: func(s *trial) { powerless(s, own.Redis, disk) },
-			heal:   func(s *trial) { must(s.T, own.Redis.Start(s.ctx)) },
+			heal:   func(s *trial) { world.Must(s.T, own.Redis.Start(s.ctx)) },
 		},
 		tornWrite(own),
 		disorder{
 			what: "redis: restarted empty", injected: "SIGKILL and no data, with 300 orders in the broker and nowhere else", keep: true, twice: true,
 			strike: func(s *trial) {
-				must(s.T, s.w.consumer.Kill(s.ctx))
+				world.Must(s.T, s.w.Consumer.Kill(s.ctx))
 				s.more(300)
 				s.rest() // an order that is promised and not published yet would be lost: so much is said
 				s.published()
-				must(s.T, own.Redis.Kill(s.ctx))
-				must(s.T, own.Redis.Wipe())
+				world.Must(s.T, own.Redis.Kill(s.ctx))
+				world.Must(s.T, own.Redis.Wipe())
 				s.press()
 			},
 			heal: func(s *trial) {
-				must(s.T, own.Redis.Start(s.ctx))
-				must(s.T, s.w.consumer.Start(s.ctx))
+				world.Must(s.T, own.Redis.Start(s.ctx))
+				world.Must(s.T, s.w.Consumer.Start(s.ctx))
 			},
 		},
 	)
@@ -68,66 +69,69 @@ func redisFaults(t *testing.T, g *ground) {
 
 // redisConfirmed are the same and worse with accept.after: confirm: a Redis that loses what it has acknowledged.
 func redisConfirmed(t *testing.T, g *ground) {
-	own, other := openServers(t, filepath.Join(g.dir, "redis-1")), openServers(t, filepath.Join(g.dir, "redis-2"))
-	must(t, own.Redis.Start(t.Context()))
-	must(t, other.Redis.Start(t.Context()))
-	w := g.world(t, options{linked: true, redis: own, after: "confirm", ownConsumer: true, maxLag: "1h"})
-	first, second := w.books.Redis, redisClient(t, other)
+	own, other := world.OpenServers(t, filepath.Join(g.Dir, "redis-1")), world.OpenServers(t, filepath.Join(g.Dir, "redis-2"))
+	world.Must(t, own.Redis.Start(t.Context()))
+	world.Must(t, other.Redis.Start(t.Context()))
+	w := g.system(t, options{linked: true, redis: own, after: "confirm", ownConsumer: true, maxLag: "1h"})
+	first := w.Books.Redis
+	second, err := world.OpenRedis(other.RedisAddr())
+	world.Must(t, err)
+	t.Cleanup(second.Close)
 	w.group(t, partRedis,
 		redisPaused(own, "redis, confirm"),
 		disorder{
 			what: "redis, confirm: killed", injected: "SIGKILL, and started again", twice: true,
-			strike: func(s *trial) { must(s.T, own.Redis.Kill(s.ctx)) },
-			heal:   func(s *trial) { must(s.T, own.Redis.Start(s.ctx)) },
+			strike: func(s *trial) { world.Must(s.T, own.Redis.Kill(s.ctx)) },
+			heal:   func(s *trial) { world.Must(s.T, own.Redis.Start(s.ctx)) },
 		},
 		disorder{
 			what: "redis, confirm: restarted with its file cut back", injected: "everysec; SIGKILL, the append-only file cut 100 promised orders ago; no consumer", keep: true, twice: true,
 			strike: func(s *trial) {
-				must(s.T, s.w.consumer.Kill(s.ctx))
+				world.Must(s.T, s.w.Consumer.Kill(s.ctx))
 				s.w.config(s.T, "appendfsync", "everysec")
 				file := aof(s.T, own)
 				s.more(50)
 				synced, err := os.Stat(file)
-				must(s.T, err)
+				world.Must(s.T, err)
 				s.more(100)
-				must(s.T, own.Redis.Kill(s.ctx))
-				must(s.T, os.Truncate(file, synced.Size()))
+				world.Must(s.T, own.Redis.Kill(s.ctx))
+				world.Must(s.T, os.Truncate(file, synced.Size()))
 			},
 			heal: func(s *trial) {
-				must(s.T, own.Redis.Start(s.ctx))
-				must(s.T, s.w.consumer.Start(s.ctx))
+				world.Must(s.T, own.Redis.Start(s.ctx))
+				world.Must(s.T, s.w.Consumer.Start(s.ctx))
 			},
 		},
 		disorder{
 			what: "redis, confirm: fails over to a stale replica", injected: "SIGKILL; a replica takes over that stopped 100 promised orders ago; no consumer", keep: true, twice: true,
 			strike: func(s *trial) {
-				must(s.T, s.w.consumer.Kill(s.ctx))
+				world.Must(s.T, s.w.Consumer.Kill(s.ctx))
 				follow(s, second, own)
 				standAlone(s, second)
 				s.more(100)
-				must(s.T, own.Redis.Kill(s.ctx))
-				s.w.links.redis.Target(other.RedisAddr())
+				world.Must(s.T, own.Redis.Kill(s.ctx))
+				s.w.Links.Redis.Target(other.RedisAddr())
 				s.w.primary(second)
 			},
-			heal: func(s *trial) { must(s.T, s.w.consumer.Start(s.ctx)) },
+			heal: func(s *trial) { world.Must(s.T, s.w.Consumer.Start(s.ctx)) },
 		},
 		disorder{
 			what: "redis, confirm: fails back to a stale replica", injected: "the first one, which was not started anew, takes over as it was 100 promised orders ago; no consumer", keep: true, twice: true,
 			strike: func(s *trial) {
-				must(s.T, own.Redis.Start(s.ctx))
+				world.Must(s.T, own.Redis.Start(s.ctx))
 				follow(s, first, other)
 				s.swap(own, first)
 				s.more(20)
 				follow(s, second, own)
 				s.swap(other, second)
 				s.more(20)
-				must(s.T, s.w.consumer.Kill(s.ctx))
+				world.Must(s.T, s.w.Consumer.Kill(s.ctx))
 				follow(s, first, other)
 				standAlone(s, first)
 				s.more(100)
 				s.swap(own, first)
 			},
-			heal: func(s *trial) { must(s.T, s.w.consumer.Start(s.ctx)) },
+			heal: func(s *trial) { world.Must(s.T, s.w.Consumer.Start(s.ctx)) },
 		},
 	)
 	w.drained(t)
@@ -137,8 +141,8 @@ func redisConfirmed(t *testing.T, g *ground) {
 func redisPaused(own *stack.Servers, name string) disorder {
 	return disorder{
 		what: name + ": paused", injected: "SIGSTOP for longer than every call of it may take", twice: true,
-		strike: func(s *trial) { must(s.T, own.Redis.Signal(syscall.SIGSTOP)); s.lasts() },
-		heal:   func(s *trial) { must(s.T, own.Redis.Signal(syscall.SIGCONT)) },
+		strike: func(s *trial) { world.Must(s.T, own.Redis.Signal(syscall.SIGSTOP)); s.lasts() },
+		heal:   func(s *trial) { world.Must(s.T, own.Redis.Signal(syscall.SIGCONT)) },
 	}
 }
 
@@ -152,23 +156,23 @@ func tornWrite(own *stack.Servers) disorder {
 		what: "redis: killed in the middle of writing an order down, and once more", injected: "SIGKILL, the append-only file ends in the middle of an order's transaction; orders; SIGKILL", keep: true,
 		strike: func(s *trial) {
 			file = aof(s.T, own)
-			must(s.T, own.Redis.Kill(s.ctx))
+			world.Must(s.T, own.Redis.Kill(s.ctx))
 			ghost = tear(s, file)
-			must(s.T, own.Redis.Start(s.ctx))
+			world.Must(s.T, own.Redis.Start(s.ctx))
 			s.more(20)
-			must(s.T, own.Redis.Kill(s.ctx))
+			world.Must(s.T, own.Redis.Kill(s.ctx))
 		},
 		heal: func(s *trial) {
 			left, err := os.ReadFile(file)
-			must(s.T, err)
-			must(s.T, own.Redis.Start(s.ctx))
+			world.Must(s.T, err)
+			world.Must(s.T, own.Redis.Start(s.ctx))
 			if !bytes.Contains(left, []byte(ghost)) {
 				s.Log("this Redis took the beginning out of its file")
 				return
 			}
 			s.until("the order that came back is rejected", func(ctx context.Context) error {
 				var status string
-				if err := s.w.books.DB.QueryRowContext(ctx, "SELECT status FROM orders WHERE id = ?", ghost).Scan(&status); err != nil {
+				if err := s.w.Books.DB.QueryRowContext(ctx, "SELECT status FROM orders WHERE id = ?", ghost).Scan(&status); err != nil {
 					return fmt.Errorf("order %s: %w", ghost, err)
 				}
 				if status != string(wire.Rejected) {
@@ -185,7 +189,7 @@ func tornWrite(own *stack.Servers) disorder {
 func tear(s *trial, file string) (order string) {
 	s.Helper()
 	text, err := os.ReadFile(file)
-	must(s.T, err)
+	world.Must(s.T, err)
 	begin, add, end := []byte("*1\r\n$5\r\nMULTI\r\n"), []byte("\r\nXADD\r\n"), []byte("*1\r\n$4\r\nEXEC\r\n")
 	key := fmt.Appendf(nil, "\r\n%s\r\n", s.key("outbox"))
 	at := bytes.LastIndex(text, append(bytes.Clone(add), fmt.Appendf(nil, "$%d%s", len(s.key("outbox")), key)...))
@@ -201,18 +205,18 @@ func tear(s *trial, file string) (order string) {
 	entry, id := string(parts[5]), string(parts[9])
 	millis, n, _ := strings.Cut(entry, "-")
 	later, err := strconv.ParseInt(millis, 10, 64)
-	must(s.T, err)
+	world.Must(s.T, err)
 	order = wire.NewOrderID(uuid.Must(uuid.NewV7()).String(), s.sale)
 	torn := bytes.ReplaceAll(bytes.ReplaceAll(last, []byte(entry), fmt.Appendf(nil, "%d-%s", later+1, n)), []byte(id), []byte(order))
-	must(s.T, os.WriteFile(file, append(text, torn[:len(torn)-10]...), 0o644))
+	world.Must(s.T, os.WriteFile(file, append(text, torn[:len(torn)-10]...), 0o644))
 	return order
 }
 
 // config sets a parameter of the world's Redis.
-func (w *world) config(t *testing.T, name, value string) {
+func (w *system) config(t *testing.T, name, value string) {
 	t.Helper()
-	c := w.books.Redis
-	must(t, c.Do(context.Background(), c.B().ConfigSet().ParameterValue().ParameterValue(name, value).Build()).Error())
+	c := w.Books.Redis
+	world.Must(t, c.Do(context.Background(), c.B().ConfigSet().ParameterValue().ParameterValue(name, value).Build()).Error())
 }
 
 // outOfMemory: a script that cannot write has written nothing, and that is what buyers are told; what was promised before is
@@ -226,10 +230,10 @@ func outOfMemory(s *trial) {
 	at := s.log.Promised()
 	s.until("what was promised before is in MySQL, and nothing in the outbox", func(ctx context.Context) error {
 		var rows int
-		if err := s.w.books.DB.QueryRowContext(ctx, "SELECT COUNT(*) FROM orders WHERE sale_id = ?", s.sale).Scan(&rows); err != nil {
+		if err := s.w.Books.DB.QueryRowContext(ctx, "SELECT COUNT(*) FROM orders WHERE sale_id = ?", s.sale).Scan(&rows); err != nil {
 			return err
 		}
-		c := s.w.books.Redis
+		c := s.w.Books.Redis
 		left, err := c.Do(ctx, c.B().Xlen().Key(s.key("outbox")).Build()).AsInt64()
 		if err == nil && (rows < len(before) || left > 0) {
 			err = fmt.Errorf("%d of %d are, the outbox holds %d", rows, len(before), left)
@@ -260,13 +264,13 @@ func aof(t *testing.T, v *stack.Servers) string {
 
 // key is the name of one of the sale's keys in Redis.
 func (s *trial) key(name string) string {
-	return fmt.Sprintf("%s{sale:%d}:%s", s.w.books.Prefix, s.sale, name)
+	return fmt.Sprintf("%s{sale:%d}:%s", s.w.Books.Prefix, s.sale, name)
 }
 
 // published waits until every entry of the sale's outbox is marked as confirmed by the broker.
 func (s *trial) published() {
 	s.Helper()
-	c := s.w.books.Redis
+	c := s.w.Books.Redis
 	key := s.key("outbox")
 	s.until("the broker has every order", func(ctx context.Context) error {
 		all, err := c.Do(ctx, c.B().Xlen().Key(key).Build()).AsInt64()
@@ -297,22 +301,13 @@ func (s *trial) published() {
 	})
 }
 
-// redisClient talks to a Redis past every link.
-func redisClient(t *testing.T, v *stack.Servers) rueidis.Client {
-	t.Helper()
-	c, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{v.RedisAddr()}, DisableCache: true, ForceSingleClient: true})
-	must(t, err)
-	t.Cleanup(c.Close)
-	return c
-}
-
 // follow makes a Redis the replica of another, and waits until it has all that the other has now.
 func follow(s *trial, replica rueidis.Client, of *stack.Servers) {
 	s.Helper()
 	host, port, _ := strings.Cut(of.RedisAddr(), ":")
 	b := replica.B()
-	must(s.T, replica.Do(s.ctx, b.ConfigSet().ParameterValue().ParameterValue("repl-diskless-sync-delay", "0").Build()).Error())
-	must(s.T, replica.Do(s.ctx, b.Arbitrary("REPLICAOF", host, port).Build()).Error())
+	world.Must(s.T, replica.Do(s.ctx, b.ConfigSet().ParameterValue().ParameterValue("repl-diskless-sync-delay", "0").Build()).Error())
+	world.Must(s.T, replica.Do(s.ctx, b.Arbitrary("REPLICAOF", host, port).Build()).Error())
 	s.until("the replica follows", func(ctx context.Context) error {
 		info, err := replica.Do(ctx, b.Info().Section("replication").Build()).ToString()
 		if err == nil && !strings.Contains(info, "master_link_status:up") {
@@ -325,14 +320,14 @@ func follow(s *trial, replica rueidis.Client, of *stack.Servers) {
 // standAlone makes a replica a primary, with what it has.
 func standAlone(s *trial, replica rueidis.Client) {
 	s.Helper()
-	must(s.T, replica.Do(s.ctx, replica.B().Arbitrary("REPLICAOF", "NO", "ONE").Build()).Error())
+	world.Must(s.T, replica.Do(s.ctx, replica.B().Arbitrary("REPLICAOF", "NO", "ONE").Build()).Error())
 }
 
 // swap makes another Redis the primary that everybody talks to.
 func (s *trial) swap(to *stack.Servers, client rueidis.Client) {
 	s.Helper()
 	standAlone(s, client)
-	s.w.links.redis.Target(to.RedisAddr())
-	s.w.links.redis.Cut()
+	s.w.Links.Redis.Target(to.RedisAddr())
+	s.w.Links.Redis.Cut()
 	s.w.primary(client)
 }

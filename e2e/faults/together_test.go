@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -15,6 +14,7 @@ import (
 
 	"floodgate.internal/e2e/powercut"
 	"floodgate.internal/e2e/stack"
+	"floodgate.internal/e2e/world"
 )
 
 // each does something to several processes at once.
@@ -27,19 +27,19 @@ func each(ctx context.Context, all []*stack.Process, do func(*stack.Process, con
 }
 
 // atOnceKilled is the death of several processes in the same moment. Then all are started, side by side.
-func atOnceKilled(what string, times int, victims func(*world) []*stack.Process) disorder {
+func atOnceKilled(what string, times int, victims func(*system) []*stack.Process) disorder {
 	return disorder{
 		what: "at once: " + what, injected: "SIGKILL of all of them, and started again side by side", times: times, twice: true,
 		strike: func(s *trial) {
 			for i := range cmp.Or(times, 1) {
 				if i > 0 {
-					must(s.T, each(s.ctx, victims(s.w), (*stack.Process).Start))
+					world.Must(s.T, each(s.ctx, victims(s.w), (*stack.Process).Start))
 					s.more(50)
 				}
-				must(s.T, each(s.ctx, victims(s.w), (*stack.Process).Kill))
+				world.Must(s.T, each(s.ctx, victims(s.w), (*stack.Process).Kill))
 			}
 		},
-		heal: func(s *trial) { must(s.T, each(s.ctx, victims(s.w), (*stack.Process).Start)) },
+		heal: func(s *trial) { world.Must(s.T, each(s.ctx, victims(s.w), (*stack.Process).Start)) },
 	}
 }
 
@@ -47,7 +47,7 @@ func atOnceKilled(what string, times int, victims func(*world) []*stack.Process)
 func (s *trial) recovering(token int64) {
 	s.Helper()
 	s.until("a reconciler works on the sale", func(ctx context.Context) error {
-		g, err := s.w.books.Gate(ctx, s.sale)
+		g, err := s.w.Books.Gate(ctx, s.sale)
 		if err == nil && g.Token == token {
 			err = errors.New("none does")
 		}
@@ -58,24 +58,24 @@ func (s *trial) recovering(token int64) {
 // token is the newest reconciler's.
 func (s *trial) token() int64 {
 	s.Helper()
-	g, err := s.w.books.Gate(s.ctx, s.sale)
-	must(s.T, err)
+	g, err := s.w.Books.Gate(s.ctx, s.sale)
+	world.Must(s.T, err)
 	return g.Token
 }
 
 // whileRedisRecovers kills another process as soon as a reconciler works on the sale, after Redis was killed.
-func whileRedisRecovers(what string, victim func(*world) *stack.Process) disorder {
+func whileRedisRecovers(what string, victim func(*system) *stack.Process) disorder {
 	const times = 3
 	return disorder{
 		what: "redis recovers, and meanwhile dies " + what, injected: "SIGKILL of redis; SIGKILL of the other once a reconciler has its token", times: times, twice: true,
 		strike: func(s *trial) {
 			for range times {
 				token := s.token()
-				must(s.T, s.w.redis.Redis.Kill(s.ctx))
-				must(s.T, s.w.redis.Redis.Start(s.ctx))
+				world.Must(s.T, s.w.redis.Redis.Kill(s.ctx))
+				world.Must(s.T, s.w.redis.Redis.Start(s.ctx))
 				s.recovering(token)
-				must(s.T, victim(s.w).Kill(s.ctx))
-				must(s.T, victim(s.w).Start(s.ctx))
+				world.Must(s.T, victim(s.w).Kill(s.ctx))
+				world.Must(s.T, victim(s.w).Start(s.ctx))
 				s.more(20)
 			}
 		},
@@ -84,18 +84,18 @@ func whileRedisRecovers(what string, victim func(*world) *stack.Process) disorde
 }
 
 // whileItRecovers kills redis as soon as a killed store serves again, or has begun to.
-func whileItRecovers(what string, first func(*world) *stack.Process) disorder {
+func whileItRecovers(what string, first func(*system) *stack.Process) disorder {
 	return disorder{
 		what: what + " recovers, and meanwhile dies redis", injected: "SIGKILL of the one; SIGKILL of redis while it starts", twice: true,
 		strike: func(s *trial) {
 			p := first(s.w)
-			must(s.T, p.Kill(s.ctx))
+			world.Must(s.T, p.Kill(s.ctx))
 			var g errgroup.Group
 			g.Go(func() error { return p.Start(s.ctx) })
-			must(s.T, s.w.redis.Redis.Kill(s.ctx))
-			must(s.T, g.Wait())
+			world.Must(s.T, s.w.redis.Redis.Kill(s.ctx))
+			world.Must(s.T, g.Wait())
 		},
-		heal: func(s *trial) { must(s.T, s.w.redis.Redis.Start(s.ctx)) },
+		heal: func(s *trial) { world.Must(s.T, s.w.redis.Redis.Start(s.ctx)) },
 	}
 }
 
@@ -105,20 +105,18 @@ func whileItRecovers(what string, first func(*world) *stack.Process) disorder {
 func TestTogether(t *testing.T) {
 	t.Attr("row", "B3")
 	sideBySide(t)
-	dir := t.TempDir()
-	g := &ground{dir: dir, bin: filepath.Join(dir, "bin"), servers: openServers(t, filepath.Join(dir, "servers"))}
-	build(t, g.bin)
-	v := g.servers
+	g := openGround(t)
+	v := g.Servers
 	redisDisk := g.cuttable(t, v.Redis, powercut.Disk{})
 	rabbitDisk := g.cuttable(t, v.RabbitMQ, powercut.Disk{Journal: true})
-	must(t, v.Start(t.Context()))
-	redis := func(*world) *stack.Process { return v.Redis }
-	mysql := func(*world) *stack.Process { return v.MySQL }
-	rabbitmq := func(*world) *stack.Process { return v.RabbitMQ }
-	backend := func(w *world) *stack.Process { return w.backend }
-	gateway := func(w *world) *stack.Process { return w.gateway }
-	these := func(all ...func(*world) *stack.Process) func(*world) []*stack.Process {
-		return func(w *world) (list []*stack.Process) {
+	world.Must(t, v.Start(t.Context()))
+	redis := func(*system) *stack.Process { return v.Redis }
+	mysql := func(*system) *stack.Process { return v.MySQL }
+	rabbitmq := func(*system) *stack.Process { return v.RabbitMQ }
+	backend := func(w *system) *stack.Process { return w.Backend }
+	gateway := func(w *system) *stack.Process { return w.Gateway }
+	these := func(all ...func(*system) *stack.Process) func(*system) []*stack.Process {
+		return func(w *system) (list []*stack.Process) {
 			for _, p := range all {
 				list = append(list, p(w))
 			}
@@ -127,7 +125,7 @@ func TestTogether(t *testing.T) {
 	}
 	everything := these(redis, mysql, rabbitmq, backend, gateway)
 
-	w := g.world(t, options{maxLag: "1h", maxOutage: "1h"})
+	w := g.system(t, options{maxLag: "1h", maxOutage: "1h"})
 	w.group(t, partTogether,
 		atOnceKilled("redis and mysql", 3, these(redis, mysql)),
 		atOnceKilled("redis and rabbitmq", 1, these(redis, rabbitmq)),
@@ -149,29 +147,29 @@ func TestTogether(t *testing.T) {
 			what: "a power cut of everything, accept.after " + after, injected: "SIGKILL of all five, redis and rabbitmq cut back to what they had synced", times: 1, twice: true,
 			strike: func(s *trial) {
 				s.rest()
-				must(s.T, rabbitDisk.Settle())
+				world.Must(s.T, rabbitDisk.Settle())
 				if after == "confirm" {
 					s.w.config(s.T, "appendfsync", "everysec")
 				}
 				s.places, s.pace = lanes/2, everySoInSoak
 				s.press()
 				s.more(atOnce)
-				must(s.T, each(s.ctx, everything(s.w), (*stack.Process).Kill))
+				world.Must(s.T, each(s.ctx, everything(s.w), (*stack.Process).Kill))
 				var said []string
 				for name, d := range map[string]*powercut.Disk{"redis": redisDisk, "rabbitmq": rabbitDisk} {
 					loss, err := d.Cut()
-					must(s.T, err)
+					world.Must(s.T, err)
 					said = append(said, fmt.Sprintf("%s: %v", name, loss))
 				}
 				s.Log(strings.Join(said, "\n"))
 			},
-			heal: func(s *trial) { must(s.T, each(s.ctx, everything(s.w), (*stack.Process).Start)) },
+			heal: func(s *trial) { world.Must(s.T, each(s.ctx, everything(s.w), (*stack.Process).Start)) },
 		}
 	}
 	w.group(t, partTogether, blackout("fsync"), blackout("fsync"), blackout("fsync"))
 	w.reconciled(t)
 	w.drained(t)
-	confirmed := g.world(t, options{after: "confirm", maxLag: "1h", maxOutage: "1h"})
+	confirmed := g.system(t, options{after: "confirm", maxLag: "1h", maxOutage: "1h"})
 	confirmed.group(t, partTogether, blackout("confirm"))
 	confirmed.reconciled(t)
 	confirmed.drained(t)

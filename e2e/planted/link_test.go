@@ -9,6 +9,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+
+	"floodgate.internal/e2e/world"
 )
 
 // link passes bytes on between the backend and a server, until it is told to lose some.
@@ -26,7 +28,7 @@ type link struct {
 func newLink(t *testing.T, server string) *link {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
+	world.Must(t, err)
 	l := &link{addr: ln.Addr().String(), server: server, conns: map[net.Conn]struct{}{}}
 	var running sync.WaitGroup
 	running.Go(func() {

@@ -1,11 +1,8 @@
 package rehearse
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
-	"io"
 	"math"
 	"math/rand/v2"
 	"net/http"
@@ -14,6 +11,7 @@ import (
 	"time"
 
 	"floodgate.internal/e2e/oracle"
+	"floodgate.internal/e2e/world"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
 )
@@ -84,7 +82,7 @@ type crowd struct {
 	began  time.Time
 	length time.Duration
 	seed   uint64
-	http   *http.Client
+	client *world.Client
 	log    *oracle.Log
 
 	mu      sync.Mutex // guards the rest
@@ -98,7 +96,7 @@ type crowd struct {
 func newCrowd(url string, sale int64, began time.Time, length time.Duration, seed uint64) *crowd {
 	return &crowd{url: url, sale: sale, began: began, length: length, seed: seed, log: oracle.NewLog(), seconds: map[int]*second{}, finals: make(chan struct{}),
 		strange: map[string]int{},
-		http:    &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{MaxConnsPerHost: 1000, MaxIdleConnsPerHost: 1000, IdleConnTimeout: 20 * time.Second}}}
+		client:  world.NewClient(1000, 30*time.Second)}
 }
 
 // come returns when every shopper has left, or ctx has ended.
@@ -202,15 +200,6 @@ func (s *shopper) arrives() time.Duration {
 	return min(time.Duration(s.random.ExpFloat64()*float64(2*time.Second)), s.length/2)
 }
 
-func (s *shopper) rest(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
-	}
-}
-
 // moment is a pause of about d.
 func (s *shopper) moment(d time.Duration) time.Duration {
 	return d/2 + time.Duration(s.random.Int64N(int64(d)+1))
@@ -218,7 +207,7 @@ func (s *shopper) moment(d time.Duration) time.Duration {
 
 // shop is the whole visit.
 func (s *shopper) shop(ctx context.Context) {
-	s.rest(ctx, time.Until(s.began.Add(s.arrives())))
+	world.Pause(ctx, time.Until(s.began.Add(s.arrives())))
 	s.call(ctx, http.MethodGet, fmt.Sprintf("/sales/%d", s.sale), "", "") // the page, and what it asks
 	s.call(ctx, http.MethodGet, fmt.Sprintf("/v1/sales/%d", s.sale), "", "")
 	key := fmt.Sprintf("visit-of-%s", s.uid)
@@ -229,9 +218,9 @@ func (s *shopper) shop(ctx context.Context) {
 	}
 	for ctx.Err() == nil {
 		a := s.press(ctx, key)
-		switch o := outcomeOf(a.status, a.code); o {
+		switch o := outcomeOf(a.Status, a.Code); o {
 		case accepted:
-			s.decide(ctx, a.orderID)
+			s.decide(ctx, a.OrderID)
 			return
 		case over, already:
 			return
@@ -240,11 +229,11 @@ func (s *shopper) shop(ctx context.Context) {
 				return
 			}
 		case tooEarly:
-			s.rest(ctx, max(time.Until(s.began), 0)+s.moment(200*time.Millisecond))
+			world.Pause(ctx, max(time.Until(s.began), 0)+s.moment(200*time.Millisecond))
 		case limited, busy, silent:
-			s.rest(ctx, max(a.wait, 500*time.Millisecond)+s.moment(500*time.Millisecond))
+			world.Pause(ctx, max(a.RetryAfter(0), 500*time.Millisecond)+s.moment(500*time.Millisecond))
 		default:
-			s.oddly(fmt.Sprintf("%d %s to an order", a.status, a.code))
+			s.oddly(fmt.Sprintf("%d %s to an order", a.Status, a.Code))
 			return
 		}
 	}
@@ -253,10 +242,9 @@ func (s *shopper) shop(ctx context.Context) {
 // wait looks at the sale until something has come back; false: it is over.
 func (s *shopper) wait(ctx context.Context) bool {
 	for ctx.Err() == nil && time.Since(s.began) < s.length {
-		s.rest(ctx, s.moment(3*time.Second))
+		world.Pause(ctx, s.moment(3*time.Second))
 		a := s.call(ctx, http.MethodGet, fmt.Sprintf("/v1/sales/%d", s.sale), "", "")
-		var sale wire.Sale
-		if a.status == http.StatusOK && json.Unmarshal(a.body, &sale) == nil && sale.State == wire.Open {
+		if a.Status == http.StatusOK && a.State == string(wire.Open) {
 			return true
 		}
 	}
@@ -267,21 +255,19 @@ func (s *shopper) wait(ctx context.Context) bool {
 func (s *shopper) decide(ctx context.Context, orderID string) {
 	for ctx.Err() == nil {
 		a := s.call(ctx, http.MethodGet, "/v1/orders/"+orderID+"?wait_ms=10000", "", s.token)
-		var o wire.Order
 		switch {
-		case a.status == http.StatusOK && json.Unmarshal(a.body, &o) == nil:
-			if o.Status == wire.Queued {
-				continue
-			}
-			if o.Status == wire.PendingPayment {
+		case a.Status == http.StatusOK && a.Order == wire.Queued:
+			continue
+		case a.Status == http.StatusOK:
+			if a.Order == wire.PendingPayment {
 				s.end(ctx, orderID)
 			}
 			return
-		case a.status == http.StatusNotFound:
+		case a.Status == http.StatusNotFound:
 			s.oddly("404 for an order that was promised")
 			return
 		}
-		s.rest(ctx, max(a.wait, time.Second)+s.moment(500*time.Millisecond))
+		world.Pause(ctx, max(a.RetryAfter(0), time.Second)+s.moment(500*time.Millisecond))
 	}
 }
 
@@ -293,11 +279,11 @@ func (s *shopper) end(ctx context.Context, orderID string) {
 	case p < neverPays+cancels:
 		path, becomes = "/cancellation", wire.Cancelled
 	}
-	s.rest(ctx, s.moment(time.Second))
+	world.Pause(ctx, s.moment(time.Second))
 	for ctx.Err() == nil {
 		a := s.call(ctx, http.MethodPost, "/v1/orders/"+orderID+path, "end-of-"+orderID, s.token)
 		switch {
-		case a.status == http.StatusOK:
+		case a.Status == http.StatusOK:
 			s.log.End(orderID, becomes)
 			if becomes == wire.Paid {
 				s.mu.Lock()
@@ -305,68 +291,27 @@ func (s *shopper) end(ctx context.Context, orderID string) {
 				s.mu.Unlock()
 			}
 			return
-		case a.status == http.StatusConflict: // the deadline was sooner
+		case a.Status == http.StatusConflict: // the deadline was sooner
 			return
-		case a.status != 0 && a.status != http.StatusTooManyRequests && a.status != http.StatusServiceUnavailable:
-			s.oddly(fmt.Sprintf("%d %s to %s", a.status, a.code, path))
+		case a.Status != 0 && a.Status != http.StatusTooManyRequests && a.Status != http.StatusServiceUnavailable:
+			s.oddly(fmt.Sprintf("%d %s to %s", a.Status, a.Code, path))
 			return
 		}
-		s.rest(ctx, max(a.wait, 500*time.Millisecond)+s.moment(500*time.Millisecond))
+		world.Pause(ctx, max(a.RetryAfter(0), 500*time.Millisecond)+s.moment(500*time.Millisecond))
 	}
-}
-
-// answer is what came back; status 0: nothing did.
-type answer struct {
-	status  int
-	code    string // of a problem
-	orderID string
-	wait    time.Duration // Retry-After
-	body    []byte
 }
 
 // press asks for a unit and notes what was answered, in the log too.
-func (s *shopper) press(ctx context.Context, key string) answer {
+func (s *shopper) press(ctx context.Context, key string) world.Answer {
 	pressed := time.Now()
 	a := s.call(ctx, http.MethodPost, fmt.Sprintf("/v1/sales/%d/orders", s.sale), key, s.token)
-	s.log.Add(oracle.Answer{UID: s.uid, Key: key, Status: a.status, Code: a.code, OrderID: a.orderID})
-	s.note(pressed, outcomeOf(a.status, a.code))
+	s.log.Add(a.To(s.uid, key))
+	s.note(pressed, outcomeOf(a.Status, a.Code))
 	return a
 }
 
-func (s *shopper) call(ctx context.Context, method, path, key, token string) answer {
-	req, err := http.NewRequestWithContext(ctx, method, s.url+path, nil)
-	if err != nil {
-		panic("BUG: " + err.Error())
-	}
-	if key != "" {
-		req.Header.Set("Idempotency-Key", key)
-	}
-	if token != "" {
-		req.Header.Set("Authorization", "Bearer "+token)
-	}
-	res, err := s.http.Do(req)
-	if err != nil {
-		return answer{}
-	}
-	defer res.Body.Close()
-	body, err := io.ReadAll(res.Body)
-	if err != nil {
-		return answer{}
-	}
-	a := answer{status: res.StatusCode, body: body}
-	if seconds, err := strconv.Atoi(res.Header.Get("Retry-After")); err == nil {
-		a.wait = time.Duration(seconds) * time.Second
-	}
-	if bytes.HasPrefix(bytes.TrimSpace(body), []byte("{")) {
-		var said struct {
-			Code    string `json:"code"`
-			OrderID string `json:"order_id"`
-		}
-		if json.Unmarshal(body, &said) == nil {
-			a.code, a.orderID = said.Code, said.OrderID
-		}
-	}
-	return a
+func (s *shopper) call(ctx context.Context, method, path, key, token string) world.Answer {
+	return s.client.Do(ctx, world.Call{Method: method, URL: s.url + path, Key: key, Token: token})
 }
 
 // histogram counts times in classes of which each ends a quarter later than the one before, the first at half a millisecond.

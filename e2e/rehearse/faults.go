@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"floodgate.internal/e2e/stack"
+	"floodgate.internal/e2e/world"
 )
 
 // Fault is one kill.
@@ -29,10 +30,8 @@ func (r *rehearsal) kill(ctx context.Context, began time.Time, c *crowd) (done [
 		if i%len(victims) == 0 {
 			r.random.Shuffle(len(victims), func(i, j int) { victims[i], victims[j] = victims[j], victims[i] })
 		}
-		select {
-		case <-ctx.Done():
+		if world.Pause(ctx, time.Until(began.Add(at))); ctx.Err() != nil {
 			return done
-		case <-time.After(time.Until(began.Add(at))):
 		}
 		p := victims[i%len(victims)]
 		if err := p.Kill(ctx); err != nil {

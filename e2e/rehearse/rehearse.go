@@ -6,28 +6,23 @@
 package rehearse
 
 import (
-	"bytes"
 	"context"
-	"database/sql"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/go-sql-driver/mysql"
-	"github.com/redis/rueidis"
 
 	"floodgate.internal/e2e/oracle"
 	"floodgate.internal/e2e/stack"
+	"floodgate.internal/e2e/world"
 	"floodgate.internal/shared/development"
 	"floodgate.internal/shared/wire"
 )
@@ -97,7 +92,7 @@ func Run(ctx context.Context, o Options) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &rehearsal{Options: o, system: s, random: rand.New(rand.NewPCG(o.Seed, 0)), http: &http.Client{Timeout: 10 * time.Second}}
+	r := &rehearsal{Options: o, system: s, random: rand.New(rand.NewPCG(o.Seed, 0)), client: world.NewClient(10, 10*time.Second)}
 	return r.run(ctx)
 }
 
@@ -105,19 +100,22 @@ type rehearsal struct {
 	Options
 	system *stack.System
 	random *rand.Rand // of Run's goroutine
-	http   *http.Client
+	client *world.Client
 }
 
 func (r *rehearsal) run(ctx context.Context) (*Result, error) {
-	tokens, err := r.mint(ctx)
+	tokens, err := world.Mint(ctx, r.Bin, r.system.GatewayConfig(), 1, r.Shoppers)
 	if err != nil {
 		return nil, err
 	}
-	res := &Result{Options: r.Options}
+	defer r.client.Close()
+	res := &Result{Options: r.Options, Began: time.Now().Add(lead).Truncate(time.Millisecond)}
 	payWithin := min(max(r.Length/6, 5*time.Second), time.Minute).Truncate(time.Second)
-	if res.Sale, res.Began, err = r.open(ctx, payWithin); err != nil {
-		return nil, err
+	made := r.admin(ctx, "POST", "/sales", world.SaleBody("Rehearsal", int64(r.Stock), res.Began, res.Began.Add(r.Length), payWithin))
+	if err := made.Is(201); err != nil {
+		return nil, fmt.Errorf("make a sale: %w", err)
 	}
+	res.Sale = made.ID
 	res.crowd = newCrowd(r.system.Ports.PublicURL(), res.Sale, res.Began, r.Length, r.Seed)
 	r.Progress("%d shoppers come for %d units: sale %d starts in %v and lasts %v", r.Shoppers, r.Stock, res.Sale, lead, r.Length)
 
@@ -138,68 +136,8 @@ func (r *rehearsal) run(ctx context.Context) (*Result, error) {
 	return res, r.judge(ctx, res, payWithin)
 }
 
-// mint makes a token for every shopper, uid 1 to Shoppers, with the gateway's own command.
-func (r *rehearsal) mint(ctx context.Context) ([]string, error) {
-	const most = 5000
-	var tokens []string
-	for first := 1; first <= r.Shoppers; first += most {
-		last := min(first+most-1, r.Shoppers)
-		out, err := r.command(ctx, "gateway", "token", "-config", r.system.GatewayConfig(), "-uid", fmt.Sprintf("%d-%d", first, last))
-		if err != nil {
-			return nil, err
-		}
-		tokens = append(tokens, strings.Fields(out)...)
-	}
-	if len(tokens) != r.Shoppers {
-		return nil, fmt.Errorf("gateway token made %d tokens for %d shoppers", len(tokens), r.Shoppers)
-	}
-	return tokens, nil
-}
-
-func (r *rehearsal) command(ctx context.Context, binary string, args ...string) (string, error) {
-	cmd := exec.CommandContext(ctx, filepath.Join(r.Bin, binary), args...)
-	cmd.WaitDelay = 5 * time.Second
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
-	if err != nil {
-		return string(out), fmt.Errorf("%s %s: %w: %s", binary, args[0], err, bytes.TrimSpace(stderr.Bytes()))
-	}
-	return string(out), nil
-}
-
-// open makes the sale, which starts in a moment.
-func (r *rehearsal) open(ctx context.Context, payWithin time.Duration) (sale int64, starts time.Time, err error) {
-	starts = time.Now().Add(lead).Truncate(time.Millisecond)
-	body := fmt.Sprintf(`{"title":"Rehearsal","price":4900,"currency":"EUR","stock":%d,"starts_at":%q,"ends_at":%q,"per_user_limit":1,"pay_within_s":%d}`,
-		r.Stock, starts.UTC().Format(wire.TimeFormat), starts.Add(r.Length).UTC().Format(wire.TimeFormat), int(payWithin.Seconds()))
-	var made struct {
-		ID int64 `json:"id"`
-	}
-	err = r.admin(ctx, http.MethodPost, "/sales", body, &made)
-	return made.ID, starts, err
-}
-
-func (r *rehearsal) admin(ctx context.Context, method, path, body string, out any) error {
-	req, err := http.NewRequestWithContext(ctx, method, r.system.Ports.AdminURL()+"/admin/v1"+path, strings.NewReader(body))
-	if err != nil {
-		return err
-	}
-	req.Header.Set("Authorization", "Bearer "+development.AdminToken)
-	req.Header.Set("Content-Type", "application/json")
-	res, err := r.http.Do(req)
-	if err != nil {
-		return err
-	}
-	defer res.Body.Close()
-	b, err := io.ReadAll(res.Body)
-	if err != nil {
-		return err
-	}
-	if res.StatusCode/100 != 2 {
-		return fmt.Errorf("%s %s: %s: %s", method, path, res.Status, bytes.TrimSpace(b))
-	}
-	return json.Unmarshal(b, out)
+func (r *rehearsal) admin(ctx context.Context, method, path, body string) world.Answer {
+	return r.client.Do(ctx, world.Call{Method: method, URL: r.system.Ports.AdminURL() + "/admin/v1" + path, Token: development.AdminToken, Body: body})
 }
 
 // sample asks where the units are until ctx ends; while nothing answers there is no sample.
@@ -214,7 +152,7 @@ func (r *rehearsal) sample(ctx context.Context, sale int64, began time.Time) (al
 		}
 		var s struct{ Sold, Locked, Available int64 }
 		short, cancel := context.WithTimeout(ctx, sampleEvery)
-		if err := r.admin(short, http.MethodGet, "/sales/"+strconv.FormatInt(sale, 10), "", &s); err == nil {
+		if a := r.admin(short, "GET", "/sales/"+strconv.FormatInt(sale, 10), ""); a.Status == 200 && json.Unmarshal(a.Body, &s) == nil {
 			all = append(all, units{time.Since(began), s.Sold, s.Locked, s.Available})
 		}
 		cancel()
@@ -238,11 +176,16 @@ func (r *rehearsal) tell(ctx context.Context, c *crowd) {
 // judge waits until everything is settled, and holds what was told against the stores: by the oracle, which asks them itself,
 // and by the auditor of the system.
 func (r *rehearsal) judge(ctx context.Context, res *Result, payWithin time.Duration) error {
-	books, done, err := r.books()
+	servers := r.system.Servers
+	dsn, err := mysql.ParseDSN(servers.MySQLDSN())
 	if err != nil {
 		return err
 	}
-	defer done()
+	books, err := world.StoresOf(servers, servers, servers).OpenBooks(dsn.DBName, stack.RedisPrefix)
+	if err != nil {
+		return err
+	}
+	defer func() { books.Redis.Close(); _ = books.DB.Close() }()
 	log, began := res.crowd.log, time.Now()
 	r.Progress("unpaid orders expire and everything settles, at most %v", payWithin+settleWithin)
 	for {
@@ -267,10 +210,8 @@ func (r *rehearsal) judge(ctx context.Context, res *Result, payWithin time.Durat
 			}
 			break
 		}
-		select {
-		case <-ctx.Done():
+		if world.Pause(ctx, 200*time.Millisecond); ctx.Err() != nil {
 			return ctx.Err()
-		case <-time.After(200 * time.Millisecond):
 		}
 	}
 	res.Settled = time.Since(began)
@@ -282,29 +223,10 @@ func (r *rehearsal) judge(ctx context.Context, res *Result, payWithin time.Durat
 	if err := errors.Join(log.WriteLines(f, res.Sale), f.Close()); err != nil {
 		return err
 	}
-	res.Audit, err = r.command(ctx, "backend", "audit", "-config", r.system.BackendConfig(), "--sale", strconv.FormatInt(res.Sale, 10), "--answers", answers)
+	res.Audit, err = world.Command(ctx, filepath.Join(r.Bin, "backend"), "audit", "-config", r.system.BackendConfig(), "--sale", strconv.FormatInt(res.Sale, 10), "--answers", answers)
 	res.Balanced = err == nil
 	if err != nil {
 		res.Audit += "\n" + err.Error()
 	}
 	return nil
-}
-
-// books are the stores, as the oracle asks them.
-func (r *rehearsal) books() (b oracle.Books, done func(), err error) {
-	c, err := mysql.ParseDSN(r.system.Servers.MySQLDSN())
-	if err != nil {
-		return b, nil, err
-	}
-	c.ParseTime = true
-	connector, err := mysql.NewConnector(c)
-	if err != nil {
-		return b, nil, err
-	}
-	redis, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{r.system.Servers.RedisAddr()}, DisableCache: true, ForceSingleClient: true})
-	if err != nil {
-		return b, nil, err
-	}
-	b = oracle.Books{DB: sql.OpenDB(connector), Redis: redis, Prefix: stack.RedisPrefix}
-	return b, func() { redis.Close(); _ = b.DB.Close() }, nil
 }

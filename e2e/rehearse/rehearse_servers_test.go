@@ -5,12 +5,11 @@ package rehearse
 import (
 	"bytes"
 	"os"
-	"os/exec"
 	"strings"
 	"testing"
 	"time"
 
-	"floodgate.internal/e2e/stack"
+	"floodgate.internal/e2e/world"
 )
 
 // A small rehearsal from its first to its last line: everything is killed once, every promise is kept, and the stock is sold
@@ -18,15 +17,7 @@ import (
 func TestRehearsal(t *testing.T) {
 	const shoppers, stock = 400, 40
 	bin, dir := t.TempDir(), t.TempDir()
-	root, err := stack.Root()
-	if err != nil {
-		t.Fatal(err)
-	}
-	build := exec.Command("go", "build", "-buildvcs=false", "-o", bin+"/", "./gateway/cmd/gateway", "./backend/cmd/backend")
-	build.Dir = root
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	world.Must(t, world.Build(bin))
 	var log bytes.Buffer
 	r, err := Run(t.Context(), Options{Shoppers: shoppers, Stock: stock, Length: 15 * time.Second, Faults: 5, Seed: 7, Dir: dir, Bin: bin, Progress: t.Logf, Log: &log})
 	if err != nil {

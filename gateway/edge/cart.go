@@ -4,27 +4,21 @@ import (
 	"encoding/json"
 	"strings"
 
-	"github.com/valyala/fasthttp"
-
-	"floodgate.internal/gateway/upstream"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
 )
 
-// cart is POST /v1/cart/orders. It draws on the user's limit of orders, and on the bucket of all.
+// cart is POST /v1/cart/orders.
 func (x *exchange) cart() {
-	who, ok := x.user()
-	if !ok || !x.mayBuy(who.UID) {
+	if !x.user() || !x.mayBuy() {
 		return
 	}
-	h := &x.ctx.Request.Header
-	key := string(h.Peek("Idempotency-Key"))
-	if len(h.PeekAll("Idempotency-Key")) == 0 {
-		x.reject(ruleBody, problem.Invalid("Idempotency-Key", "missing: a cart needs one, so that asking again is never ordering again"))
+	key, ok := x.idempotencyKey()
+	if !ok {
 		return
 	}
-	if !wire.ValidIdempotencyKey(key) {
-		x.reject(ruleBody, problem.Invalid("Idempotency-Key", "it must be 1 to 128 visible ASCII characters"))
+	if len(key) == 0 {
+		x.badField("Idempotency-Key", "missing: a cart needs one, so that asking again is never ordering again")
 		return
 	}
 	body := x.ctx.Request.Body()
@@ -40,12 +34,13 @@ func (x *exchange) cart() {
 		x.reject(ruleBody, p)
 		return
 	}
-	if !x.takeOrder(x.takeUser(x.s.orders, x.set.Order, who.UID)) || !x.room(upstream.Order, 0) {
+	if !x.admitOrder(x.takeUser(x.uid)) || !x.room(0) {
 		return
 	}
-	text, err := json.Marshal(wire.Cart{Items: items})
-	if err != nil {
+	r := x.request()
+	r.IdempotencyKey = string(key)
+	if r.Body, err = json.Marshal(wire.Cart{Items: items}); err != nil {
 		panic("BUG: a cart that does not marshal: " + err.Error())
 	}
-	x.forward(&upstream.Request{Method: fasthttp.MethodPost, Class: upstream.Order, Target: wire.CartPath, UID: who.UID, IdempotencyKey: key, Body: text})
+	x.forward(r)
 }

@@ -1,36 +1,30 @@
 package edge
 
 import (
-	"github.com/valyala/fasthttp"
-
-	"floodgate.internal/gateway/upstream"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
 )
 
-// coupons is what a user asks about coupons: GET /v1/coupons, and POST /v1/coupons/{id}/use.
-func (x *exchange) coupons(id []byte) {
-	who, ok := x.user()
-	if !ok {
+// ownCoupons is GET /v1/coupons.
+func (x *exchange) ownCoupons() {
+	if !x.user() || !x.goodCursor() || !x.admitUser(x.uid) || !x.room(0) {
 		return
 	}
-	switch {
-	case x.route == routeCoupons:
-		if !x.cursor() {
-			return
-		}
-	case !wire.ValidClaimID(id):
+	r := x.request()
+	r.Target += x.query("cursor")
+	x.forward(r)
+}
+
+// useCoupon is POST /v1/coupons/{claim_id}/use.
+func (x *exchange) useCoupon() {
+	if !x.user() {
+		return
+	}
+	if !wire.ValidClaimID(x.param) {
 		x.refuse(problem.New(problem.NotFound, "there is no such coupon of yours"))
 		return
-	case !x.noBody():
-		return
 	}
-	if !x.takeOwn(who.UID) || !x.room(upstream.Settle, 0) {
-		return
+	if x.noBody() && x.admitUser(x.uid) && x.room(0) {
+		x.forward(x.request())
 	}
-	if x.route == routeCoupons {
-		x.forward(&upstream.Request{Method: fasthttp.MethodGet, Target: wire.CouponsPath + x.query("cursor"), UID: who.UID})
-		return
-	}
-	x.forward(&upstream.Request{Method: fasthttp.MethodPost, Target: wire.UsePath(string(id)), UID: who.UID})
 }

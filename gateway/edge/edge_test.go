@@ -27,10 +27,10 @@ func TestPanicIsAnsweredCountedAndSurvived(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	var log bytes.Buffer
 	// Without a gate every request for a sale breaks the handler.
-	s := New(Parts{Clock: &clock.Clock{}, Log: slog.New(slog.NewTextHandler(&log, nil)), Now: time.Now}, reg)
-	s.Configure(Settings{IP: limit.NewRule("ip", 1, time.Now(), limit.Law{Rate: 1, Burst: 1})})
+	s := New(Config{Clock: &clock.Clock{}, Log: slog.New(slog.NewTextHandler(&log, nil)), Now: time.Now, HTTP: HTTPConfig{MaxBody: 1000, MaxHeader: 4096}},
+		Settings{IP: limit.NewRule("ip", 1, time.Now(), limit.Law{Rate: 1, Burst: 1})}, reg)
 	ln := fasthttputil.NewInmemoryListener()
-	server := s.HTTP(Limits{MaxBody: 1000, MaxHeader: 4096})
+	server := s.HTTPServer()
 	done := make(chan error)
 	go func() { done <- server.Serve(NewListener(ln, s, Bounds{Max: 10, PerAddress: 10}, reg)) }()
 	client := &fasthttp.HostClient{Addr: "x", Dial: func(string) (net.Conn, error) { return ln.Dial() }}
@@ -133,7 +133,7 @@ func TestPageHeaders(t *testing.T) {
 	}
 	set := *s.settings.Load()
 	set.InsecureCookies = true
-	s.Configure(set)
+	s.SetSettings(set)
 	if h := head("/"); len(h.Peek("Strict-Transport-Security")) > 0 {
 		t.Errorf("a site for plain HTTP: got %s", h)
 	}
@@ -185,8 +185,8 @@ func TestConnectionsAreBounded(t *testing.T) {
 	second.Close()
 	dial()
 	<-accepted
-	if all, one := testutil.ToFloat64(l.refusedAll), testutil.ToFloat64(l.refusedAddr); all != 1 || one != 1 || len(l.count) != 0 || len(l.open) != 2 {
-		t.Errorf("%v refused by the bound of all, %v by an address's; %d addresses counted, %d open", all, one, len(l.count), len(l.open))
+	if all, one := testutil.ToFloat64(l.refusedAll), testutil.ToFloat64(l.refusedAddr); all != 1 || one != 1 || len(l.byAddr) != 0 || len(l.open) != 2 {
+		t.Errorf("%v refused by the bound of all, %v by an address's; %d addresses counted, %d open", all, one, len(l.byAddr), len(l.open))
 	}
 	inner.Close()
 	<-done

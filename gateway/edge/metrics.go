@@ -78,7 +78,7 @@ const (
 var ruleNames = [rules]string{"protocol", "ban", "gate", "ip", "webhook", "identity", "origin", "eligible", "order", "payment", "read", "global", "body", "in_flight"}
 
 type metrics struct {
-	requests [routes][]prometheus.Counter // by result
+	requests [][]prometheus.Counter // by the route's label and the result
 	refusals [rules]prometheus.Counter
 	panics   prometheus.Counter
 }
@@ -89,10 +89,12 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	refusals := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gateway_refusals_total", Help: "Requests that the gateway refused itself, by rule."}, []string{"rule"})
 	m.panics = prometheus.NewCounter(prometheus.CounterOpts{Name: "gateway_panics_total", Help: "Requests that broke the handler and were answered 500."})
 	reg.MustRegister(requests, refusals, m.panics)
-	for r := range m.requests {
+	for _, label := range labels {
+		var byResult []prometheus.Counter
 		for _, name := range resultNames {
-			m.requests[r] = append(m.requests[r], requests.WithLabelValues(routeNames[r], name))
+			byResult = append(byResult, requests.WithLabelValues(label, name))
 		}
+		m.requests = append(m.requests, byResult)
 	}
 	for r := range m.refusals {
 		m.refusals[r] = refusals.WithLabelValues(ruleNames[r])

@@ -4,64 +4,85 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/valyala/fasthttp"
-
-	"floodgate.internal/gateway/upstream"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
 )
 
-// order is POST /v1/sales/{id}/orders.
-func (x *exchange) order(sale int64) {
+// saleID is the sale that the path names; 0: it cannot be one.
+func (x *exchange) saleID() int64 {
+	id, _ := wire.ParseID(x.param)
+	return id
+}
+
+// knownSale reports whether the sale may exist, or answers 404.
+func (x *exchange) knownSale() bool {
+	refusal, certain := x.s.Gate.Unknown(x.saleID(), x.now)
+	if certain {
+		x.rejectPrepared(ruleGate, refusal, 0)
+	}
+	return !certain
+}
+
+// idempotencyKey is the request's key, nil for none; false: it was answered 400.
+func (x *exchange) idempotencyKey() (key []byte, ok bool) {
+	h := &x.ctx.Request.Header
+	key = h.Peek("Idempotency-Key")
+	if len(h.PeekAll("Idempotency-Key")) > 0 && !wire.ValidIdempotencyKey(key) {
+		x.badField("Idempotency-Key", "it must be 1 to 128 visible ASCII characters")
+		return nil, false
+	}
+	return key, true
+}
+
+// order is POST /v1/sales/{sale_id}/orders.
+func (x *exchange) order() {
+	sale := x.saleID()
 	v := x.s.Gate.Order(sale, x.now)
-	if v.Refusal != nil && !(v.Doubtful() && x.named()) {
-		x.prepared(ruleGate, v.Refusal, v.RetryAfter)
+	if v.Refusal != nil && !(v.MayProbe() && x.hasToken()) {
+		x.rejectPrepared(ruleGate, v.Refusal, v.RetryAfter)
 		return
 	}
-	who, ok := x.buyer(v)
+	if !x.admitAddress() || !x.identify(v) {
+		return
+	}
+	if v.Sale != nil {
+		defer x.recordPress(sale)
+	}
+	if !x.mayBuy() {
+		return
+	}
+	key, ok := x.idempotencyKey()
 	if !ok {
 		return
 	}
+	perUser := 1 << 30 // not known here: the backend checks it
 	if v.Sale != nil {
-		defer x.record(sale, who.UID)
-	}
-	if !x.mayBuy(who.UID) {
-		return
-	}
-	h := &x.ctx.Request.Header
-	key := h.Peek("Idempotency-Key")
-	if len(h.PeekAll("Idempotency-Key")) > 0 && !wire.ValidIdempotencyKey(key) {
-		x.reject(ruleBody, problem.Invalid("Idempotency-Key", "it must be 1 to 128 visible ASCII characters"))
-		return
-	}
-	limit := 1 << 30 // not known: the backend knows
-	if v.Sale != nil {
-		limit = v.Sale.PerUserLimit
+		perUser = v.Sale.PerUserLimit
 	}
 	body := x.ctx.Request.Body()
 	if !x.isJSON(body) {
 		return
 	}
-	quantity, category, err := wire.ParseOrderRequest(body, limit)
+	quantity, category, err := wire.ParseOrderRequest(body, perUser)
 	if err != nil {
-		x.reject(ruleBody, problem.New(problem.BadRequest, err.Error()))
+		x.badBody(err)
 		return
 	}
-	d := x.takeUser(x.s.orders, x.set.Order, who.UID)
-	if v.Refusal != nil && !(d.OK && x.s.Gate.Ask(v, x.now)) {
-		x.prepared(ruleGate, v.Refusal, v.RetryAfter)
+	d := x.takeUser(x.uid)
+	if v.Refusal != nil && !(d.OK && x.s.Gate.Probe(v, x.now)) {
+		x.rejectPrepared(ruleGate, v.Refusal, v.RetryAfter)
 		return
 	}
-	if !x.takeOrder(d) || !x.room(upstream.Order, sale) {
+	if !x.admitOrder(d) || !x.room(sale) {
 		return
 	}
-	status := x.forward(&upstream.Request{
-		Method: fasthttp.MethodPost, Target: "/v1/sales/" + strconv.FormatInt(sale, 10) + "/orders", UID: who.UID,
-		Class: upstream.Order, Sale: sale, IdempotencyKey: string(key), Client: x.network(), Body: wire.AppendOrderRequest(nil, quantity, category),
-	})
+	r := x.request()
+	r.Sale, r.IdempotencyKey, r.Client = sale, string(key), x.network()
+	r.Body = wire.AppendOrderRequest(nil, quantity, category)
+	status := x.forward(r)
 	if v.Sale == nil {
-		if status > 0 { // the backend knows the sale, or says that there is none
-			x.record(sale, who.UID)
+		if status > 0 { // the backend knows whether there is such a sale
+			x.recordPress(sale)
 		}
 		return
 	}
@@ -73,62 +94,70 @@ func (x *exchange) order(sale int64) {
 	}
 }
 
-// mine is what a user asks about orders: GET /v1/orders, GET /v1/orders/{id}, and payment and cancellation.
-func (x *exchange) mine(id []byte) {
-	who, ok := x.user()
-	if !ok {
+// ownOrders is GET /v1/orders.
+func (x *exchange) ownOrders() {
+	if !x.user() {
 		return
 	}
-	args := x.ctx.QueryArgs()
-	var wait time.Duration
-	switch {
-	case x.route == routeMine:
-		if sale := args.Peek("sale_id"); len(sale) > 0 {
-			if _, ok := wire.ParseID(sale); !ok {
-				x.reject(ruleBody, problem.Invalid("sale_id", "it must be a positive integer"))
-				return
-			}
-		}
-		if !x.cursor() {
+	if sale := x.ctx.QueryArgs().Peek("sale_id"); len(sale) > 0 {
+		if _, ok := wire.ParseID(sale); !ok {
+			x.badField("sale_id", "it must be a positive integer")
 			return
 		}
-	case !wire.ValidOrderID(id):
-		x.refuse(problem.New(problem.OrderNotFound, "there is no such order of yours"))
+	}
+	if !x.goodCursor() || !x.admitUser(x.uid) || !x.room(0) {
 		return
-	case x.route != routeStatus:
-		if !x.noBody() {
-			return
-		}
-	case len(args.Peek("wait_ms")) > 0:
-		ms, err := strconv.ParseUint(string(args.Peek("wait_ms")), 10, 32)
+	}
+	r := x.request()
+	r.Target += x.query("sale_id", "cursor")
+	x.forward(r)
+}
+
+// ownOrder finds the user, and whether the path can name an order of theirs, or answers 401 or 404.
+func (x *exchange) ownOrder() bool {
+	if !x.user() {
+		return false
+	}
+	if !wire.ValidOrderID(x.param) {
+		x.refuse(problem.New(problem.OrderNotFound, "there is no such order of yours"))
+		return false
+	}
+	return true
+}
+
+// changeOrder is POST /v1/orders/{order_id}/payment and .../cancellation.
+func (x *exchange) changeOrder() {
+	if x.ownOrder() && x.noBody() && x.admitUser(x.uid) && x.room(0) {
+		x.forward(x.request())
+	}
+}
+
+// orderStatus is GET /v1/orders/{order_id}, a long poll with wait_ms.
+func (x *exchange) orderStatus() {
+	if !x.ownOrder() {
+		return
+	}
+	var wait time.Duration
+	if given := x.ctx.QueryArgs().Peek("wait_ms"); len(given) > 0 {
+		ms, err := strconv.ParseUint(string(given), 10, 32)
 		if err != nil || ms > uint64(wire.MaxWait/time.Millisecond) {
-			x.reject(ruleBody, problem.Invalid("wait_ms", "it must be 0 to "+itoa(int(wire.MaxWait/time.Millisecond))))
+			x.badField("wait_ms", "it must be 0 to "+itoa(int(wire.MaxWait/time.Millisecond)))
 			return
 		}
 		wait = time.Duration(ms) * time.Millisecond
 	}
-	if !x.takeOwn(who.UID) {
+	if !x.admitUser(x.uid) {
 		return
 	}
-	if wait > 0 && (x.s.draining.Load() || !x.s.Pool.CanWait()) {
+	if wait > 0 && (x.s.draining.Load() || !x.s.Backends.CanWait()) {
 		wait = 0 // the present status at once is better than none
 	}
-	if wait == 0 && !x.room(upstream.Settle, 0) {
+	if wait == 0 && !x.room(0) {
 		return
 	}
-	r := &upstream.Request{Method: fasthttp.MethodGet, Wait: wait, UID: who.UID}
-	switch x.route {
-	case routeMine:
-		r.Target = "/v1/orders" + x.query("sale_id", "cursor")
-	case routePay:
-		r.Method, r.Target = fasthttp.MethodPost, wire.OrderPath(string(id))+"/payment"
-	case routeCancel:
-		r.Method, r.Target = fasthttp.MethodPost, wire.OrderPath(string(id))+"/cancellation"
-	default:
-		r.Target = wire.OrderPath(string(id))
-		if wait > 0 {
-			r.Target += "?wait_ms=" + strconv.FormatInt(wait.Milliseconds(), 10)
-		}
+	r := x.request()
+	if r.Wait = wait; wait > 0 {
+		r.Target += "?wait_ms=" + strconv.FormatInt(wait.Milliseconds(), 10)
 	}
 	x.forward(r)
 }

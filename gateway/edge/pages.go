@@ -3,7 +3,6 @@ package edge
 import (
 	"bytes"
 	"fmt"
-	"sync"
 
 	"github.com/valyala/fasthttp"
 
@@ -12,21 +11,15 @@ import (
 	"floodgate.internal/gateway/pagecache"
 	"floodgate.internal/gateway/upstream"
 	"floodgate.internal/shared/problem"
+	"floodgate.internal/shared/wire"
 )
 
-// pressed is the page's files as pages, by ETag: as many as there are files.
-var pressed sync.Map
-
-// page answers with the shopper page or a file of it.
-func (x *exchange) page(path string) {
-	a, ok := page.Get(path)
+// page answers with the shopper page, or a file that it loads.
+func (x *exchange) page() {
+	p, ok := page.Get(string(x.path))
 	if !ok {
-		x.refuse(problem.New(problem.NotFound, "there is no such path"))
+		x.notFound()
 		return
-	}
-	p, ok := pressed.Load(a.ETag)
-	if !ok {
-		p, _ = pressed.LoadOrStore(a.ETag, pagecache.NewPage(200, a.ContentType, a.ETag, a.Body))
 	}
 	h := &x.ctx.Response.Header
 	h.Set("Content-Security-Policy", page.Policy)
@@ -38,18 +31,31 @@ func (x *exchange) page(path string) {
 	if !x.set.InsecureCookies { // then nobody can sign in but by HTTPS
 		h.Set("Strict-Transport-Security", "max-age=31536000")
 	}
-	x.kept(p.(*pagecache.Page), pagecache.Hit, "public, max-age=10")
+	x.answerPage(p, pagecache.Hit, "public, max-age=10")
 }
 
-// kept answers with a page that may be kept, in the coding that the client likes best, or with 304, or 406.
-func (x *exchange) kept(p *pagecache.Page, how pagecache.How, cacheControl string) {
+// time is GET /v1/time.
+func (x *exchange) time() {
+	body, _ := wire.Millis(x.s.Clock.NowMillis()).MarshalJSON()
+	x.json(append(append([]byte(`{"now":`), body...), '}'))
+}
+
+// sale is GET /v1/sales/{sale_id}.
+func (x *exchange) sale() {
+	if x.knownSale() {
+		x.cached()
+	}
+}
+
+// answerPage answers with a page that clients may cache, in the coding that the client prefers, or with 304 or 406.
+func (x *exchange) answerPage(p *pagecache.Page, how pagecache.How, cacheControl string) {
 	in := &x.ctx.Request.Header
 	h := &x.ctx.Response.Header
 	h.Set("X-Cache", string(how))
 	h.Set("Vary", "Accept-Encoding")
 	coding, ok := p.Choose(in.PeekAll("Accept-Encoding"))
 	if !ok {
-		x.refuse(status(fasthttp.StatusNotAcceptable, "there is no coding that Accept-Encoding accepts: ask for gzip, br or identity"))
+		x.refuse(badRequest(fasthttp.StatusNotAcceptable, "there is no coding that Accept-Encoding accepts: ask for gzip, br or identity"))
 		return
 	}
 	h.Set("Cache-Control", cacheControl)
@@ -70,35 +76,34 @@ func (x *exchange) kept(p *pagecache.Page, how pagecache.How, cacheControl strin
 	x.result = resultOK
 }
 
-// cached answers a public read. Its key is the canonical path, which is also what a backend is asked for. Nobody's token is
-// looked at while the page is fresh; who is over a limit gets the page that is kept, however stale within the rule, and 429
-// only where there is none.
-func (x *exchange) cached(path []byte) {
+// cached answers a public read from the page cache. The key is the canonical path. While the page is fresh, no token is
+// verified and no bucket drawn on. A reader over a limit gets the stale page if there is one, and 429 otherwise.
+func (x *exchange) cached() {
 	cache, rule := x.s.Cache, x.set.Pages
-	if p, how, renew := cache.Fresh(path, rule, x.now); how != "" {
+	if p, how, renew := cache.Fresh(x.path, rule, x.now); how != "" {
 		if renew {
-			r := x.read(path)
+			r := x.pageRequest()
 			cache.Renew(r.Target, x.s.fetch(r))
 		}
-		x.kept(p, how, x.set.pagesMaxAge)
+		x.answerPage(p, how, x.set.pagesMaxAge)
 		return
 	}
-	if by, d := x.overReading(); !d.OK {
-		if p, ok := cache.Kept(path, rule, x.now); ok {
-			x.kept(p, pagecache.Stale, x.set.pagesMaxAge)
+	if by, d := x.takeReader(); !d.OK {
+		if p, ok := cache.Stale(x.path, rule, x.now); ok {
+			x.answerPage(p, pagecache.Stale, x.set.pagesMaxAge)
 			return
 		}
 		x.admit(by, d)
 		return
 	}
-	r := x.read(path)
-	p, how, err := cache.Get(r.Target, rule, x.now, 2*x.s.Pool.Timeout(), x.s.fetch(r))
+	r := x.pageRequest()
+	p, how, err := cache.Get(r.Target, rule, x.now, 2*x.s.Backends.Timeout(), x.s.fetch(r))
 	switch {
 	case err != nil:
 		x.ctx.Response.Header.Set("X-Cache", string(how))
-		x.unanswered(r, err)
+		x.noAnswer(r, err)
 	case p.Status == 200:
-		x.kept(p, how, x.set.pagesMaxAge)
+		x.answerPage(p, how, x.set.pagesMaxAge)
 	case p.Status == fasthttp.StatusNotFound:
 		x.ctx.Response.Header.Set("X-Cache", string(how))
 		x.refuse(problem.New(problem.SaleNotFound, "there is no such sale"))
@@ -108,23 +113,22 @@ func (x *exchange) cached(path []byte) {
 	}
 }
 
-// overReading draws on the address's buckets, and on the user's where the request names one.
-func (x *exchange) overReading() (rule, limit.Decision) {
-	d := x.takeAddress(x.s.ips, x.set.IP)
-	if !d.OK {
+// takeReader draws on the address's buckets, and on the user's where the request has a good token.
+func (x *exchange) takeReader() (rule, limit.Decision) {
+	if d := x.takeAddress(); !d.OK {
 		return ruleIP, d
 	}
 	if token, _ := x.token(); len(token) > 0 {
-		if who, err := x.set.Verifier.Verify(token); err == nil { // else it is anybody's read
-			return ruleRead, x.takeUser(x.s.reads, x.set.Read, who.UID)
+		if user, err := x.set.Verifier.Verify(token); err == nil {
+			return ruleRead, x.takeUser(user.UID)
 		}
 	}
-	return 0, limit.Decision{OK: true}
+	return ruleRead, limit.Decision{OK: true}
 }
 
-// read is what a backend is asked for a page, in nobody's name. It may outlive the exchange.
-func (x *exchange) read(path []byte) *upstream.Request {
-	return &upstream.Request{Method: fasthttp.MethodGet, Class: upstream.Page, Target: string(path), RequestID: string(x.id), Trace: bytes.Clone(x.traceparent())}
+// pageRequest asks a backend for a page, in nobody's name. It may outlive the exchange.
+func (x *exchange) pageRequest() *upstream.Request {
+	return &upstream.Request{Method: fasthttp.MethodGet, Class: upstream.Page, Target: string(x.path), RequestID: string(x.id), Trace: bytes.Clone(x.traceparent())}
 }
 
 // fetch gets a page from a backend.
@@ -132,10 +136,10 @@ func (s *Server) fetch(r *upstream.Request) pagecache.Fetch {
 	return func() (*pagecache.Page, error) {
 		resp := fasthttp.AcquireResponse()
 		defer fasthttp.ReleaseResponse(resp)
-		if err := s.Pool.Do(r, resp); err != nil {
+		if err := s.Backends.Do(r, resp); err != nil {
 			return nil, err
 		}
-		if code := resp.StatusCode(); code == fasthttp.StatusUnauthorized {
+		if resp.StatusCode() == fasthttp.StatusUnauthorized {
 			s.warn("check the signing keys on both sides", errSignature, r)
 		}
 		if coding := resp.Header.ContentEncoding(); len(coding) > 0 {
@@ -148,8 +152,8 @@ func (s *Server) fetch(r *upstream.Request) pagecache.Fetch {
 	}
 }
 
-// Changed makes the pages of these sales old. It is what the feed's news is for.
-func (s *Server) Changed(sales []int64) {
+// SalesChanged makes the pages of these sales stale.
+func (s *Server) SalesChanged(sales []int64) {
 	keys := make([]string, 0, len(sales)+1)
 	for _, id := range sales {
 		keys = append(keys, "/v1/sales/"+itoa(int(id)))

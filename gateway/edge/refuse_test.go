@@ -121,15 +121,15 @@ func refusing(t testing.TB) (s *Server, tokens map[string]string) {
 	}
 	set := Settings{Verifier: verifier, Order: rule("order"), Payment: rule("payment"), Read: rule("read"), IP: rule("ip"), Webhook: rule("webhook"), Global: rule("global"),
 		Exempt: networks(t, "127.0.0.1/32"), ExemptUsers: map[string]struct{}{"8": {}}}
-	s = New(Parts{Clock: clk, Gate: gate, Cache: pagecache.New(1<<20, reg), Pool: pool, Records: presslog.NewRecorder(100, reg), Log: slog.New(slog.DiscardHandler), Now: time.Now}, reg)
-	s.Configure(set)
+	s = New(Config{Clock: clk, Gate: gate, Cache: pagecache.New(1<<20, reg), Backends: pool, Presses: presslog.NewRecorder(100, reg), Log: slog.New(slog.DiscardHandler), Now: time.Now,
+		HTTP: HTTPConfig{MaxBody: 1000, MaxHeader: 4096, ReadTimeout: time.Minute, WriteTimeout: time.Minute, IdleTimeout: time.Minute}}, set, reg)
 	s.orders.Take("7", set.Order, now)
 	s.payments.Take("7", set.Payment, now)
 	s.reads.Take("7", set.Read, now)
 	limited := network.Key(netip.MustParseAddr("127.0.0.7"))
 	s.ips.Take(limited, set.IP, now)
 	s.webhooks.Take(limited, set.Webhook, now)
-	s.global.Take(set.Global, limit.Patience{}, now)
+	s.global.Take(set.Global, limit.WaitBounds{}, now)
 	return s, tokens
 }
 
@@ -195,7 +195,7 @@ func refusals(tokens map[string]string) []refusal {
 		{"user limited", order(6, "7", ""), "RATE_LIMITED", here, nil},
 		{"user limited, all for longer", order(6, "7", ""), "RATE_LIMITED", here, slow},
 		{"all limited", order(6, "8", ""), "RATE_LIMITED", here, nil},
-		{"line full", order(6, "8", ""), "OVERLOADED", here, func(s *Settings) { s.Patience = limit.Patience{Wait: 100 * time.Hour} }},
+		{"line full", order(6, "8", ""), "OVERLOADED", here, func(s *Settings) { s.GlobalWait = limit.WaitBounds{MaxWait: 100 * time.Hour} }},
 		{"no place", order(6, "8", ""), "OVERLOADED", here, open},
 		{"status limited", ask("GET "+id, "7"), "RATE_LIMITED", here, nil},
 		{"status with wait_ms limited", ask("GET "+id+"?wait_ms=20000", "7"), "RATE_LIMITED", here, nil},
@@ -221,8 +221,8 @@ func (c refusal) apply(s *Server) (undo func()) {
 	if c.set != nil {
 		c.set(&set)
 	}
-	s.Configure(set)
-	return func() { s.Configure(was) }
+	s.SetSettings(set)
+	return func() { s.SetSettings(was) }
 }
 
 // line is a network with one connection at a time, in memory: the server reads what is asked and finds nobody slow.
@@ -274,7 +274,7 @@ func (l *line) serve(t testing.TB, s *Server) (done chan struct{}) {
 		t.Fatal(err)
 	}
 	done = make(chan struct{})
-	server := s.HTTP(Limits{MaxBody: 1000, MaxHeader: 4096, ReadTimeout: time.Minute, WriteTimeout: time.Minute, IdleTimeout: time.Minute})
+	server := s.HTTPServer()
 	go func() {
 		defer close(done)
 		server.ServeConn(c)
@@ -331,15 +331,15 @@ func BenchmarkRefusals(b *testing.B) {
 	// Somebody's order has just asked the backend whether what is sold out still is; that is so but for a moment in probeEvery.
 	asked := func() {
 		for id := range int64(10) {
-			s.Gate.Ask(s.Gate.Order(id, time.Now()), time.Now())
+			s.Gate.Probe(s.Gate.Order(id, time.Now()), time.Now())
 		}
 	}
-	limits := Limits{MaxBody: 65536, MaxHeader: 8192, ReadTimeout: time.Minute, WriteTimeout: time.Minute, IdleTimeout: time.Minute}
+	s.HTTP.MaxBody, s.HTTP.MaxHeader = 65536, 8192
 	for _, c := range refusals(tokens) {
 		b.Run(strings.ReplaceAll(c.name, " ", "-"), func(b *testing.B) {
 			defer c.apply(s)()
-			gateway := s.HTTP(limits)
-			bare := s.HTTP(limits)
+			gateway := s.HTTPServer()
+			bare := s.HTTPServer()
 			bare.Handler = sameAs(b, s, c)
 			var addrs [2]string
 			for i, server := range []*fasthttp.Server{gateway, bare} {

@@ -1,31 +1,15 @@
 package edge
 
-import (
-	"github.com/valyala/fasthttp"
+// standby is GET and DELETE /v1/sales/{sale_id}/standby: the place in the sale's standby line, and leaving it.
+func (x *exchange) standby() {
+	if x.knownSale() && x.user() && x.noBody() && x.admitUser(x.uid) && x.room(0) {
+		x.forward(x.request())
+	}
+}
 
-	"floodgate.internal/gateway/upstream"
-	"floodgate.internal/shared/wire"
-)
-
-// standby is GET, POST and DELETE /v1/sales/{id}/standby: see the place in a sale's standby line, join it, leave it.
-func (x *exchange) standby(sale int64) {
-	if refusal, sure := x.s.Gate.Unknown(sale, x.now); sure {
-		x.prepared(ruleGate, refusal, 0)
-		return
+// joinStandby is POST /v1/sales/{sale_id}/standby.
+func (x *exchange) joinStandby() {
+	if x.knownSale() && x.user() && x.mayBuy() && x.noBody() && x.admitUser(x.uid) && x.room(0) {
+		x.forward(x.request())
 	}
-	who, ok := x.user()
-	if !ok || x.ctx.IsPost() && !x.mayBuy(who.UID) || !x.noBody() || !x.takeOwn(who.UID) {
-		return
-	}
-	method, class := fasthttp.MethodGet, upstream.Order
-	switch h := &x.ctx.Request.Header; {
-	case h.IsPost():
-		method = fasthttp.MethodPost
-	case h.IsDelete():
-		method, class = fasthttp.MethodDelete, upstream.Settle
-	}
-	if !x.room(class, 0) {
-		return
-	}
-	x.forward(&upstream.Request{Method: method, Class: class, Target: wire.StandbyPath(sale), UID: who.UID})
 }

@@ -318,7 +318,7 @@ func TestSignedClaims(t *testing.T) {
 		text := "{" + c.text + "}"
 		for alg, token := range map[string]string{"HS256": hs(m{"alg": "HS256", "kid": "hs"}, text, secret), "EdDSA": f.ed(m{"alg": "EdDSA", "kid": "ed"}, text)} {
 			who, err := f.Verify([]byte(token))
-			if !errors.Is(err, c.want) || (err == nil) != (c.want == nil) || err == nil && !strings.HasPrefix(who.UID, "7") || err != nil && who != (Who{}) {
+			if !errors.Is(err, c.want) || (err == nil) != (c.want == nil) || err == nil && !strings.HasPrefix(who.UID, "7") || err != nil && who != (User{}) {
 				t.Errorf("%s of %.200s: got %+v, %v; want %v", alg, text, who, err, c.want)
 			}
 		}
@@ -382,7 +382,7 @@ func FuzzVerify(f *testing.F) {
 	f.Fuzz(func(t *testing.T, token string) {
 		who, err := x.Verify([]byte(token))
 		if err != nil {
-			if who != (Who{}) {
+			if who != (User{}) {
 				t.Errorf("refused with %v, and names %+v", err, who)
 			}
 			return
@@ -436,24 +436,24 @@ func TestRememberedTokenExpires(t *testing.T) {
 func TestMemoryIsBounded(t *testing.T) {
 	f := setup(t)
 	for i := range shards*perShard + 5000 {
-		f.seen.put(fmt.Sprintf("token-%d", i), Who{UID: "7"})
+		f.cache.put(fmt.Sprintf("token-%d", i), User{UID: "7"})
 	}
-	f.seen.put(strings.Repeat("a", maxSeen+1), Who{UID: "7"})
+	f.cache.put(strings.Repeat("a", maxCached+1), User{UID: "7"})
 	n := 0
-	for i := range f.seen.shards {
-		n += len(f.seen.shards[i].tokens)
+	for i := range f.cache.shards {
+		n += len(f.cache.shards[i].tokens)
 	}
 	if n > shards*perShard || n < shards*perShard*9/10 {
 		t.Errorf("got %d remembered, want at most %d", n, shards*perShard)
 	}
-	if _, ok := f.seen.get([]byte(strings.Repeat("a", maxSeen+1))); ok {
+	if _, ok := f.cache.get([]byte(strings.Repeat("a", maxCached+1))); ok {
 		t.Error("a long token is remembered")
 	}
 }
 
 func TestMint(t *testing.T) {
 	f := setup(t)
-	s, ok := Signing([]Key{{KID: "ed", Alg: "EdDSA"}, {KID: "hs", Alg: "HS256", Secret: secret, Sign: true}}, Rules{})
+	s, ok := NewSigner([]Key{{KID: "ed", Alg: "EdDSA"}, {KID: "hs", Alg: "HS256", Secret: secret, Sign: true}}, Rules{})
 	if !ok || s.Key.KID != "hs" {
 		t.Fatalf("got %+v, %v", s, ok)
 	}

@@ -11,29 +11,29 @@ import (
 type Law struct {
 	Rate  float64
 	Burst int
-	// Shadow is for a law that counts what it would have refused, and refuses nothing. Its bucket is the same as if it did.
+	// Shadow makes the law count what it would refuse, and refuse nothing. Its bucket is drawn on as if it did.
 	Shadow bool
 }
 
 // MaxLaws is how many laws a rule may have.
 const MaxLaws = 3
 
-// MaxFill is the longest time in which an empty bucket may fill.
+// MaxFill is the longest time that an empty bucket may take to fill.
 const MaxFill = 30 * 24 * time.Hour
 
-// Rule is what holds for each key of a table: its laws, and for how many keys at most there are buckets. Make one with
-// NewRule. Buckets compare rules by pointer and take a newer one on their next touch, keeping their tokens: a law is
-// known by its place. One that a reload adds begins with full buckets, one that it takes away is forgotten.
+// Rule is the laws for each key of a table, and the bound on keys that have buckets. Make one with NewRule. Buckets compare
+// rules by pointer. They take on a newer rule on their next use and keep their tokens: a law is identified by its place. A
+// law that a reload adds begins with full buckets.
 type Rule struct {
 	MaxKeys int
 
 	laws   []Law
 	since  time.Time
 	policy string
-	level  []string // RateLimit, up to the time, of each law
+	level  []string // for each law the RateLimit field, up to the time
 }
 
-// NewRule makes a rule of 1 to MaxLaws laws that is in force from since on. A bucket must fill within MaxFill.
+// NewRule makes a rule of 1 to MaxLaws laws that holds from since on. Each law's bucket must fill within MaxFill.
 func NewRule(name string, maxKeys int, since time.Time, laws ...Law) *Rule {
 	r := &Rule{MaxKeys: maxKeys, laws: laws, since: since}
 	var policies []string
@@ -51,12 +51,11 @@ func NewRule(name string, maxKeys int, since time.Time, laws ...Law) *Rule {
 	return r
 }
 
-// Policy is the RateLimit-Policy field of the rule (draft-ietf-httpapi-ratelimit-headers), an item for each law that is
-// enforced: its quota is the burst, its window the time in which an empty bucket fills.
+// Policy is the RateLimit-Policy field (draft-ietf-httpapi-ratelimit-headers), with an item for each law that is enforced: its
+// quota is the burst, its window the time in which an empty bucket fills.
 func (r *Rule) Policy() string { return r.policy }
 
-// AppendExhausted appends the RateLimit field of a refusal by the law at that place, after which a token is there in so many
-// seconds.
+// AppendExhausted appends the RateLimit field of a refusal: the law at that place has a token again after so many seconds.
 func (r *Rule) AppendExhausted(b []byte, law, seconds int) []byte {
 	return strconv.AppendInt(append(b, r.level[law]...), int64(seconds), 10)
 }

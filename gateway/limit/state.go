@@ -7,33 +7,33 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// state is a key's buckets, one for each law of its rule, as they were when a token was last taken. Times are nanoseconds, in
-// the time of whoever has it.
+// state is a key's buckets, one for each law of its rule, as they were when a token was last taken. It takes a quarter of the
+// memory of a rate.Limiter, which is made again from it for each decision. Times are nanoseconds since the epoch of the table.
 type state struct {
 	tokens  [MaxLaws]float64
 	touched int64
 	rule    *Rule
-	ready   int64 // until then x/time/rate has refused already, by the law at
-	scarce  uint8 // this place
+	retryAt int64 // requests before that time are refused
+	refuser uint8 // by the law at this place
 }
 
-// fill makes new buckets full ones.
+// fill makes new buckets full.
 func (s *state) fill(rule *Rule, at int64) {
-	s.rule, s.touched, s.ready = rule, at, math.MinInt64
+	s.rule, s.touched, s.retryAt = rule, at, math.MinInt64
 	for i, law := range rule.laws {
 		s.tokens[i] = float64(law.Burst)
 	}
 }
 
-// load makes lim the bucket of the i-th law. A rate.Limiter cannot be told how many tokens it begins with, so it is filled at
-// a rate of that many a second, for a second. Where it owes a part of one, for it gives a token that is less than a
-// nanosecond away, it is filled with one more, which is taken.
+// load makes lim the bucket of the i-th law. A rate.Limiter cannot be told how many tokens it begins with, so it is filled for
+// one second at that rate. A bucket may have slightly less than 0 tokens, because x/time/rate gives a token that is less
+// than a nanosecond away. Then lim is filled with one more, which is taken.
 func (s *state) load(lim *rate.Limiter, i int) {
 	law, tokens, owed := &s.rule.laws[i], s.tokens[i], 0
 	if tokens < 0 {
 		owed = 1
 	}
-	begin, touched := instant(s.touched-int64(time.Second)), instant(s.touched)
+	begin, touched := asTime(s.touched-int64(time.Second)), asTime(s.touched)
 	*lim = rate.Limiter{}
 	lim.SetBurstAt(begin, law.Burst+owed)
 	lim.SetLimitAt(begin, rate.Limit(tokens+float64(owed)))
@@ -44,11 +44,11 @@ func (s *state) load(lim *rate.Limiter, i int) {
 	}
 }
 
-func instant(ns int64) time.Time { return time.Unix(0, ns) }
+func asTime(ns int64) time.Time { return time.Unix(0, ns) }
 
-// follow puts the buckets under the rule, in force since then: they earned by their old laws until it was, and keep their
-// tokens up to the new bursts. A request that began under an older rule than the key has met changes nothing.
-func (s *state) follow(lim *rate.Limiter, rule *Rule, since, at int64) {
+// setRule puts the buckets under a rule that holds since then. They earn by their old laws until then, and keep their tokens
+// up to the new bursts. A rule that is older than theirs changes nothing.
+func (s *state) setRule(lim *rate.Limiter, rule *Rule, since, at int64) {
 	if rule.since.Before(s.rule.since) {
 		return
 	}
@@ -59,26 +59,26 @@ func (s *state) follow(lim *rate.Limiter, rule *Rule, since, at int64) {
 			continue
 		}
 		s.load(lim, i)
-		s.tokens[i] = min(lim.TokensAt(instant(from)), float64(law.Burst))
+		s.tokens[i] = min(lim.TokensAt(asTime(from)), float64(law.Burst))
 	}
-	s.rule, s.touched, s.ready = rule, from, math.MinInt64
+	s.rule, s.touched, s.retryAt = rule, from, math.MinInt64
 }
 
-// full says whether nothing is lost if the key is forgotten.
+// full says whether every bucket is full, so that the key can be evicted.
 func (s *state) full(lim *rate.Limiter, at int64) bool {
 	for i, law := range s.rule.laws {
 		s.load(lim, i)
-		if lim.TokensAt(instant(at)) < float64(law.Burst) {
+		if lim.TokensAt(asTime(at)) < float64(law.Burst) {
 			return false
 		}
 	}
 	return true
 }
 
-// take takes a token of each law that is enforced, or of none; and where it does, of each law in shadow, or of none.
+// take takes a token of each enforced law, or of none. If it does, it also takes one of each law in shadow, or of none of them.
 func (s *state) take(lim *rate.Limiter, at int64) Decision {
-	if at < s.ready {
-		return Decision{Rule: s.rule, Law: int(s.scarce), Wait: time.Duration(s.ready - at)}
+	if at < s.retryAt {
+		return Decision{Rule: s.rule, Law: int(s.refuser), Wait: time.Duration(s.retryAt - at)}
 	}
 	at = max(at, s.touched)
 	d := Decision{OK: true, Rule: s.rule, Remaining: math.MaxInt}
@@ -86,8 +86,8 @@ func (s *state) take(lim *rate.Limiter, at int64) Decision {
 	var left [MaxLaws]float64 // after this request, if it is admitted
 	for i, law := range s.rule.laws {
 		s.load(lim, i)
-		has[i] = lim.AllowN(instant(at), 1)
-		left[i] = lim.TokensAt(instant(at))
+		has[i] = lim.AllowN(asTime(at), 1)
+		left[i] = lim.TokensAt(asTime(at))
 		switch {
 		case has[i]:
 		case law.Shadow:
@@ -105,9 +105,9 @@ func (s *state) take(lim *rate.Limiter, at int64) Decision {
 			d.Wait, d.Law = wait, i
 		}
 	}
-	s.ready, s.scarce = at+int64(d.Wait), uint8(d.Law)
+	s.retryAt, s.refuser = at+int64(d.Wait), uint8(d.Law)
 	if !d.OK {
-		d.Remaining, d.Shadow = 0, false // it goes nowhere
+		d.Remaining, d.Shadow = 0, false // the law in shadow did not matter
 		return d
 	}
 	for i, law := range s.rule.laws {

@@ -1,4 +1,4 @@
-// Package network is lists of networks, and the address that a request counts for.
+// Package network has sets of networks, and finds the address that a request counts for.
 package network
 
 import (
@@ -9,14 +9,14 @@ import (
 	"floodgate.internal/shared/conf"
 )
 
-// Set is networks. It does not change; looking an address up costs as many map reads as the set has lengths of prefixes.
-// The zero Set is empty.
+// Set is a set of networks that does not change. A look-up costs one map read for each length of prefix in the set. The zero
+// Set is empty.
 type Set struct {
 	networks  map[netip.Prefix]struct{}
 	four, six []int // the lengths of their prefixes
 }
 
-// Parse reads networks like 10.0.0.0/8. The error is of the first that is none, and names its place.
+// Parse reads networks like 10.0.0.0/8. The error names the place of the first that is malformed.
 func Parse(networks []string) (Set, error) {
 	s := Set{networks: map[netip.Prefix]struct{}{}}
 	for i, n := range networks {
@@ -39,7 +39,7 @@ func Parse(networks []string) (Set, error) {
 // Empty says that no address is in the set.
 func (s Set) Empty() bool { return len(s.networks) == 0 }
 
-// Contains says whether a, which is Plain, is in one of the networks.
+// Contains says whether a, which Unmap has returned, is in one of the networks.
 func (s Set) Contains(a netip.Addr) bool {
 	lengths := s.four
 	if a.Is6() {
@@ -57,10 +57,10 @@ func (s Set) Contains(a netip.Addr) bool {
 	return false
 }
 
-// Client is the address that a request counts for: peer, the connection's, but for a trusted proxy's, which names the one
-// before it at the right end of X-Forwarded-For. Hops are passed over from the right while they are trusted, for who sends a
-// request can write what it likes to the left of what trusted hops add. What is no address ends the search: the hop that
-// sent it counts. forwarded is the fields' values, in order.
+// Client is the address that a request counts for. That is peer, the connection's address, unless peer is a trusted proxy:
+// then it is the first address from the right of X-Forwarded-For that is not trusted. What stands to its left is not read,
+// because the client can write anything there. At an entry that is no address the search ends, and the hop that sent it
+// counts. forwarded is the values of all X-Forwarded-For fields, in order.
 func Client(peer netip.Addr, trusted Set, forwarded [][]byte) netip.Addr {
 	for _, hops := range slices.Backward(forwarded) {
 		for more := true; more; {
@@ -93,13 +93,13 @@ func address(s string) (netip.Addr, bool) {
 		}
 		a = withPort.Addr()
 	}
-	return Plain(a), true
+	return Unmap(a), true
 }
 
-// Plain is the address by which one is known: IPv4 without IPv6's clothes, and no zone.
-func Plain(a netip.Addr) netip.Addr { return a.Unmap().WithZone("") }
+// Unmap returns the form of an address that is compared and counted: IPv4 not mapped into IPv6, without a zone.
+func Unmap(a netip.Addr) netip.Addr { return a.Unmap().WithZone("") }
 
-// Key is what an address is counted by: IPv4 as it is, IPv6 by its /64, which is what one customer gets.
+// Key is what an address is counted by: all of an IPv4 address, the /64 of an IPv6 address, which is what one customer gets.
 func Key(a netip.Addr) [16]byte {
 	b := a.As16()
 	if a.Is6() {

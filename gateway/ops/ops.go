@@ -26,30 +26,30 @@ import (
 	"floodgate.internal/shared/wire"
 )
 
-// Running is the process that operators ask about.
-type Running struct {
-	// Ready returns why the gateway is not ready, and what is amiss though it is.
+// Config is what the listener works with.
+type Config struct {
+	// Ready returns why the gateway is not ready, and what is wrong although it is.
 	Ready func() (reasons, warnings []string)
-	// Reload takes the file over and says what has changed; an error leaves everything as it was. by is who asked for it.
+	// Reload takes the file over and says what changed; an error leaves everything as it was. by is who asked for it.
 	Reload func(by string) (diff string, err error)
-	// Reloads is what became of the latest reloads, the newest first.
+	// Reloads is the latest reloads, the newest first.
 	Reloads func() []Reload
-	// Config is the present configuration, secrets masked.
-	Config func() Config
-	// Noisiest is the n uids and the n addresses that asked most since then.
-	Noisiest func(n int) (since time.Time, uids, addrs []topk.Client)
-	// Token is what every path but open needs; "" for nothing.
+	// Config is the configuration in force, secrets masked.
+	Config func() Generation
+	// Top is the n uids and the n addresses that sent most requests since then.
+	Top func(n int) (since time.Time, uids, addrs []topk.Client)
+	// Token is what every path but those in open needs; "": none needs one.
 	Token func() string
-	// Listen is the address of the configuration, and Hosts are the names under which the listener may be asked besides: see hosts.Only.
+	// Listen is the listener's address in the configuration, Hosts the other names that a Host header may have: see hosts.Only.
 	Listen string
 	Hosts  func() []string
 }
 
-// open are the paths that need no token: for probes and Prometheus.
+// open is the paths that need no token: those for health checks and Prometheus.
 var open = map[string]bool{"/-/healthy": true, "/-/ready": true, "/metrics": true}
 
-// Config is the answer of /-/config.
-type Config struct {
+// Generation is the answer of /-/config.
+type Generation struct {
 	Generation int    `json:"generation"`
 	Hash       string `json:"hash"`
 	Config     any    `json:"config"`
@@ -67,76 +67,10 @@ type Reload struct {
 }
 
 // Handler is the listener's handler.
-func Handler(r Running, metrics prometheus.Gatherer, log *slog.Logger) http.Handler {
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /-/healthy", func(w http.ResponseWriter, _ *http.Request) {
-		text(w, 200, "healthy\n")
-	})
-	mux.HandleFunc("GET /-/ready", func(w http.ResponseWriter, _ *http.Request) {
-		reasons, warnings := r.Ready()
-		code := 200
-		if len(reasons) > 0 {
-			code = 503
-		}
-		writeJSON(w, code, struct {
-			Ready    bool     `json:"ready"`
-			Reasons  []string `json:"reasons,omitempty"`
-			Warnings []string `json:"warnings,omitempty"`
-		}{len(reasons) == 0, reasons, warnings})
-	})
-	mux.HandleFunc("POST /-/reload", func(w http.ResponseWriter, req *http.Request) {
-		diff, err := r.Reload("POST /-/reload from " + req.RemoteAddr)
-		if err != nil {
-			text(w, 400, err.Error()+"\n")
-			return
-		}
-		text(w, 200, diff+"\n")
-	})
-	mux.HandleFunc("GET /-/config", func(w http.ResponseWriter, _ *http.Request) {
-		writeJSON(w, 200, r.Config())
-	})
-	mux.HandleFunc("GET /-/top", func(w http.ResponseWriter, req *http.Request) {
-		n := 20
-		if s := req.URL.Query().Get("n"); s != "" {
-			var err error
-			if n, err = strconv.Atoi(s); err != nil || n < 1 || n > topk.Size {
-				refuse(w, problem.Invalid("n", fmt.Sprintf("it must be 1 to %d", topk.Size)))
-				return
-			}
-		}
-		since, uids, addrs := r.Noisiest(n)
-		writeJSON(w, 200, struct {
-			Since time.Time     `json:"since"`
-			UIDs  []topk.Client `json:"uids"`
-			Addrs []topk.Client `json:"addresses"`
-		}{since, uids, addrs})
-	})
-	mux.HandleFunc("GET /-/reloads", func(w http.ResponseWriter, _ *http.Request) {
-		writeJSON(w, 200, struct {
-			Reloads []Reload `json:"reloads"`
-		}{r.Reloads()})
-	})
-	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{
-		MaxRequestsInFlight: 4, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn),
-	}))
-	mux.HandleFunc("/debug/pprof/", pprof.Index)
-	mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
-	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
-	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
-	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
-	for path, allow := range map[string]string{
-		"/-/healthy": "GET, HEAD", "/-/ready": "GET, HEAD", "/-/config": "GET, HEAD", "/-/reloads": "GET, HEAD", "/-/top": "GET, HEAD", "/metrics": "GET, HEAD", "/-/reload": "POST",
-	} {
-		mux.HandleFunc(path, func(w http.ResponseWriter, req *http.Request) {
-			w.Header().Set("Allow", allow)
-			refuse(w, problem.New(problem.MethodNotAllowed, req.Method+" is not for this path, only "+allow))
-		})
-	}
-	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
-		refuse(w, problem.New(problem.NotFound, "there is no such path on the ops listener"))
-	})
-	checked := hosts.Only(r.Listen, r.Hosts, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		if want := r.Token(); want != "" && !open[req.URL.Path] && !authorized(req, want) {
+func Handler(c Config, metrics prometheus.Gatherer, log *slog.Logger) http.Handler {
+	mux := c.routes(metrics, log)
+	checked := hosts.Only(c.Listen, c.Hosts, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if want := c.Token(); want != "" && !open[req.URL.Path] && !authorized(req, want) {
 			w.Header().Set("WWW-Authenticate", `Bearer realm="floodgate"`)
 			refuse(w, problem.New(problem.Unauthenticated, "this needs Authorization: Bearer followed by the ops token"))
 			return
@@ -149,7 +83,80 @@ func Handler(r Running, metrics prometheus.Gatherer, log *slog.Logger) http.Hand
 	})
 }
 
-// authorized compares digests, in constant time whatever the lengths.
+func (c *Config) routes(metrics prometheus.Gatherer, log *slog.Logger) *http.ServeMux {
+	mux := http.NewServeMux()
+	handle := func(method, path string, h http.Handler) {
+		allow := map[string]string{"GET": "GET, HEAD", "POST": "POST"}[method]
+		mux.Handle(method+" "+path, h)
+		mux.HandleFunc(path, func(w http.ResponseWriter, req *http.Request) {
+			w.Header().Set("Allow", allow)
+			refuse(w, problem.New(problem.MethodNotAllowed, req.Method+" is not for this path, only "+allow))
+		})
+	}
+	handle("GET", "/-/healthy", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { text(w, 200, "healthy\n") }))
+	handle("GET", "/-/ready", http.HandlerFunc(c.ready))
+	handle("POST", "/-/reload", http.HandlerFunc(c.reload))
+	handle("GET", "/-/config", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, 200, c.Config()) }))
+	handle("GET", "/-/top", http.HandlerFunc(c.top))
+	handle("GET", "/-/reloads", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		writeJSON(w, 200, struct {
+			Reloads []Reload `json:"reloads"`
+		}{c.Reloads()})
+	}))
+	handle("GET", "/metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{
+		MaxRequestsInFlight: 4, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+	}))
+	mux.HandleFunc("/debug/pprof/", pprof.Index)
+	mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
+	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
+	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
+	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
+	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
+		refuse(w, problem.New(problem.NotFound, "there is no such path on the ops listener"))
+	})
+	return mux
+}
+
+func (c *Config) ready(w http.ResponseWriter, _ *http.Request) {
+	reasons, warnings := c.Ready()
+	code := 200
+	if len(reasons) > 0 {
+		code = 503
+	}
+	writeJSON(w, code, struct {
+		Ready    bool     `json:"ready"`
+		Reasons  []string `json:"reasons,omitempty"`
+		Warnings []string `json:"warnings,omitempty"`
+	}{len(reasons) == 0, reasons, warnings})
+}
+
+func (c *Config) reload(w http.ResponseWriter, req *http.Request) {
+	diff, err := c.Reload("POST /-/reload from " + req.RemoteAddr)
+	if err != nil {
+		text(w, 400, err.Error()+"\n")
+		return
+	}
+	text(w, 200, diff+"\n")
+}
+
+func (c *Config) top(w http.ResponseWriter, req *http.Request) {
+	n := 20
+	if s := req.URL.Query().Get("n"); s != "" {
+		var err error
+		if n, err = strconv.Atoi(s); err != nil || n < 1 || n > topk.Size {
+			refuse(w, problem.Invalid("n", fmt.Sprintf("it must be 1 to %d", topk.Size)))
+			return
+		}
+	}
+	since, uids, addrs := c.Top(n)
+	writeJSON(w, 200, struct {
+		Since time.Time     `json:"since"`
+		UIDs  []topk.Client `json:"uids"`
+		Addrs []topk.Client `json:"addresses"`
+	}{since, uids, addrs})
+}
+
+// authorized compares digests, so that the time does not depend on the lengths.
 func authorized(req *http.Request, want string) bool {
 	scheme, got, _ := strings.Cut(req.Header.Get("Authorization"), " ")
 	a, b := sha256.Sum256([]byte(strings.TrimSpace(got))), sha256.Sum256([]byte(want))

@@ -1,15 +1,13 @@
 // Package pagecache keeps public pages for a moment, so that a crowd of readers is one request to the backend.
 //
-// A page is fresh for Rule.TTL. For as long again it is served while one request behind the scenes fetches it anew; after
-// that a request fetches it, and those that come meanwhile wait for the same answer. When the backend does not answer, a
-// page of up to TTL + Stale is served, and once that is known nobody waits to find it out again. Errors are never kept.
+// A page is fresh for Rule.TTL. For as long again it is served stale while one request in the background fetches it. After
+// that one request fetches it, and the others wait for its answer. When the backend does not answer, a page is served
+// until it is TTL + Stale old, and only the first reader waits to find that out. Errors are never kept.
 package pagecache
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -28,27 +26,26 @@ const (
 	Coalesced How = "COALESCED"
 )
 
-// Rule is how long pages count.
+// Rule is how long pages are served: fresh for TTL, and for Stale longer when the backend does not answer.
 type Rule struct{ TTL, Stale time.Duration }
 
-// Fetch gets a page from the backend. A page whose status is not 200, or that is Private, is given to everybody who waits, and
-// not kept.
+// Fetch gets a page from the backend. One that is Private, or whose status is not 200, is given to all who wait, and not kept.
 type Fetch func() (*Page, error)
 
-// ErrWaited is returned to who waited for somebody else's fetch and heard nothing in time.
+// ErrWaited is the error of a request that waited for another one's fetch, and got no answer in time.
 var ErrWaited = errors.New("no answer from the backend in time")
 
-// ErrClosed is returned for a page that would have to be fetched after Close.
+// ErrClosed is the error of a fetch after Close.
 var ErrClosed = errors.New("the page cache is closed")
 
 const (
-	// overhead is what an entry costs beside its strings and bodies, in bytes, about.
+	// overhead is the memory of an entry beside its strings and bodies, in bytes, about.
 	overhead = 256
-	// again is the pause between attempts to renew a page behind the scenes while the backend does not answer.
-	again = 100 * time.Millisecond
+	// retryEvery is the pause between fetches in the background while the backend does not answer.
+	retryEvery = 100 * time.Millisecond
 )
 
-// Cache is safe for concurrent use. Make it with New; Close waits for the fetches behind the scenes.
+// Cache is safe for concurrent use. Make it with New, and Close it.
 type Cache struct {
 	maxBytes atomic.Int64
 	epoch    time.Time
@@ -66,12 +63,12 @@ type Cache struct {
 type entry struct {
 	page    *Page
 	stored  time.Time
-	purged  atomic.Bool  // to be served only when the backend does not answer
-	touched atomic.Int64 // nanoseconds since the cache's epoch
-	failed  atomic.Int64 // when the last attempt to renew it failed, likewise; 0: none did
+	purged  atomic.Bool  // served only when the backend does not answer
+	touched atomic.Int64 // last read: nanoseconds since the cache's epoch
+	failed  atomic.Int64 // the last fetch that failed, likewise; 0: none did
 }
 
-// call is one fetch under way; done is closed by who fetches, after page and err are set.
+// call is one fetch in progress. run closes done after it has set page and err.
 type call struct {
 	done chan struct{}
 	page *Page
@@ -102,8 +99,8 @@ func (c *Cache) SetMaxBytes(n int64) {
 	c.mu.Unlock()
 }
 
-// Fresh returns the page if it may be served without waiting for anybody; "" if not. With renew the caller is to call Renew: the
-// page is just past its time, or the backend did not answer when it was asked last.
+// Fresh returns the page if it may be served without waiting; how is "" if not. With renew the caller must call Renew: the
+// page is just past its TTL, or the last fetch failed.
 func (c *Cache) Fresh(key []byte, rule Rule, now time.Time) (p *Page, how How, renew bool) {
 	c.mu.RLock()
 	e := c.pages[string(key)]
@@ -118,7 +115,7 @@ func (c *Cache) Fresh(key []byte, rule Rule, now time.Time) (p *Page, how How, r
 		e.touched.Store(since)
 		return e.page, Hit, false
 	case failed > 0 && age <= rule.TTL+rule.Stale:
-		renew = since-failed >= int64(again)
+		renew = since-failed >= int64(retryEvery)
 	case age <= rule.TTL+min(rule.TTL, rule.Stale) && !e.purged.Load():
 		renew = true
 	default:
@@ -126,7 +123,7 @@ func (c *Cache) Fresh(key []byte, rule Rule, now time.Time) (p *Page, how How, r
 	}
 	if renew {
 		c.mu.RLock()
-		renew = c.calls[string(key)] == nil // else it is being done
+		renew = c.calls[string(key)] == nil // else it is being fetched
 		c.mu.RUnlock()
 	}
 	c.stale.Inc()
@@ -134,8 +131,8 @@ func (c *Cache) Fresh(key []byte, rule Rule, now time.Time) (p *Page, how How, r
 	return e.page, Stale, renew
 }
 
-// Kept returns the page, however stale within the rule, for who may not ask the backend.
-func (c *Cache) Kept(key []byte, rule Rule, now time.Time) (*Page, bool) {
+// Stale returns the page if it is at most TTL + Stale old, for a request that may not ask the backend.
+func (c *Cache) Stale(key []byte, rule Rule, now time.Time) (*Page, bool) {
 	c.mu.RLock()
 	e := c.pages[string(key)]
 	c.mu.RUnlock()
@@ -146,11 +143,11 @@ func (c *Cache) Kept(key []byte, rule Rule, now time.Time) (*Page, bool) {
 	return e.page, true
 }
 
-// Get fetches the page, together with all who want it at the same time, and keeps it. When the fetch fails, a page that
-// is not too old is served instead. wait bounds how long it waits for somebody else's fetch.
+// Get fetches the page, once for all who ask at the same time, and keeps it. If the fetch fails it returns a stale page
+// within the rule. wait bounds the wait for another request's fetch.
 func (c *Cache) Get(key string, rule Rule, now time.Time, wait time.Duration, fetch Fetch) (*Page, How, error) {
 	c.mu.Lock()
-	if e := c.pages[key]; e != nil && !e.purged.Load() && now.Sub(e.stored) <= rule.TTL { // it came just now
+	if e := c.pages[key]; e != nil && !e.purged.Load() && now.Sub(e.stored) <= rule.TTL { // another request has just fetched it
 		c.mu.Unlock()
 		c.hits.Inc()
 		return e.page, Hit, nil
@@ -169,9 +166,9 @@ func (c *Cache) Get(key string, rule Rule, now time.Time, wait time.Duration, fe
 				c.coalesced.Inc()
 				return k.page, Coalesced, nil
 			}
-			return c.instead(key, rule, now, k)
+			return c.fallback(key, rule, now, k)
 		case <-ctx.Done():
-			return c.instead(key, rule, now, &call{err: ErrWaited})
+			return c.fallback(key, rule, now, &call{err: ErrWaited})
 		}
 	}
 	k := c.begin(key)
@@ -181,22 +178,22 @@ func (c *Cache) Get(key string, rule Rule, now time.Time, wait time.Duration, fe
 		c.misses.Inc()
 		return k.page, Miss, nil
 	}
-	return c.instead(key, rule, now, k)
+	return c.fallback(key, rule, now, k)
 }
 
-// usable reports whether the backend answered: a 5xx is no answer.
+// usable reports whether the backend answered; a 5xx is no answer.
 func usable(k *call) bool { return k.err == nil && k.page.Status < 500 }
 
-// instead is what is served for a failed fetch: the old page if there is one, else the failure.
-func (c *Cache) instead(key string, rule Rule, now time.Time, k *call) (*Page, How, error) {
-	if page, ok := c.Kept([]byte(key), rule, now); ok {
+// fallback is the answer when a fetch has failed: the stale page if there is one, else the failure.
+func (c *Cache) fallback(key string, rule Rule, now time.Time, k *call) (*Page, How, error) {
+	if page, ok := c.Stale([]byte(key), rule, now); ok {
 		return page, Stale, nil
 	}
 	c.misses.Inc()
 	return k.page, Miss, k.err
 }
 
-// Renew fetches a page anew behind the scenes, unless that is being done.
+// Renew fetches a page in the background, unless it is being fetched.
 func (c *Cache) Renew(key string, fetch Fetch) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -214,8 +211,8 @@ func (c *Cache) begin(key string) *call {
 	return k
 }
 
-// run fetches. A call that was purged meanwhile gives its page to those who wait for it, and is not kept. A backend that does
-// not answer leaves a note on the page that there is.
+// run fetches, and keeps the page unless it was purged meanwhile. If the backend does not answer, it marks the page that is
+// kept.
 func (c *Cache) run(key string, k *call, fetch Fetch) {
 	k.err = errors.New("the fetch of the page broke off")
 	defer func() { // also when fetch panics
@@ -247,7 +244,7 @@ func (c *Cache) store(key string, page *Page, now time.Time) {
 	c.shrink()
 }
 
-// shrink makes room: of a few pages, as the map yields them, the one that was not read for the longest time goes.
+// shrink evicts pages until the bound holds: of 16 random pages, the least recently read.
 func (c *Cache) shrink() {
 	for c.bytes > c.maxBytes.Load() {
 		var oldest string
@@ -281,7 +278,7 @@ func size(key string, p *Page) int64 {
 	return int64(n)
 }
 
-// Purge makes what is kept under these keys, and what is being fetched, old: the next request fetches anew.
+// Purge makes the pages of these keys stale, and those that are being fetched, too: the next request fetches again.
 func (c *Cache) Purge(keys ...string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -293,29 +290,10 @@ func (c *Cache) Purge(keys ...string) {
 	}
 }
 
-// Close waits for the fetches behind the scenes and starts no more.
+// Close waits for the fetches in the background. There are none afterwards.
 func (c *Cache) Close() {
 	c.mu.Lock()
 	c.closed = true
 	c.mu.Unlock()
 	c.wg.Wait()
-}
-
-// Matches reports whether If-None-Match fields name etag, by weak comparison (RFC 9110, 13.1.2).
-func Matches(fields [][]byte, etag string) bool {
-	if etag == "" {
-		return false
-	}
-	bare := strings.TrimPrefix(etag, "W/")
-	for _, field := range fields {
-		for len(field) > 0 {
-			var one []byte
-			one, field, _ = bytes.Cut(field, []byte(","))
-			one = bytes.TrimSpace(one)
-			if string(one) == "*" || string(bytes.TrimPrefix(one, []byte("W/"))) == bare {
-				return true
-			}
-		}
-	}
-	return false
 }

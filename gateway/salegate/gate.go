@@ -1,9 +1,8 @@
-// Package salegate knows every live sale from the backends' feed and answers for those that cannot sell now, before
-// anybody's token is looked at.
+// Package salegate refuses orders for sales that cannot sell now, before any token is verified. It knows every live sale
+// from the backends' feed.
 //
-// It is advisory. Whatever it lets through the backend judges, and nothing is refused for ever: after stale_after without
-// news the backend is asked again, at a bounded rate; and with news, too, a sale that is refused as sold out or paused is
-// probed, by one order in ten seconds, should the backend that is followed be wrong.
+// It is advisory: the backend decides what the gate lets through. No refusal lasts for ever, because the feed may be
+// stale or the backend behind it wrong: at a bounded rate an order probes the backend. See docs/gateway.md.
 package salegate
 
 import (
@@ -21,15 +20,15 @@ import (
 )
 
 const (
-	// markFor is how long a backend's own answer about a sale counts beside the feed. The feed confirms it within that
-	// time; should its message be lost, the sale is asked for again.
+	// markFor is how long a backend's answer to an order counts more than the feed, which confirms it within that time.
+	// After that one order probes whether it still holds.
 	markFor = time.Second
-	// probeEvery is how long the feed's own word counts that a sale is sold out or paused, until one order looks.
+	// probeEvery is how long a sold-out or paused sale of the feed is refused before one order probes it.
 	probeEvery = 10 * time.Second
-	// Stale news: this many requests a second may ask the backend what the gate would refuse.
+	// While the feed is stale, so many orders a second that the gate would refuse probe the backend.
 	staleRate, staleBurst = 20, 20
-	// When to come again, where the gate does not know.
-	notFreshFor, pausedFor = time.Second, 2 * time.Second
+	// Retry-After where the gate does not know better.
+	unknownRetry, pausedRetry = time.Second, 2 * time.Second
 )
 
 // Sale is what the gate knows of one sale since its last change. It is safe for concurrent use.
@@ -37,50 +36,51 @@ type Sale struct {
 	wire.Sale
 	starts, ends, nextRelease int64 // milliseconds; nextRelease 0: none
 
-	epoch time.Time    // the gate's
-	mark  atomic.Int64 // what a backend answered: nanoseconds since epoch, shifted left by one, and 1 for sold out
-	asked atomic.Int64 // when an order was last let through in spite of the feed, or the feed told of the sale: nanoseconds since epoch
+	epoch  time.Time    // the gate's
+	mark   atomic.Int64 // a backend's last answer: nanoseconds since epoch, shifted left by one, plus 1 for sold out
+	probed atomic.Int64 // the last probe, or the feed's last news of the sale: nanoseconds since epoch
 
-	notStarted, ended, soldOut, gone, paused *Refusal // gone: sold out, and the release that soldOut names is past
+	notStarted, ended, soldOut, paused *Refusal
+	soldOutUntil                       *Refusal // names the next release; nil: there is none
 }
 
 // Verdict is what the gate says to an order.
 type Verdict struct {
-	// Refusal is nil where the backend is to judge.
+	// Refusal is nil where the backend is to decide.
 	Refusal *Refusal
-	// RetryAfter is when that may be otherwise, 0 where nobody knows.
+	// RetryAfter is when the verdict may be another one; 0: not known.
 	RetryAfter time.Duration
 	// Sale is nil where the gate does not know it.
 	Sale *Sale
 
-	doubt doubt
-	of    int64 // the mark or the time that is doubted
+	probe  probe
+	before int64 // the mark or the time of the last probe, which the next probe replaces
 }
 
-// doubt is why a refusal may be wrong.
-type doubt int
+// probe is why an order may be sent although the gate would refuse it.
+type probe int
 
 const (
-	certain    doubt = iota
-	staleNews        // there is no news
-	oldMark          // a backend said sold out, the feed has not confirmed it
-	oldRefusal       // the feed says so, and nobody has asked for long
-	doubts
+	noProbe    probe = iota
+	probeStale       // the feed is stale
+	probeMark        // a backend said sold out, and the feed has not confirmed it
+	probeFeed        // the feed says so, and nobody has probed it for long
+	probes
 )
 
-var doubtNames = [doubts]string{"", "stale", "mark", "probe"}
+var probeNames = [probes]string{"", "stale", "mark", "probe"}
 
-// Doubtful reports whether the backend may be asked in spite of the Refusal, where Ask allows it.
-func (v Verdict) Doubtful() bool { return v.doubt != certain }
+// MayProbe reports whether the order may be sent in spite of the Refusal, if Probe then allows it.
+func (v Verdict) MayProbe() bool { return v.probe != noProbe }
 
-// Gate holds what is known. Make it with New, keep it fresh with Follow.
+// Gate holds the state of the sales. Make it with New, keep it fresh with Follow.
 type Gate struct {
 	clk      *clock.Clock
-	epoch    time.Time // where news and marks count from, on the monotonic clock
+	epoch    time.Time // on the monotonic clock
 	snapshot atomic.Pointer[snapshot]
-	news     atomic.Int64 // when the last news came, nanoseconds since epoch; 0: never
+	news     atomic.Int64 // the feed's last answer: nanoseconds since epoch; 0: never
 	stale    atomic.Int64 // stale_after
-	asks     *rate.Limiter
+	probes   *rate.Limiter
 	unknown  *Refusal
 	notFresh *Refusal
 	metrics  metrics
@@ -96,7 +96,7 @@ type snapshot struct {
 // New makes a gate that knows nothing yet.
 func New(clk *clock.Clock, staleAfter time.Duration, reg prometheus.Registerer) *Gate {
 	g := &Gate{
-		clk: clk, epoch: time.Now(), asks: rate.NewLimiter(staleRate, staleBurst),
+		clk: clk, epoch: time.Now(), probes: rate.NewLimiter(staleRate, staleBurst),
 		unknown:  Prepare(problem.New(problem.SaleNotFound, "there is no such sale")),
 		notFresh: Prepare(problem.New(problem.Overloaded, "the state of the sales is not known at the moment; nothing was done")),
 	}
@@ -106,21 +106,21 @@ func New(clk *clock.Clock, staleAfter time.Duration, reg prometheus.Registerer) 
 	return g
 }
 
-// SetStaleAfter changes how long old news counts.
+// SetStaleAfter changes after which time without an answer the feed is stale.
 func (g *Gate) SetStaleAfter(d time.Duration) { g.stale.Store(int64(d)) }
 
-// StaleAfter is how long old news counts.
+// StaleAfter is the time without an answer after which the feed is stale.
 func (g *Gate) StaleAfter() time.Duration { return time.Duration(g.stale.Load()) }
 
 // Ready reports whether the feed was ever received.
 func (g *Gate) Ready() bool { return g.news.Load() != 0 }
 
-// Age is the time since the last news; before the first, since the process started.
+// Age is the time since the feed's last answer; before the first, since the gate was made.
 func (g *Gate) Age(now time.Time) time.Duration {
 	return now.Sub(g.epoch) - time.Duration(g.news.Load())
 }
 
-// Fresh reports whether there is news that counts.
+// Fresh reports whether the feed was received and is not stale.
 func (g *Gate) Fresh(now time.Time) bool {
 	return g.Ready() && g.Age(now) <= g.StaleAfter()
 }
@@ -134,7 +134,7 @@ func (g *Gate) Get(id int64) (*Sale, bool) {
 // Known returns how many sales the gate knows.
 func (g *Gate) Known() int { return len(g.snapshot.Load().sales) }
 
-// Unknown is the answer about a sale that does not exist; false where that is not certain. No sale has the id 0.
+// Unknown is the refusal for a sale that does not exist; false where that is not certain. No sale has the id 0.
 func (g *Gate) Unknown(id int64, now time.Time) (*Refusal, bool) {
 	if _, ok := g.Get(id); ok || id != 0 && !g.Fresh(now) {
 		return nil, false
@@ -142,14 +142,14 @@ func (g *Gate) Unknown(id int64, now time.Time) (*Refusal, bool) {
 	return g.unknown, true
 }
 
-// Order judges an order for a sale. now is the request's reading of the monotonic clock.
+// Order decides about an order for a sale. now is the monotonic clock, as the request read it.
 func (g *Gate) Order(id int64, now time.Time) Verdict {
 	s, ok := g.Get(id)
 	if !ok {
-		if r, sure := g.Unknown(id, now); sure {
+		if r, certain := g.Unknown(id, now); certain {
 			return Verdict{Refusal: r}
 		}
-		return Verdict{Refusal: g.notFresh, RetryAfter: notFreshFor, doubt: staleNews}
+		return Verdict{Refusal: g.notFresh, RetryAfter: unknownRetry, probe: probeStale}
 	}
 	ms := g.clk.At(now).UnixMilli()
 	switch {
@@ -159,79 +159,80 @@ func (g *Gate) Order(id int64, now time.Time) Verdict {
 		return g.refuse(s, s.notStarted, time.Duration(s.starts-ms)*time.Millisecond, now)
 	}
 	soldOut := s.State == wire.SoldOut && (s.nextRelease == 0 || ms < s.nextRelease)
-	looked := int64(0) // a mark after which one order looks again, and the others wait for what it hears
+	oldMark := int64(0) // a mark that one order probes, while the others are refused
 	if mark := s.mark.Load(); mark != 0 {
 		age := now.Sub(g.epoch) - time.Duration(mark>>1)
 		switch {
-		case s.nextRelease > 0 && ms >= s.nextRelease && age.Milliseconds() > ms-s.nextRelease: // of before the release
+		case s.nextRelease > 0 && ms >= s.nextRelease && age.Milliseconds() > ms-s.nextRelease: // older than the release
 		case age < markFor:
 			soldOut = mark&1 == 1
 		case mark&1 == 1 && !soldOut:
-			soldOut, looked = true, mark
+			soldOut, oldMark = true, mark
 		}
 	}
 	switch {
 	case soldOut:
-		r, after := s.gone, time.Duration(0)
+		r, after := s.soldOut, time.Duration(0)
 		if s.nextRelease > ms {
-			r, after = s.soldOut, time.Duration(s.nextRelease-ms)*time.Millisecond
+			r, after = s.soldOutUntil, time.Duration(s.nextRelease-ms)*time.Millisecond
 		}
-		if looked != 0 {
-			return Verdict{r, after, s, oldMark, looked}
+		if oldMark != 0 {
+			return Verdict{r, after, s, probeMark, oldMark}
 		}
 		return g.refuse(s, r, after, now)
 	case s.State == wire.Paused:
-		return g.refuse(s, s.paused, pausedFor, now)
+		return g.refuse(s, s.paused, pausedRetry, now)
 	}
 	return Verdict{Sale: s}
 }
 
-// refuse answers with r, and says how certain it is.
+// refuse is a verdict with the refusal r. It says whether an order may probe.
 func (g *Gate) refuse(s *Sale, r *Refusal, after time.Duration, now time.Time) Verdict {
 	v := Verdict{Refusal: r, RetryAfter: after, Sale: s}
 	if !g.Fresh(now) {
-		v.doubt = staleNews
+		v.probe = probeStale
 		return v
 	}
-	if r != s.ended && r.Code != problem.SaleNotStarted { // whose time is known
-		if asked := s.asked.Load(); now.Sub(g.epoch)-time.Duration(asked) >= probeEvery {
-			v.doubt, v.of = oldRefusal, asked
+	if r != s.ended && r != s.notStarted { // those follow from the clock
+		if probed := s.probed.Load(); now.Sub(g.epoch)-time.Duration(probed) >= probeEvery {
+			v.probe, v.before = probeFeed, probed
 		}
 	}
 	return v
 }
 
-// Ask reports whether the order that got this doubtful verdict is one that asks the backend. It is called just before the
-// order is sent, so that nobody who cannot order takes the place of who can.
-func (g *Gate) Ask(v Verdict, now time.Time) bool {
+// Probe reports whether an order with a verdict that MayProbe is sent to the backend. It is called just before the order is
+// sent: an order that cannot succeed must not use up the one probe.
+func (g *Gate) Probe(v Verdict, now time.Time) bool {
 	since := int64(now.Sub(g.epoch))
 	ok := false
-	switch v.doubt {
-	case staleNews:
-		ok = g.asks.AllowN(now, 1)
-	case oldMark:
-		ok = v.Sale.mark.CompareAndSwap(v.of, since<<1|1)
-	case oldRefusal:
-		ok = v.Sale.asked.CompareAndSwap(v.of, since)
+	switch v.probe {
+	case probeStale:
+		ok = g.probes.AllowN(now, 1)
+	case probeMark:
+		ok = v.Sale.mark.CompareAndSwap(v.before, since<<1|1)
+	case probeFeed:
+		ok = v.Sale.probed.CompareAndSwap(v.before, since)
 	}
 	if ok {
-		g.metrics.asked[v.doubt].Inc()
+		g.metrics.probes[v.probe].Inc()
 	}
 	return ok
 }
 
-// SoldOut notes that a backend answered SOLD_OUT to a request which had got this Sale: a sale that has changed
-// meanwhile is another Sale, which an old answer does not touch.
+// SoldOut notes that a backend answered SOLD_OUT to an order whose Verdict has this Sale. If the sale has changed meanwhile,
+// the gate has another Sale, which an old answer does not touch.
 func (s *Sale) SoldOut(now time.Time) { s.mark.Store(int64(now.Sub(s.epoch))<<1 | 1) }
 
-// Sold notes that a backend accepted an order. It matters where the news is old and says sold out.
+// Sold notes that a backend accepted an order, which matters where the feed says sold out.
 func (s *Sale) Sold(now time.Time) {
 	if s.State == wire.SoldOut || s.mark.Load()&1 == 1 {
 		s.mark.Store(int64(now.Sub(s.epoch)) << 1)
 	}
 }
 
-// apply makes f the present state and returns the ids that changed, sorted; false: f does not follow from what is known.
+// apply makes f the present state and returns the ids of the sales that changed, sorted; false: f does not follow from the
+// present state.
 func (g *Gate) apply(f *wire.Feed) (changed []int64, ok bool) {
 	old := g.snapshot.Load()
 	if !f.Full && (f.Instance != old.instance || f.Version < old.version) {
@@ -245,7 +246,7 @@ func (g *Gate) apply(f *wire.Feed) (changed []int64, ok bool) {
 	}
 	for _, sale := range f.Sales {
 		if o := old.sales[sale.ID]; o != nil && f.Full && same(&o.Sale, &sale) {
-			next.sales[sale.ID] = o // with its mark
+			next.sales[sale.ID] = o // keeps its mark
 			continue
 		}
 		next.sales[sale.ID] = newSale(sale, g.epoch)
@@ -267,7 +268,7 @@ func (g *Gate) apply(f *wire.Feed) (changed []int64, ok bool) {
 	return slices.Compact(changed), true
 }
 
-// same reports whether nothing but the time has changed.
+// same reports whether two states of a sale differ in nothing but the time they were read.
 func same(a, b *wire.Sale) bool {
 	next := func(s *wire.Sale) int64 {
 		if s.NextReleaseAt == nil {
@@ -282,17 +283,17 @@ func same(a, b *wire.Sale) bool {
 
 func newSale(w wire.Sale, epoch time.Time) *Sale {
 	s := &Sale{Sale: w, epoch: epoch, starts: w.StartsAt.UnixMilli(), ends: w.EndsAt.UnixMilli()}
-	s.asked.Store(int64(time.Since(epoch)))
+	s.probed.Store(int64(time.Since(epoch)))
 	early := problem.New(problem.SaleNotStarted, "the sale starts at "+w.StartsAt.Format(wire.TimeFormat))
 	early.StartsAt = &w.StartsAt
 	s.notStarted = Prepare(early)
 	s.ended = Prepare(problem.New(problem.SaleEnded, "the sale is over"))
-	s.gone = Prepare(problem.New(problem.SoldOut, "nothing is available now; units come back when somebody cancels or does not pay"))
+	s.soldOut = Prepare(problem.New(problem.SoldOut, "nothing is available now; units come back when somebody cancels or does not pay"))
 	if w.NextReleaseAt != nil {
 		s.nextRelease = w.NextReleaseAt.UnixMilli()
 		more := problem.New(problem.SoldOut, "nothing is available now; more is released at "+w.NextReleaseAt.Format(wire.TimeFormat))
 		more.NextReleaseAt = w.NextReleaseAt
-		s.soldOut = Prepare(more)
+		s.soldOutUntil = Prepare(more)
 	}
 	s.paused = Prepare(problem.New(problem.Overloaded, "the sale is paused; nothing was done"))
 	return s

@@ -178,7 +178,7 @@ func code(v Verdict) problem.Code {
 func passes(g *Gate, id int64) bool {
 	now := time.Now()
 	v := g.Order(id, now)
-	return v.Refusal == nil || v.Doubtful() && g.Ask(v, now)
+	return v.Refusal == nil || v.MayProbe() && g.Probe(v, now)
 }
 
 func equal(a []int64, b ...int64) bool {
@@ -452,8 +452,8 @@ func TestARefusalIsProbed(t *testing.T) {
 				t.Fatal("the news is stale")
 			}
 			for range 1000 { // orders without a user, and the like: judged, and never sent
-				if v := g.Order(1, time.Now()); !v.Doubtful() || code(v) != problem.SoldOut {
-					t.Fatalf("round %d: got %v, doubtful %v", round, v.Refusal, v.Doubtful())
+				if v := g.Order(1, time.Now()); !v.MayProbe() || code(v) != problem.SoldOut {
+					t.Fatalf("round %d: got %v, doubtful %v", round, v.Refusal, v.MayProbe())
 				}
 			}
 			for id, want := range map[int64]int{1: 1, 2: 1, 3: 0, 4: 0} {
@@ -471,7 +471,7 @@ func TestARefusalIsProbed(t *testing.T) {
 		// It was wrong: as long as orders are accepted, all of them are sent.
 		time.Sleep(probeEvery)
 		v := g.Order(1, time.Now())
-		if !g.Ask(v, time.Now()) {
+		if !g.Probe(v, time.Now()) {
 			t.Fatal("no probe")
 		}
 		v.Sale.Sold(time.Now())

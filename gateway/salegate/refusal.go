@@ -6,7 +6,7 @@ import (
 	"floodgate.internal/shared/problem"
 )
 
-// Refusal is a problem whose bytes were made in advance; only the request id is still missing.
+// Refusal is a problem whose bytes are made in advance, all but the request id. Answering with it allocates nothing.
 type Refusal struct {
 	Status int
 	Code   problem.Code
@@ -14,12 +14,12 @@ type Refusal struct {
 	before, after string // the body around the request id
 }
 
-const hole = "REQUEST-ID-GOES-HERE"
+const placeholder = "REQUEST-ID-GOES-HERE"
 
-// Prepare makes p's bytes. Its Retry-After is none of them.
+// Prepare makes the bytes of p. Retry-After is a header, and not among them.
 func Prepare(p *problem.Problem) *Refusal {
-	body := string(p.JSON(hole))
-	before, after, ok := strings.Cut(body, hole)
+	body := string(p.JSON(placeholder))
+	before, after, ok := strings.Cut(body, placeholder)
 	if !ok {
 		panic("BUG: a problem without its request id: " + body)
 	}

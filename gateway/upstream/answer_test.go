@@ -160,9 +160,9 @@ func TestABackendThatIsRemovedDrains(t *testing.T) {
 	got := make(chan string)
 	go func() { body, err := do(p, "POST"); got <- fmt.Sprint(body, err) }()
 	<-entered
-	c := p.set.Load().Config
+	c := p.current.Load().Config
 	c.Backends = []string{next.Addr().String()}
-	p.Configure(c)
+	p.SetConfig(c)
 	for range 10 {
 		if body, err := do(p, "POST"); body != "new" || err != nil {
 			t.Errorf("after the change: got %q, %v", body, err)
@@ -229,7 +229,7 @@ func TestChecks(t *testing.T) {
 		if how != "serves" {
 			lost = 1
 		}
-		until(t, "it is known that it "+how, func() bool { return len(p.Lost()) == lost })
+		until(t, "it is known that it "+how, func() bool { return len(p.Down()) == lost })
 		served := map[string]int{}
 		for range 40 {
 			body, err := do(p, "POST")
@@ -247,11 +247,11 @@ func TestChecks(t *testing.T) {
 // One that failed comes back with one request at a time, so that the least busy of all, which it is, does not draw a crowd.
 func TestProbation(t *testing.T) {
 	b, other := &backend{addr: "b"}, &backend{addr: "other"}
-	s := &set{backends: []*backend{b, other}}
+	s := &configured{backends: []*backend{b, other}}
 	for range ejectAfter {
 		b.failed()
 	}
-	b.ejected.Store(0) // its time has come
+	b.ejectedUntil.Store(0) // its time has come
 	other.inFlight.Store(100)
 	if s.pick(nil) != b {
 		t.Error("it gets no second chance")

@@ -10,18 +10,16 @@ import (
 	"floodgate.internal/shared/failpoint"
 )
 
-type netConn = net.Conn
-
 // notSentError says that a request failed before one byte of it was sent.
 type notSentError struct{ err error }
 
 func (e *notSentError) Error() string { return e.err.Error() }
 func (e *notSentError) Unwrap() error { return e.err }
 
-// errStale is a pooled connection that the other side has closed.
+// errStale is a pooled connection that the backend has closed.
 var errStale = errors.New("the idle connection was closed by the backend")
 
-// conns is every open connection, so that they can be closed when the time for draining is over. mu guards the rest.
+// conns is every open connection, so that Close can close them. mu guards the rest.
 type conns struct {
 	mu     sync.Mutex
 	open   map[*conn]struct{}
@@ -38,15 +36,15 @@ func (s *conns) dial(addr string, timeout time.Duration) (net.Conn, error) {
 	if err != nil {
 		return nil, &notSentError{err}
 	}
-	mine := &conn{Conn: c, set: s}
+	own := &conn{Conn: c, all: s}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
 		c.Close()
 		return nil, &notSentError{errClosed}
 	}
-	s.open[mine] = struct{}{}
-	return mine, nil
+	s.open[own] = struct{}{}
+	return own, nil
 }
 
 const dialTimeout = time.Second
@@ -64,16 +62,16 @@ func (s *conns) close() {
 	}
 }
 
-// conn knows whether anything of the present request was sent. Its user writes a request, then reads the answer, then
-// writes the next.
+// conn knows whether a byte of the present request was sent. Its user writes a request, then reads the answer, then writes the
+// next one.
 type conn struct {
 	net.Conn
-	set  *conns
+	all  *conns
 	sent bool // something was written since the last read
 }
 
-// Write looks, before a request's first byte, whether the other side is still there: a backend that was restarted has
-// closed its idle connections, and a request sent into one of them would be lost without anybody knowing.
+// Write checks, before a request's first byte, whether the backend has closed the connection: it closes idle ones when it is
+// restarted. A request written to such a connection would be lost, and nobody would know whether it was done.
 func (c *conn) Write(b []byte) (int, error) {
 	if !c.sent {
 		if err := c.alive(); err != nil {
@@ -93,18 +91,18 @@ func (c *conn) Write(b []byte) (int, error) {
 
 func (c *conn) Read(b []byte) (int, error) {
 	c.sent = false
-	n, err := c.Conn.Read(b)
-	return n, err
+	return c.Conn.Read(b)
 }
 
-// alive peeks without waiting: nothing there is good; an end, an error or an answer that nobody asked for is not.
+// alive peeks without waiting. If there is nothing to read the connection is good. An end, an error, or an answer to no request
+// is errStale.
 func (c *conn) alive() error {
 	raw, err := c.Conn.(*net.TCPConn).SyscallConn()
 	if err != nil {
 		return errStale
 	}
 	state := error(nil)
-	err = raw.Control(func(fd uintptr) { // not raw.Read: the last request's read deadline may have passed
+	err = raw.Control(func(fd uintptr) { // not raw.Read: the read deadline of the last request may have passed
 		var one [1]byte
 		_, _, err := syscall.Recvfrom(int(fd), one[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
 		if err != syscall.EAGAIN && err != syscall.EWOULDBLOCK {
@@ -118,8 +116,8 @@ func (c *conn) alive() error {
 }
 
 func (c *conn) Close() error {
-	c.set.mu.Lock()
-	delete(c.set.open, c)
-	c.set.mu.Unlock()
+	c.all.mu.Lock()
+	delete(c.all.open, c)
+	c.all.mu.Unlock()
 	return c.Conn.Close()
 }

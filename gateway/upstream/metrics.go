@@ -17,13 +17,13 @@ func newMetrics(p *Pool, reg prometheus.Registerer) metrics {
 	v := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gateway_upstream_requests_total", Help: "Requests to the backends by what came of them."}, []string{"result"})
 	refused := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gateway_upstream_refused_total",
 		Help: "Requests that were not sent, by the bound that was reached: a class's share of the places (settle, order, page), a sale's orders, those that wait for news."}, []string{"bound"})
-	reg.MustRegister(v, refused, each{p},
+	reg.MustRegister(v, refused, perBackend{p},
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "gateway_upstream_in_flight", Help: "Requests at the backends, without those that wait for news."},
 			func() float64 { return float64(p.busy.Load()) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "gateway_upstream_waiting", Help: "Requests at the backends that wait for news."},
 			func() float64 { return float64(p.waiting.Load()) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "gateway_upstream_backends_lost", Help: "Backends that do not answer."},
-			func() float64 { return float64(len(p.Lost())) }),
+			func() float64 { return float64(len(p.Down())) }),
 	)
 	m := metrics{notSent: v.WithLabelValues("not_sent"), unknown: v.WithLabelValues("unknown")}
 	for i := range m.status {
@@ -41,8 +41,8 @@ func (m *metrics) answered(status int) {
 	}
 }
 
-// each is the metrics of every backend that there is now: as many series as the configuration names, whatever it named before.
-type each struct{ p *Pool }
+// perBackend is the metrics of each backend in the present configuration.
+type perBackend struct{ p *Pool }
 
 var (
 	descInFlight  = prometheus.NewDesc("gateway_upstream_backend_in_flight", "Requests at a backend.", []string{"backend"}, nil)
@@ -51,18 +51,18 @@ var (
 )
 
 // Describe implements prometheus.Collector.
-func (each) Describe(c chan<- *prometheus.Desc) {
+func (perBackend) Describe(c chan<- *prometheus.Desc) {
 	c <- descInFlight
 	c <- descUp
 	c <- descEjections
 }
 
 // Collect implements prometheus.Collector.
-func (e each) Collect(c chan<- prometheus.Metric) {
+func (m perBackend) Collect(c chan<- prometheus.Metric) {
 	now := int64(time.Since(epoch))
-	for _, b := range e.p.set.Load().backends {
+	for _, b := range m.p.current.Load().backends {
 		up := 1.0
-		if b.lost(now) {
+		if b.down(now) {
 			up = 0
 		}
 		c <- prometheus.MustNewConstMetric(descInFlight, prometheus.GaugeValue, float64(b.inFlight.Load()), b.addr)

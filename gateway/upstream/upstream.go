@@ -1,5 +1,5 @@
-// Package upstream is the way to the backends: a new, signed request from an allow-list, a bounded number at once, and an
-// honest word about what is known when no answer came.
+// Package upstream sends requests to the backends: new requests of an allow-list, signed, a bounded number at once. It says
+// what is known of a request that got no answer.
 package upstream
 
 import (
@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,7 +23,7 @@ import (
 
 // What became of a request that got no answer.
 var (
-	// ErrBusy: a bound on requests in flight is reached. Nothing was sent.
+	// ErrBusy: a bound on requests in flight was reached. Nothing was sent.
 	ErrBusy = errors.New("too many requests are in flight")
 	// ErrNotSent: no backend could be reached. Nothing was sent.
 	ErrNotSent = errors.New("no backend was reached")
@@ -33,14 +34,14 @@ var (
 const (
 	maxResponse = 4 << 20
 	maxFeed     = 64 << 20
-	// idle connections are closed after this; a backend must keep them longer.
-	idle = 10 * time.Second
+	// idleTime is how long an idle connection is kept. A backend must keep it longer.
+	idleTime = 10 * time.Second
 )
 
-// errForeign is an answer that does not name the request's nonce: it is a late one, somebody else's, or rubbish.
-var errForeign = errors.New("the answer is not one to this request")
+// errNonce is an answer without the request's nonce: a late one, one to another request, or garbage.
+var errNonce = errors.New("the answer is not one to this request")
 
-// Request is all that a backend is told. Every field is validated by who fills it in; nothing else is sent.
+// Request is all that a backend is sent. The caller has validated every field.
 type Request struct {
 	Method         string // GET, POST or DELETE
 	Target         string // path and query
@@ -48,31 +49,31 @@ type Request struct {
 	IdempotencyKey string
 	RequestID      string
 	Trace          []byte // traceparent, or none
-	// PaymentSignature is a webhook's own; this gateway's signature does not cover it, for it proves itself.
+	// PaymentSignature is a webhook's signature, by the payment provider. The gateway's own signature does not cover it.
 	PaymentSignature string
-	Client           string // the network the user's address is in, "" for not told
+	Client           string // the network of the user's address; "": not sent
 	Body             []byte
-	// Wait is how long the backend was asked to wait for news; the time-out is that much longer.
+	// Wait is how long the backend was asked to wait for news. The time-out is that much longer.
 	Wait  time.Duration
 	Class Class
-	Sale  int64 // that an order is for, 0 for none
+	Sale  int64 // of an order; 0: none
 }
 
-// Config is what can be changed by Configure.
+// Config is what SetConfig changes.
 type Config struct {
 	Backends    []string // host:port
 	Key         signing.Key
 	Timeout     time.Duration
 	MaxInFlight int // requests without Wait
-	MaxPerSale  int // of them, orders of one sale
+	MaxPerSale  int // orders of one sale
 	MaxWaiting  int // requests with Wait
 }
 
 // Pool is the backends. It is safe for concurrent use.
 type Pool struct {
 	clk     *clock.Clock
-	set     atomic.Pointer[set]
-	mu      sync.Mutex // one Configure at a time
+	current atomic.Pointer[configured]
+	mu      sync.Mutex // one SetConfig at a time
 	busy    atomic.Int64
 	waiting atomic.Int64
 	sales   sales
@@ -80,32 +81,33 @@ type Pool struct {
 	metrics metrics
 }
 
-type set struct {
+// configured is a Config and what is made of it.
+type configured struct {
 	Config
 	signer   *signing.Signer
 	backends []*backend
 }
 
-// New makes a pool. Close it when nobody calls it any more.
+// New makes a pool. Close it when nobody uses it any more.
 func New(c Config, clk *clock.Clock, reg prometheus.Registerer) *Pool {
 	p := &Pool{clk: clk, conns: &conns{open: map[*conn]struct{}{}}, sales: sales{orders: map[int64]int{}}}
-	p.Configure(c)
+	p.SetConfig(c)
 	p.metrics = newMetrics(p, reg)
 	return p
 }
 
-// Configure changes where and how requests are sent from now on. Those in flight end as they began, also at a backend that
-// is not among c's any more: it gets no new ones.
-func (p *Pool) Configure(c Config) {
+// SetConfig changes where and how requests are sent from now on. Those in flight end as they began; a backend that was removed
+// gets no new ones.
+func (p *Pool) SetConfig(c Config) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	old := map[string]*backend{}
-	if s := p.set.Load(); s != nil {
+	if s := p.current.Load(); s != nil {
 		for _, b := range s.backends {
 			old[b.addr] = b
 		}
 	}
-	s := &set{Config: c, signer: signing.NewSigner(c.Key)}
+	s := &configured{Config: c, signer: signing.NewSigner(c.Key)}
 	for _, addr := range c.Backends {
 		b := old[addr]
 		if b == nil {
@@ -115,7 +117,7 @@ func (p *Pool) Configure(c Config) {
 		b.client.SetMaxConns(c.MaxInFlight + c.MaxWaiting + 16)
 		s.backends = append(s.backends, b)
 	}
-	p.set.Store(s)
+	p.current.Store(s)
 	for _, b := range old {
 		b.client.CloseIdleConnections()
 	}
@@ -125,8 +127,8 @@ func (p *Pool) client(addr string) *fasthttp.HostClient {
 	return &fasthttp.HostClient{
 		Addr:                      addr,
 		DialTimeout:               p.conns.dial,
-		MaxIdleConnDuration:       idle,
-		MaxIdemponentCallAttempts: 1, // what may be tried again is decided here, not there
+		MaxIdleConnDuration:       idleTime,
+		MaxIdemponentCallAttempts: 1, // Pool.do decides what is tried again
 		MaxResponseBodySize:       maxResponse,
 		NoDefaultUserAgentHeader:  true,
 		DisablePathNormalizing:    true,
@@ -136,18 +138,18 @@ func (p *Pool) client(addr string) *fasthttp.HostClient {
 }
 
 // Timeout is how long a request without Wait may take.
-func (p *Pool) Timeout() time.Duration { return p.set.Load().Timeout }
+func (p *Pool) Timeout() time.Duration { return p.current.Load().Timeout }
 
 // InFlight is how many requests are at the backends now.
 func (p *Pool) InFlight() int { return int(p.busy.Load() + p.waiting.Load()) }
 
-// CanWait reports whether one more request with Wait may be sent, so that who asks too late asks without.
-func (p *Pool) CanWait() bool { return p.waiting.Load() < int64(p.set.Load().MaxWaiting) }
+// CanWait reports whether one more request with Wait may be sent.
+func (p *Pool) CanWait() bool { return p.waiting.Load() < int64(p.current.Load().MaxWaiting) }
 
-// Full reports whether a request of this class without Wait, and for this sale, 0 for none, would be ErrBusy now, and counts it as
-// that: so it can be refused before anything is made for it.
+// Full reports whether a request of this class without Wait, and for this sale (0: none), would be ErrBusy now, and counts it
+// as refused. So the caller can refuse it before it makes the Request.
 func (p *Pool) Full(class Class, sale int64) bool {
-	s := p.set.Load()
+	s := p.current.Load()
 	switch {
 	case p.sales.full(sale, s.MaxPerSale):
 		p.metrics.refused[boundSale].Inc()
@@ -159,19 +161,19 @@ func (p *Pool) Full(class Class, sale int64) bool {
 	return true
 }
 
-// Do sends r and reads the answer into resp. A POST or a DELETE is sent once: another backend is tried only while
-// not one byte of it was sent. A GET is tried on a second backend after any failure. The error is ErrBusy, ErrNotSent or ErrUnknown, wrapped.
+// Do sends r and reads the answer into resp. A POST or a DELETE is sent once: another backend is tried only while no byte of
+// it was sent. A GET is tried on a second backend after any failure. The error wraps ErrBusy, ErrNotSent or ErrUnknown.
 func (p *Pool) Do(r *Request, resp *fasthttp.Response) error {
-	s := p.set.Load()
-	if err := p.enter(s, r); err != nil {
+	s := p.current.Load()
+	if err := p.acquire(s, r); err != nil {
 		return err
 	}
-	defer p.leave(r)
-	return p.try(s, r, resp)
+	defer p.release(r)
+	return p.do(s, r, resp)
 }
 
-// try is Do without its bound.
-func (p *Pool) try(s *set, r *Request, resp *fasthttp.Response) error {
+// do is Do without the bounds.
+func (p *Pool) do(s *configured, r *Request, resp *fasthttp.Response) error {
 	req := fasthttp.AcquireRequest()
 	defer fasthttp.ReleaseRequest(req)
 	deadline := time.Now().Add(s.Timeout + r.Wait)
@@ -185,7 +187,7 @@ func (p *Pool) try(s *set, r *Request, resp *fasthttp.Response) error {
 		tried[i] = b
 		timeout := time.Until(deadline)
 		if r.Method == fasthttp.MethodGet && r.Wait == 0 && i == 0 && len(s.backends) > 1 {
-			timeout /= 2 // leaves time for the other
+			timeout /= 2 // leaves time for the other backend
 		}
 		if err = p.send(s, b, r, req, resp, timeout); err == nil {
 			return nil
@@ -197,16 +199,16 @@ func (p *Pool) try(s *set, r *Request, resp *fasthttp.Response) error {
 	return err
 }
 
-func (p *Pool) send(s *set, b *backend, r *Request, req *fasthttp.Request, resp *fasthttp.Response, timeout time.Duration) error {
+func (p *Pool) send(s *configured, b *backend, r *Request, req *fasthttp.Request, resp *fasthttp.Response, timeout time.Duration) error {
 	b.inFlight.Add(1)
 	defer b.inFlight.Add(-1)
 	var err error
-	// A pooled connection that the backend has closed is found out before anything is written to it. There may be as
-	// many of them as there were requests at once: after the first all idle ones are let go.
+	// conn.Write notices an idle connection that the backend has closed before it writes to it. There may be as many of
+	// them as there were requests at once, so all idle ones are closed after the first.
 	for range 3 {
 		timeout = max(timeout, time.Millisecond) // 0 would be none
 		now, until := p.clk.Now(), time.Time{}
-		if p.clk.Synced() { // else this machine's clock would say when the backend is to give up
+		if p.clk.Synced() { // else the deadline would be by this machine's clock
 			until = now.Add(timeout)
 		}
 		s.fill(req, b, r, now, until)
@@ -218,10 +220,10 @@ func (p *Pool) send(s *set, b *backend, r *Request, req *fasthttp.Request, resp 
 		b.client.CloseIdleConnections()
 	}
 	if err == nil && !answers(resp, req) {
-		// Whatever is out of step on that connection, nobody else is to read it.
+		// What follows on that connection must not be taken for the answer to another request.
 		b.client.CloseIdleConnections()
 		resp.Reset()
-		err = errForeign
+		err = errNonce
 	}
 	if err == nil {
 		b.answered()
@@ -239,21 +241,17 @@ func (p *Pool) send(s *set, b *backend, r *Request, req *fasthttp.Request, resp 
 }
 
 func pathOf(target string) string {
-	for i := range len(target) {
-		if target[i] == '?' {
-			return target[:i]
-		}
-	}
-	return target
+	path, _, _ := strings.Cut(target, "?")
+	return path
 }
 
-// answers reports whether resp is the answer to req: a backend gives back the nonce, which no other request has.
+// answers reports whether resp is the answer to req: a backend sends the nonce back, which no other request has.
 func answers(resp *fasthttp.Response, req *fasthttp.Request) bool {
 	return bytes.Equal(resp.Header.Peek(signing.HeaderNonce), req.Header.Peek(signing.HeaderNonce))
 }
 
-// fill makes the request that the backend sees. Nobody waits for its answer after until, if that is not zero.
-func (s *set) fill(req *fasthttp.Request, b *backend, r *Request, now, until time.Time) {
+// fill makes the signed HTTP request. until is its deadline; zero: none.
+func (s *configured) fill(req *fasthttp.Request, b *backend, r *Request, now, until time.Time) {
 	req.Reset()
 	req.Header.SetMethod(r.Method)
 	req.SetRequestURI("http://" + b.addr + r.Target)
@@ -281,19 +279,19 @@ func (s *set) fill(req *fasthttp.Request, b *backend, r *Request, now, until tim
 		req.Header.SetContentType("application/json")
 		req.SetBodyRaw(r.Body)
 	}
-	req.Header.SetRequestURI(r.Target) // what is signed is what the backend reads
+	req.Header.SetRequestURI(r.Target) // the signature covers what the backend reads
 	s.signer.Sign(req, r.UID, now)
 }
 
-// Close closes every connection: what is still in flight ends with ErrUnknown.
+// Close closes every connection. What is still in flight ends with ErrUnknown.
 func (p *Pool) Close() { p.conns.close() }
 
-// Records posts what is handed over for timelines, one call at a time, beyond the bound on requests in flight. It returns the
-// status of the answer; the error is ErrNotSent or ErrUnknown, wrapped.
-func (p *Pool) Records(body []byte) (status int, err error) {
+// PostRecords posts a batch of timeline records, outside the bounds on requests in flight. It returns the status of the
+// answer. The error wraps ErrNotSent or ErrUnknown.
+func (p *Pool) PostRecords(body []byte) (status int, err error) {
 	resp := fasthttp.AcquireResponse()
 	defer fasthttp.ReleaseResponse(resp)
-	if err := p.try(p.set.Load(), &Request{Method: fasthttp.MethodPost, Target: verdict.Path, Body: body}, resp); err != nil {
+	if err := p.do(p.current.Load(), &Request{Method: fasthttp.MethodPost, Target: verdict.Path, Body: body}, resp); err != nil {
 		return 0, err
 	}
 	return resp.StatusCode(), nil

@@ -154,7 +154,7 @@ func TestASecondBackend(t *testing.T) {
 			t.Fatalf("got %q, %v", body, err)
 		}
 	}
-	if lost := p.Lost(); len(lost) != 1 {
+	if lost := p.Down(); len(lost) != 1 {
 		t.Errorf("got %v lost, want the one that is not there", lost)
 	}
 	// A GET may be asked twice, a POST that was sent may not.
@@ -229,7 +229,7 @@ func TestBounds(t *testing.T) {
 	if p.CanWait() || p.InFlight() != 16 {
 		t.Errorf("can wait %v, %d in flight", p.CanWait(), p.InFlight())
 	}
-	p.Configure(Config{Backends: []string{s.Addr().String()}, Key: signing.Key{ID: "k", Secret: "0123456789abcdef0123456789abcdef"}, Timeout: time.Second, MaxInFlight: 4, MaxPerSale: 4, MaxWaiting: 4})
+	p.SetConfig(Config{Backends: []string{s.Addr().String()}, Key: signing.Key{ID: "k", Secret: "0123456789abcdef0123456789abcdef"}, Timeout: time.Second, MaxInFlight: 4, MaxPerSale: 4, MaxWaiting: 4})
 	if p.InFlight() != 16 {
 		t.Errorf("a reload lost the count: %d", p.InFlight())
 	}

@@ -1,0 +1,117 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"reflect"
+	"strings"
+	"time"
+
+	"floodgate.internal/shared/cli"
+	"floodgate.internal/shared/conf"
+)
+
+type checkCommand struct {
+	Config string `required:"" placeholder:"FILE" help:"The configuration file."`
+}
+
+// run prints what the file would change in the running gateway, or only "ok" if none answers.
+func (c checkCommand) run(ctx context.Context, stdout io.Writer) error {
+	config, _, err := Load(c.Config)
+	if err != nil {
+		return &cli.UsageError{Err: err}
+	}
+	now, err := askRunning(ctx, config)
+	if errors.Is(err, errToken) {
+		fmt.Fprintf(stdout, "ok (the gateway on %s refuses this ops_token: nothing to compare with)\n", config.Listen.Ops)
+		return nil
+	}
+	if err != nil {
+		fmt.Fprintf(stdout, "ok (no gateway answers on %s to compare with)\n", config.Listen.Ops)
+		return nil
+	}
+	diff := maskEnvironment(diffTrees(now, config.Tree()), config.File)
+	fmt.Fprintln(stdout, "ok")
+	fmt.Fprintf(stdout, "%s (secrets are not compared)\n", diffText(diff))
+	for _, field := range restartFields(diff) {
+		fmt.Fprintf(stdout, "%s needs a restart: a reload refuses this file\n", field)
+	}
+	return nil
+}
+
+// restartFields names the fields of a diff that a reload refuses.
+func restartFields(diff []string) []string {
+	restart := restartNames(reflect.TypeFor[Config](), "", map[string]bool{})
+	var fields []string
+	for _, line := range diff {
+		if field, _, _ := strings.Cut(line, ": "); restart[field] {
+			fields = append(fields, field)
+		}
+	}
+	return fields
+}
+
+// restartNames adds the fields below t that are tagged reload:"restart".
+func restartNames(t reflect.Type, path string, names map[string]bool) map[string]bool {
+	for i := range t.NumField() {
+		f := t.Field(i)
+		name := join(path, key(f))
+		switch {
+		case f.Tag.Get("reload") == "restart":
+			names[name] = true
+		case f.Type.Kind() == reflect.Struct:
+			restartNames(f.Type, name, names)
+		}
+	}
+	return names
+}
+
+// errToken: the running gateway refuses the file's ops_token.
+var errToken = errors.New("the ops token is refused")
+
+// askRunning asks the gateway that listens on the file's listen.ops for its configuration.
+func askRunning(ctx context.Context, c Config) (any, error) {
+	addr := c.Listen.Ops
+	if host, port, err := net.SplitHostPort(addr); err == nil && !conf.Loopback(addr) {
+		if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
+			addr = net.JoinHostPort("127.0.0.1", port)
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+"/-/config", nil)
+	if err != nil {
+		return nil, err
+	}
+	if c.OpsToken != "" {
+		req.Header.Set("Authorization", "Bearer "+c.OpsToken.Reveal())
+	}
+	transport := &http.Transport{DisableKeepAlives: true}
+	resp, err := (&http.Client{Transport: transport}).Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode == http.StatusUnauthorized {
+		return nil, errToken
+	}
+	body, err := io.ReadAll(io.LimitReader(resp.Body, 64<<20))
+	if err != nil {
+		return nil, err
+	}
+	var answer struct {
+		Config map[string]any `json:"config"`
+	}
+	d := json.NewDecoder(bytes.NewReader(body))
+	d.UseNumber()
+	if err := d.Decode(&answer); err != nil || answer.Config == nil {
+		return nil, fmt.Errorf("%s is not a gateway's ops listener", addr)
+	}
+	return answer.Config, nil
+}

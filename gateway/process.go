@@ -1,0 +1,225 @@
+package gateway
+
+import (
+	"fmt"
+	"log/slog"
+	"net"
+	"reflect"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"floodgate.internal/gateway/edge"
+	"floodgate.internal/gateway/identity"
+	"floodgate.internal/gateway/limit"
+	"floodgate.internal/gateway/ops"
+	"floodgate.internal/gateway/pagecache"
+	"floodgate.internal/gateway/presslog"
+	"floodgate.internal/gateway/salegate"
+	"floodgate.internal/gateway/upstream"
+	"floodgate.internal/shared/clock"
+	"floodgate.internal/shared/failpoint"
+	"floodgate.internal/shared/signing"
+)
+
+// loaded is one generation of the configuration.
+type loaded struct {
+	Config
+	Hash       string
+	Generation int
+}
+
+// process is a gateway process: the parts that live as long as it does, and the configuration in force.
+type process struct {
+	path    string
+	now     func() time.Time // the monotonic clock of buckets, caches and the gate
+	log     *slog.Logger
+	level   *slog.LevelVar
+	clk     *clock.Clock
+	gate    *salegate.Gate
+	cache   *pagecache.Cache
+	pool    *upstream.Pool
+	edge    *edge.Server
+	presses *presslog.Recorder
+	flusher *presslog.Flusher
+	metrics reloadMetrics
+
+	mu       sync.Mutex // one reload at a time; guards what follows
+	settings edge.Settings
+	public   *edge.Listener // nil until listening
+	tried    string         // the hash of the file that was last read, taken over or not
+	history  []ops.Reload   // the newest keptReloads, oldest first
+
+	current   atomic.Pointer[loaded]
+	listening atomic.Bool
+	draining  atomic.Bool
+}
+
+// newProcess builds everything that needs no socket of its own.
+func newProcess(path string, now func() time.Time, log *slog.Logger, level *slog.LevelVar, reg prometheus.Registerer) (*process, error) {
+	c, hash, err := Load(path)
+	if err != nil {
+		return nil, err
+	}
+	if fields := c.developmentSecrets(); len(fields) > 0 {
+		log.Warn("development secrets are in use: this gateway is for this machine only", "fields", strings.Join(fields, ", "))
+	}
+	level.Set(c.Log.Level)
+	r := &process{path: path, now: now, log: log, level: level, clk: &clock.Clock{}, tried: hash}
+	if r.settings, err = r.settingsOf(nil, c); err != nil {
+		return nil, err
+	}
+	r.current.Store(&loaded{c, hash, 1})
+	r.gate = salegate.New(r.clk, c.Feed.StaleAfter, reg)
+	r.cache = pagecache.New(c.Cache.MaxBytes, reg)
+	r.pool = upstream.New(upstreamConfig(c), r.clk, reg)
+	r.presses = presslog.NewRecorder(c.Timeline.MaxRecords, reg)
+	r.flusher = presslog.NewFlusher(r.presses, c.Timeline.FlushEvery, r.pool.PostRecords, log, reg)
+	r.edge = edge.New(edge.Config{
+		Clock: r.clk, Gate: r.gate, Cache: r.cache, Backends: r.pool, Presses: r.presses, Flusher: r.flusher, Log: log, Now: now,
+		HTTP: edge.HTTPConfig{
+			ReadTimeout: c.Server.ReadTimeout, WriteTimeout: c.Server.WriteTimeout, IdleTimeout: c.Server.IdleTimeout,
+			MaxBody: c.Server.MaxBody, MaxHeader: c.Server.MaxHeader,
+		},
+	}, r.settings, reg)
+	r.metrics = newReloadMetrics(r, reg)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.record(ops.Reload{By: "start", Result: takenOver})
+	return r, nil
+}
+
+func upstreamConfig(c Config) upstream.Config {
+	return upstream.Config{
+		Backends: c.backends(), Key: signing.Key{ID: c.SigningKey.ID, Secret: c.SigningKey.Secret.Reveal()},
+		Timeout: c.Upstream.Timeout, MaxInFlight: c.Upstream.MaxInFlight, MaxPerSale: c.Upstream.MaxPerSale, MaxWaiting: c.Upstream.MaxWaiting,
+	}
+}
+
+// settingsOf makes the edge's settings of c, and changes nothing. Rules and keys that are the same in old (nil: none) are kept,
+// so that verified tokens stay cached.
+func (r *process) settingsOf(old *Config, c Config) (edge.Settings, error) {
+	now := r.now()
+	rule := func(name string, kept *limit.Rule, was, is RuleConfig) *limit.Rule {
+		if kept != nil && reflect.DeepEqual(was, is) {
+			return kept
+		}
+		var laws []limit.Law
+		for _, l := range append([]LawConfig{is.LawConfig}, is.Also...) {
+			laws = append(laws, limit.Law(l))
+		}
+		return limit.NewRule(name, is.MaxKeys, now, laws...)
+	}
+	if old == nil {
+		old = &Config{}
+	}
+	s := r.settings
+	s.Order = rule("order", s.Order, old.Limits.Order, c.Limits.Order)
+	s.Payment = rule("payment", s.Payment, old.Limits.Payment, c.Limits.Payment)
+	s.Read = rule("read", s.Read, old.Limits.Read, c.Limits.Read)
+	s.IP = rule("ip", s.IP, old.Limits.IP, c.Limits.IP)
+	s.Webhook = rule("webhook", s.Webhook, old.Limits.Webhook, c.Limits.Webhook)
+	s.Global = rule("global", s.Global, RuleConfig{LawConfig: old.Limits.Global.LawConfig}, RuleConfig{LawConfig: c.Limits.Global.LawConfig})
+	s.GlobalWait = limit.WaitBounds{MaxWait: c.Limits.Global.MaxWait, MaxWaiting: c.Limits.Global.MaxWaiting}
+	s.Trusted, s.Exempt, s.BannedNetworks = networks(c.Trusted), networks(c.Limits.IPExempt), networks(c.Limits.BannedNetworks)
+	s.ExemptUsers, s.BannedUsers, s.EligibleUsers = uids(c.Limits.UIDExempt), uids(c.Limits.BannedUIDs), uids(c.Limits.EligibleUIDs)
+	if s.Verifier == nil || !reflect.DeepEqual(old.Identity, c.Identity) {
+		v, err := identity.NewVerifier(c.Identity.Keys, c.Identity.rules(), r.clk.Now)
+		if err != nil {
+			return s, err
+		}
+		s.Verifier = v
+	}
+	s.Sign = nil
+	if k, ok := identity.NewSigner(c.Identity.Keys, c.Identity.rules()); ok && c.Development {
+		s.Sign = &k
+	}
+	s.Pages = pagecache.Rule{TTL: c.Cache.TTL, Stale: c.Cache.Stale}
+	s.InsecureCookies = c.Development
+	s.LogEvery = c.Log.AccessEvery
+	return s, nil
+}
+
+// apply puts a new generation in force. It cannot fail. The caller holds mu.
+func (r *process) apply(l *loaded, s edge.Settings) {
+	c := l.Config
+	r.level.Set(c.Log.Level)
+	r.gate.SetStaleAfter(c.Feed.StaleAfter)
+	r.cache.SetMaxBytes(c.Cache.MaxBytes)
+	r.pool.SetConfig(upstreamConfig(c))
+	r.presses.SetMax(c.Timeline.MaxRecords)
+	r.flusher.SetEvery(c.Timeline.FlushEvery)
+	failpoint.Hit("gateway.mid-reload")
+	r.settings = s
+	if r.public != nil {
+		r.public.SetBounds(bounds(c, s))
+	}
+	r.edge.SetSettings(s)
+	r.current.Store(l)
+}
+
+func bounds(c Config, s edge.Settings) edge.Bounds {
+	return edge.Bounds{Max: c.Server.MaxConnections, PerAddress: c.Server.MaxConnectionsPerIP, Exempt: s.Exempt, Trusted: s.Trusted}
+}
+
+// listen wraps the public listener, which is open.
+func (r *process) listen(inner net.Listener, reg prometheus.Registerer) *edge.Listener {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.public = edge.NewListener(inner, r.edge, bounds(r.current.Load().Config, r.settings), reg)
+	r.listening.Store(true)
+	return r.public
+}
+
+// ready says why the gateway is not ready, and what is wrong although it is.
+func (r *process) ready() (reasons, warnings []string) {
+	if !r.listening.Load() {
+		reasons = append(reasons, "not listening yet")
+	}
+	if r.draining.Load() {
+		reasons = append(reasons, "draining")
+	}
+	if !r.gate.Ready() {
+		reasons = append(reasons, "the sale feed was never received")
+	} else if now := time.Now(); !r.gate.Fresh(now) {
+		warnings = append(warnings, fmt.Sprintf("the sale feed is silent for %v", r.gate.Age(now).Round(100*time.Millisecond)))
+	}
+	for _, b := range r.pool.Down() {
+		warnings = append(warnings, "backend "+b+" does not answer")
+	}
+	return reasons, warnings
+}
+
+// opsConfig is what the ops listener asks and tells the process.
+func (r *process) opsConfig() ops.Config {
+	return ops.Config{
+		Ready: r.ready,
+		Reload: func(by string) (string, error) {
+			diff, err := r.reload(by)
+			if err != nil {
+				return "", err
+			}
+			return diffText(diff), nil
+		},
+		Config: func() ops.Generation {
+			l := r.current.Load()
+			return ops.Generation{Generation: l.Generation, Hash: l.Hash, Config: l.Tree()}
+		},
+		Top:     r.edge.Top,
+		Reloads: r.reloads,
+		Token:   func() string { return r.current.Load().OpsToken.Reveal() },
+		Listen:  r.current.Load().Listen.Ops,
+		Hosts:   func() []string { return r.current.Load().OpsHosts },
+	}
+}
+
+// diffText is a diff as text.
+func diffText(diff []string) string {
+	if len(diff) == 0 {
+		return "nothing changed"
+	}
+	return strings.Join(diff, "\n")
+}

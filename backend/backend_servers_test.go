@@ -262,7 +262,7 @@ func TestAnOrderFromPressToPayment(t *testing.T) {
 			if driver == RabbitMQ+" after confirm" {
 				queue = queueOf(t, RabbitMQ) + "\naccept: {after: confirm}"
 			}
-			r := configure(t, os.Getenv("REDIS_ADDR"), backendtest.Redis(t).Prefix(), backendtest.MySQLDSN(t), queue)
+			r := configure(t, os.Getenv("REDIS_ADDR"), backendtest.Redis(t).Client().Prefix(), backendtest.MySQLDSN(t), queue)
 			if err := r.run(t.Context()); cli.ExitCode(err) != 1 || !strings.Contains(err.Error(), "backend migrate") {
 				t.Fatalf("without a schema: got %v, want it to say backend migrate", err)
 			}
@@ -420,7 +420,7 @@ func (r *running) audited(t *testing.T, sale int64, sold, locked int) {
 
 // The timer takes back what is not paid, once, and what a closed sale has left.
 func TestTheTimerGivesUnitsBack(t *testing.T) {
-	r := configure(t, os.Getenv("REDIS_ADDR"), backendtest.Redis(t).Prefix(), backendtest.MySQLDSN(t), queueOf(t, RedisStream))
+	r := configure(t, os.Getenv("REDIS_ADDR"), backendtest.Redis(t).Client().Prefix(), backendtest.MySQLDSN(t), queueOf(t, RedisStream))
 	if err := r.run(t.Context(), "migrate"); err != nil {
 		t.Fatal(err)
 	}
@@ -467,7 +467,7 @@ func TestTheTimerGivesUnitsBack(t *testing.T) {
 
 // Each role runs in a process of its own, and together they are the system.
 func TestRolesApart(t *testing.T) {
-	r := configure(t, os.Getenv("REDIS_ADDR"), backendtest.Redis(t).Prefix(), backendtest.MySQLDSN(t), queueOf(t, RabbitMQ))
+	r := configure(t, os.Getenv("REDIS_ADDR"), backendtest.Redis(t).Client().Prefix(), backendtest.MySQLDSN(t), queueOf(t, RabbitMQ))
 	if err := r.run(t.Context(), "migrate"); err != nil {
 		t.Fatal(err)
 	}
@@ -536,7 +536,7 @@ func TestUnreachableServersAreWaitedFor(t *testing.T) {
 
 // A shutdown answers who waits, and finishes what is in flight, before it ends.
 func TestShutdownAnswersWhoWaits(t *testing.T) {
-	r := configure(t, os.Getenv("REDIS_ADDR"), backendtest.Redis(t).Prefix(), backendtest.MySQLDSN(t), queueOf(t, RedisStream))
+	r := configure(t, os.Getenv("REDIS_ADDR"), backendtest.Redis(t).Client().Prefix(), backendtest.MySQLDSN(t), queueOf(t, RedisStream))
 	if err := r.run(t.Context(), "migrate"); err != nil {
 		t.Fatal(err)
 	}

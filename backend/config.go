@@ -20,7 +20,7 @@ import (
 	"floodgate.internal/backend/broker"
 	"floodgate.internal/backend/command"
 	"floodgate.internal/backend/payment"
-	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/redis"
 	"floodgate.internal/shared/cli"
 	"floodgate.internal/shared/conf"
 	"floodgate.internal/shared/hosts"
@@ -266,8 +266,8 @@ func (c Config) operate(stderr io.Writer) command.Config {
 	return o
 }
 
-func (r Redis) config() reserve.Config {
-	return reserve.Config{Addrs: r.Addrs, Username: r.Username, Password: r.Password.Reveal(), Prefix: r.Prefix}
+func (r Redis) config() redis.Config {
+	return redis.Config{Addrs: r.Addrs, Username: r.Username, Password: r.Password.Reveal(), Prefix: r.Prefix}
 }
 
 func (q Queue) config() broker.Config {

@@ -17,9 +17,7 @@ import (
 func (p *process) connect(ctx context.Context) (err error) {
 	c := p.config
 	err = p.insist(ctx, "redis", func(ctx context.Context) (err error) {
-		options := c.Redis.config()
-		options.MaxEnded = c.Orders.MaxEnded
-		p.redis, err = reserve.Open(options)
+		p.redis, err = reserve.Open(c.Redis.config(), c.Orders.MaxEnded)
 		return err
 	})
 	if err != nil {
@@ -27,7 +25,7 @@ func (p *process) connect(ctx context.Context) (err error) {
 	}
 	err = p.insist(ctx, "redis", func(ctx context.Context) error { // before anything is decided by a clock
 		asked := time.Now()
-		now, err := p.redis.Now(ctx)
+		now, err := p.redis.Client().Now(ctx)
 		if err == nil {
 			p.clk.Set(now, asked)
 		}

@@ -55,7 +55,7 @@ func newMorgue(t *testing.T, driver string, more ...string) *morgue {
 
 // another process on the same stores.
 func (m *morgue) another() *running {
-	r := configure(m.t, os.Getenv("REDIS_ADDR"), m.redis.Prefix(), m.dsn, m.queue+"\noutbox: {claim_idle: 1s}")
+	r := configure(m.t, os.Getenv("REDIS_ADDR"), m.redis.Client().Prefix(), m.dsn, m.queue+"\noutbox: {claim_idle: 1s}")
 	r.t = m.t
 	return r
 }

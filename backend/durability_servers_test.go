@@ -9,6 +9,7 @@ import (
 
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/durability"
+	"floodgate.internal/backend/redis"
 	"floodgate.internal/backend/reserve"
 )
 
@@ -37,12 +38,12 @@ func TestWhatSurvivesIsLoggedOnChange(t *testing.T) {
 		t.Errorf("got %s, want what a confirm adds", got)
 	}
 
-	user := strings.TrimSuffix(admin.Prefix(), ":")
+	user := strings.TrimSuffix(admin.Client().Prefix(), ":")
 	rules := []string{"on", ">secret", "~*", "&*", "+@all", "-config"}
 	if err := c.Do(t.Context(), c.B().AclSetuser().Username(user).Rule(rules...).Build()).Error(); err != nil {
 		t.Fatal(err)
 	}
-	denied, err := reserve.Open(reserve.Config{Addrs: []string{os.Getenv("REDIS_ADDR")}, Username: user, Password: "secret", Prefix: admin.Prefix()})
+	denied, err := reserve.Open(redis.Config{Addrs: []string{os.Getenv("REDIS_ADDR")}, Username: user, Password: "secret", Prefix: admin.Client().Prefix()}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -175,7 +175,7 @@ func (p *process) build() {
 		reconciling.Fence = p.broker
 	}
 	p.reconciler = reconcile.New(reconciling)
-	p.skus = sku.NewCache(p.db, p.redis, p.log, p.reg)
+	p.skus = sku.NewCache(p.db, p.redis.Client(), p.log, p.reg)
 	p.carts = cart.New(cart.Config{DB: p.db, SKUs: p.skus, Clock: p.clk, Log: p.log, Register: p.reg,
 		PayWithin: c.Carts.PayWithin, AbandonedAfter: c.Carts.AbandonedAfter, MaxInFlight: c.Carts.MaxInFlight})
 }

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"sync/atomic"
 
-	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/redis"
 )
 
 // status is why the process is not ready; "" when it works.
@@ -19,7 +19,7 @@ func (p *process) reasons(ctx context.Context) []string {
 	if s := p.status.get(); s != "" {
 		return []string{s}
 	}
-	ctx, cancel := context.WithTimeout(ctx, reserve.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, redis.Timeout)
 	defer cancel()
 	reasons := []string{}
 	add := func(what string, err error) {
@@ -27,7 +27,7 @@ func (p *process) reasons(ctx context.Context) []string {
 			reasons = append(reasons, what+": "+err.Error())
 		}
 	}
-	reserves, err := p.redis.Reserves(ctx) // one node is enough: the sales of others are not this process's fault
+	reserves, err := p.redis.Client().AnyReserves(ctx) // one node is enough: the sales of others are not this process's fault
 	if err == nil && !reserves && p.roles.API {
 		err = errors.New("it was started anew, and its sales are being closed")
 	}

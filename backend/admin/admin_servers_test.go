@@ -186,7 +186,7 @@ func TestRedisOutOfReachLeavesTheIntents(t *testing.T) {
 		t.Errorf("%d intents are open, want an adjust and a define", got)
 	}
 	c := o.Redis.Client()
-	if err := c.Do(t.Context(), c.B().Hset().Key(fmt.Sprintf("%s{sale:%d}:state", o.Redis.Prefix(), s.ID)).FieldValue().FieldValue("gate", lua.GateOpen).Build()).Error(); err != nil {
+	if err := c.Do(t.Context(), c.B().Hset().Key(fmt.Sprintf("%s{sale:%d}:state", o.Redis.Client().Prefix(), s.ID)).FieldValue().FieldValue("gate", lua.GateOpen).Build()).Error(); err != nil {
 		t.Fatal(err)
 	}
 	o.balanced(s.ID) // what is under way is no finding

@@ -18,6 +18,7 @@ import (
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/eligibility"
 	"floodgate.internal/backend/intent"
+	"floodgate.internal/backend/redis"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
@@ -77,7 +78,7 @@ func TestArchiveNamesAllThatIsInTheWay(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := o.Redis.Client()
-	state := fmt.Sprintf("%s{sale:%d}:state", o.Redis.Prefix(), s.ID)
+	state := fmt.Sprintf("%s{sale:%d}:state", o.Redis.Client().Prefix(), s.ID)
 	stock := func(by int64) {
 		t.Helper()
 		if err := c.Do(t.Context(), c.B().Hincrby().Key(state).Field("stock").Increment(by).Build()).Error(); err != nil {
@@ -182,7 +183,7 @@ func TestTheTimerFinishesAnArchive(t *testing.T) {
 	}
 	path := fmt.Sprintf("/admin/v1/sales/%d", s.ID)
 	do[adminapi.Sale](o, 200, "POST", path+"/close", "")
-	gone, err := reserve.Open(reserve.Config{Addrs: []string{os.Getenv("REDIS_ADDR")}, Prefix: o.Redis.Prefix()})
+	gone, err := reserve.Open(redis.Config{Addrs: []string{os.Getenv("REDIS_ADDR")}, Prefix: o.Redis.Client().Prefix()}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -138,7 +138,7 @@ func TestATimerArchivesNothingThatDoesNotBalance(t *testing.T) {
 	o := newOffice(t, 4)
 	s := o.closed()
 	c := o.Redis.Client()
-	if err := c.Do(t.Context(), c.B().Hincrby().Key(fmt.Sprintf("%s{sale:%d}:state", o.Redis.Prefix(), s.ID)).Field("stock").Increment(1).Build()).Error(); err != nil {
+	if err := c.Do(t.Context(), c.B().Hincrby().Key(fmt.Sprintf("%s{sale:%d}:state", o.Redis.Client().Prefix(), s.ID)).Field("stock").Increment(1).Build()).Error(); err != nil {
 		t.Fatal(err)
 	}
 	a := o.later(time.Hour)

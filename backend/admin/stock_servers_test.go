@@ -16,7 +16,7 @@ import (
 // units is what a SKU has; Redis has the same, once no intent is open.
 func (o *office) units(sku int64) backendtest.Units {
 	o.t.Helper()
-	u := backendtest.SKUBalanced(o.t, o.DB, o.Redis, sku)
+	u := backendtest.SKUBalanced(o.t, o.DB, o.Redis.Client(), sku)
 	r := do[audit.SKU](o, 200, "GET", fmt.Sprintf("/admin/v1/skus/%d/audit", sku), "")
 	if !r.Balanced || r.Available+r.Allotted+r.Locked+r.Sold != r.Total || !r.Redis.Loaded || r.Intents != 0 {
 		o.t.Errorf("SKU %d: %+v", sku, r)
@@ -66,7 +66,7 @@ func TestASKUInRedisFollowsOperators(t *testing.T) {
 	if n, err := o.ReturnUnsold(t.Context()); n != 1 || err != nil {
 		t.Fatalf("returned %d, %v", n, err)
 	}
-	if u := backendtest.SKUBalanced(t, o.DB, o.Redis, own.SKU); u.Available != 102 {
+	if u := backendtest.SKUBalanced(t, o.DB, o.Redis.Client(), own.SKU); u.Available != 102 {
 		t.Errorf("got %+v", u)
 	}
 	if r := do[audit.SKU](o, 200, "GET", fmt.Sprintf("/admin/v1/skus/%d/audit", own.SKU), ""); !r.Balanced || r.Redis.Loaded || r.Intents != 0 {
@@ -78,7 +78,7 @@ func TestASKUInRedisFollowsOperators(t *testing.T) {
 func TestASKUBeingLoadedGetsItsChangesLater(t *testing.T) {
 	o := newOffice(t, 4)
 	skuID := do[adminapi.SKU](o, 201, "POST", "/admin/v1/skus", `{"title":"Mug","price":900,"currency":"EUR","stock":10}`).ID
-	key := fmt.Sprintf("%s{sku:%d}:state", o.Redis.Prefix(), skuID)
+	key := fmt.Sprintf("%s{sku:%d}:state", o.Redis.Client().Prefix(), skuID)
 	c := o.Redis.Client()
 	if err := c.Do(t.Context(), c.B().Hset().Key(key).FieldValue().FieldValue("gate", "closed").FieldValue("token", "x").FieldValue("until", "1").Build()).Error(); err != nil {
 		t.Fatal(err)
@@ -108,7 +108,7 @@ func TestRebuildSKU(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := o.Redis.Client()
-	if err := c.Do(t.Context(), c.B().Hset().Key(fmt.Sprintf("%s{sku:%d}:state", o.Redis.Prefix(), sku)).FieldValue().FieldValue("available", "99").Build()).Error(); err != nil {
+	if err := c.Do(t.Context(), c.B().Hset().Key(fmt.Sprintf("%s{sku:%d}:state", o.Redis.Client().Prefix(), sku)).FieldValue().FieldValue("available", "99").Build()).Error(); err != nil {
 		t.Fatal(err)
 	}
 	if r := do[audit.SKU](o, 200, "GET", path+"/audit", ""); r.Balanced || len(r.Findings) == 0 {

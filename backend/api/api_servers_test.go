@@ -25,6 +25,7 @@ import (
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/payment"
 	"floodgate.internal/backend/reconcile"
+	"floodgate.internal/backend/redis"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/standby"
@@ -52,12 +53,12 @@ func work(t testing.TB, limits Limits, addr string) *working {
 func workOn(t testing.TB, limits Limits, addr string, direct *reserve.Store, db *sql.DB) *working {
 	s, c := start(t, limits)
 	s.Log, s.sparse.log = backendtest.Log(t), backendtest.Log(t)
-	redis, err := reserve.Open(reserve.Config{Addrs: []string{addr}, Prefix: direct.Prefix()})
+	redis, err := reserve.Open(redis.Config{Addrs: []string{addr}, Prefix: direct.Client().Prefix()}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(redis.Close)
-	if err := redis.Arm(t.Context()); err != nil {
+	if err := redis.Client().Begin(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	log, reg := backendtest.Log(t), prometheus.NewRegistry()
@@ -71,7 +72,7 @@ func workOn(t testing.TB, limits Limits, addr string, direct *reserve.Store, db 
 			t.Error(err)
 		}
 	})
-	shelf := sku.NewCache(db, redis, log, reg)
+	shelf := sku.NewCache(db, redis.Client(), log, reg)
 	carts := cart.New(cart.Config{PayWithin: time.Minute, MaxInFlight: 2, DB: db, SKUs: shelf, Clock: s.Clock, Log: log, Register: reg})
 	line := standby.New(standby.Config{MaxLine: 2, DB: db, Redis: redis, Catalog: known, Clock: s.Clock, Log: log, Register: reg})
 	book := order.NewStore(order.Config{Intents: intent.New(intent.Config{DB: db, Redis: redis, Clock: s.Clock, Log: log, Register: reg, Returned: line.Wake}),

@@ -73,7 +73,7 @@ func TestCarts(t *testing.T) {
 		t.Errorf("paid: got %d %s", res.StatusCode(), res.Body())
 	}
 	wantProblem(t, w.signed(w.request("POST", wire.OrderPath(*a.OrderID)+"/cancellation", ""), "ann"), problem.OrderStateConflict, "")
-	if u := backendtest.SKUBalanced(t, w.db, w.redis, sku); u != (backendtest.Units{Available: 2, Sold: 3}) {
+	if u := backendtest.SKUBalanced(t, w.db, w.redis.Client(), sku); u != (backendtest.Units{Available: 2, Sold: 3}) {
 		t.Errorf("got %+v", u)
 	}
 }

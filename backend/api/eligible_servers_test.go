@@ -17,6 +17,7 @@ import (
 	"floodgate.internal/backend/eligibility"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/origins"
+	"floodgate.internal/backend/redis"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/problem"
@@ -88,7 +89,7 @@ func TestWhoMayNotBuyIsToldSo(t *testing.T) {
 		t.Errorf("%d reservations, %v; want ann's, bob's and cyd's", len(snap.Orders), err)
 	}
 	l := newLink(t, os.Getenv("REDIS_ADDR"))
-	away, err := reserve.Open(reserve.Config{Addrs: []string{l.Addr().String()}, Prefix: w.redis.Prefix()})
+	away, err := reserve.Open(redis.Config{Addrs: []string{l.Addr().String()}, Prefix: w.redis.Client().Prefix()}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,7 +116,7 @@ func TestWhoIsBannedMayNotBuyACart(t *testing.T) {
 	wantProblem(t, w.cart("ann", "other", body), problem.Forbidden, "orders that it has stand")
 	wantProblem(t, w.cart("ann", "k", `{"items":[{"sku_id":999}]}`), problem.IdempotencyKeyReused, "")
 	wantProblem(t, w.cart("bob", "k", body), problem.Forbidden, "")
-	if u := backendtest.SKUBalanced(t, w.db, w.redis, sku); u != (backendtest.Units{Available: 4, Locked: 1}) {
+	if u := backendtest.SKUBalanced(t, w.db, w.redis.Client(), sku); u != (backendtest.Units{Available: 4, Locked: 1}) {
 		t.Errorf("got %+v", u)
 	}
 }

@@ -16,6 +16,7 @@ import (
 
 	"floodgate.internal/backend/admission"
 	"floodgate.internal/backend/catalog"
+	"floodgate.internal/backend/redis"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/failpoint"
@@ -285,7 +286,7 @@ func (s *Server) undecided(err error, r *request, sale int64) *problem.Problem {
 		return by(verdict.Checking, overloaded("the sale's stock is being checked"))
 	case errors.Is(err, reserve.ErrNotLoaded):
 		return by(verdict.Checking, overloaded("the sale is being loaded"))
-	case errors.Is(err, reserve.ErrRestarted):
+	case errors.Is(err, redis.ErrRestarted):
 		s.Reconciler.Wake()
 		return by(verdict.Checking, overloaded("the sale's stock is being checked after a restart"))
 	case errors.Is(err, errLoad):

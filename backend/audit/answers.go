@@ -133,7 +133,7 @@ func (a *Auditor) Answers(ctx context.Context, log []Answer) (Answered, error) {
 // have the books are empty.
 func (a *Auditor) still(ctx context.Context, sale int64) (now time.Time, snap reserve.Snapshot, b books, err error) {
 	for round := 1; ; round++ {
-		if now, err = a.redis.Now(ctx); err != nil {
+		if now, err = a.redis.Client().Now(ctx); err != nil {
 			return now, snap, b, err
 		}
 		if snap, err = a.redis.Snapshot(ctx, sale); err != nil {

@@ -187,7 +187,7 @@ func (a *Auditor) withBroker(ctx context.Context, r Result) (Result, error) {
 
 // once reads and compares; moving says that a reconciler is at work.
 func (a *Auditor) once(ctx context.Context, sale int64) (result Result, moving bool, err error) {
-	began, err := a.redis.Now(ctx)
+	began, err := a.redis.Client().Now(ctx)
 	if err != nil {
 		return Result{}, false, err
 	}

@@ -93,7 +93,7 @@ func (s *shop) exec(statement string, args ...any) {
 }
 
 func (s *shop) key(name string) string {
-	return fmt.Sprintf("%s{sale:%d}:%s", s.redis.Prefix(), s.sale, name)
+	return fmt.Sprintf("%s{sale:%d}:%s", s.redis.Client().Prefix(), s.sale, name)
 }
 
 func (s *shop) command(words ...string) {

@@ -109,11 +109,11 @@ func (a *Auditor) SKU(ctx context.Context, skuID int64) (SKU, error) {
 
 // skuOnce reads Redis, MySQL and Redis again, and compares; moving says that the SKU is being loaded.
 func (a *Auditor) skuOnce(ctx context.Context, skuID int64) (r SKU, moving bool, err error) {
-	now, err := a.redis.Now(ctx)
+	now, err := a.redis.Client().Now(ctx)
 	if err != nil {
 		return r, false, err
 	}
-	before, err := sku.Read(ctx, a.redis, skuID)
+	before, err := sku.Read(ctx, a.redis.Client(), skuID)
 	if err != nil {
 		return r, false, err
 	}
@@ -121,7 +121,7 @@ func (a *Auditor) skuOnce(ctx context.Context, skuID int64) (r SKU, moving bool,
 	if err != nil {
 		return r, false, err
 	}
-	after, err := sku.Read(ctx, a.redis, skuID)
+	after, err := sku.Read(ctx, a.redis.Client(), skuID)
 	if err != nil {
 		return r, false, err
 	}

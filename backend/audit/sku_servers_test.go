@@ -40,7 +40,7 @@ func newStore(t *testing.T) *store {
 	t.Helper()
 	s := &store{t: t, db: backendtest.MySQL(t), redis: backendtest.Redis(t)}
 	clk, log, reg := new(clock.Clock), backendtest.Log(t), prometheus.NewRegistry()
-	s.shelf = sku.NewCache(s.db, s.redis, log, reg)
+	s.shelf = sku.NewCache(s.db, s.redis.Client(), log, reg)
 	s.carts = cart.New(cart.Config{PayWithin: time.Minute, MaxInFlight: 10, DB: s.db, SKUs: s.shelf, Clock: clk, Log: log, Register: reg})
 	s.intents = intent.New(intent.Config{DB: s.db, Redis: s.redis, Clock: clk, Log: log, Register: reg})
 	s.book = orders.NewStore(orders.Config{Intents: s.intents, DB: s.db, Redis: s.redis, Clock: clk, Log: log, Register: reg})
@@ -94,13 +94,13 @@ func (s *store) sku() (skuID int64, unpaid, paid string) {
 func (s *store) redisSet(skuID int64, name, field, value string) {
 	s.t.Helper()
 	c := s.redis.Client()
-	s.must(c.Do(s.t.Context(), c.B().Hset().Key(fmt.Sprintf("%s{sku:%d}:%s", s.redis.Prefix(), skuID, name)).FieldValue().FieldValue(field, value).Build()).Error())
+	s.must(c.Do(s.t.Context(), c.B().Hset().Key(fmt.Sprintf("%s{sku:%d}:%s", s.redis.Client().Prefix(), skuID, name)).FieldValue().FieldValue(field, value).Build()).Error())
 }
 
 func (s *store) redisDel(skuID int64, name string) {
 	s.t.Helper()
 	c := s.redis.Client()
-	s.must(c.Do(s.t.Context(), c.B().Del().Key(fmt.Sprintf("%s{sku:%d}:%s", s.redis.Prefix(), skuID, name)).Build()).Error())
+	s.must(c.Do(s.t.Context(), c.B().Del().Key(fmt.Sprintf("%s{sku:%d}:%s", s.redis.Client().Prefix(), skuID, name)).Build()).Error())
 }
 
 // Row E1, Row E5: a SKU that is in order, loaded or not, and with something in flight.
@@ -198,7 +198,7 @@ func TestWhatIsWrongWithASKUIsFound(t *testing.T) {
 				t.Fatal(err)
 			}
 			c := s.redis.Client()
-			s.must(c.Do(t.Context(), c.B().Zadd().Key(fmt.Sprintf("%s{sku:%d}:open", s.redis.Prefix(), skuID)).ScoreMember().ScoreMember(float64(time.Now().Add(-time.Hour).UnixMilli()), "o").Build()).Error())
+			s.must(c.Do(t.Context(), c.B().Zadd().Key(fmt.Sprintf("%s{sku:%d}:open", s.redis.Client().Prefix(), skuID)).ScoreMember().ScoreMember(float64(time.Now().Add(-time.Hour).UnixMilli()), "o").Build()).Error())
 		}, eqSKUHeld, "for longer than"},
 		"Redis is an older copy":     {func(skuID int64, _, _ string) { s.exec(`UPDATE skus SET epoch = 7 WHERE id = ?`, skuID) }, eqSKUEpoch, "MySQL in epoch 7"},
 		"a loader died and is stuck": {func(skuID int64, _, _ string) { s.redisSet(skuID, "state", "gate", "closed") }, eqSKUEpoch, "closed"},

@@ -24,6 +24,7 @@ import (
 
 	"github.com/go-sql-driver/mysql"
 
+	"floodgate.internal/backend/redis"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/store"
 )
@@ -49,11 +50,11 @@ func fresh() string {
 // several tests share was not started anew for this one.
 func Redis(t testing.TB) *reserve.Store {
 	t.Helper()
-	s, err := reserve.Open(reserve.Config{Addrs: []string{env(t, "REDIS_ADDR")}, Prefix: "t" + fresh() + ":"})
+	s, err := reserve.Open(redis.Config{Addrs: []string{env(t, "REDIS_ADDR")}, Prefix: "t" + fresh() + ":"}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Arm(t.Context()); err != nil {
+	if err := s.Client().Begin(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -61,9 +62,9 @@ func Redis(t testing.TB) *reserve.Store {
 		defer cancel()
 		c := s.Client()
 		for cursor := uint64(0); ; {
-			page, err := c.Do(ctx, c.B().Scan().Cursor(cursor).Match(s.Prefix()+"*").Count(1000).Build()).AsScanEntry()
+			page, err := c.Do(ctx, c.B().Scan().Cursor(cursor).Match(c.Prefix()+"*").Count(1000).Build()).AsScanEntry()
 			if err != nil {
-				t.Logf("remove the keys of %s: %v", s.Prefix(), err)
+				t.Logf("remove the keys of %s: %v", c.Prefix(), err)
 				break
 			}
 			for _, key := range page.Elements {

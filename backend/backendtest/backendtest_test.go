@@ -16,8 +16,8 @@ func TestEachTestHasItsOwnCorner(t *testing.T) {
 	backendtest.Load(t, db, redis, sale)
 	backendtest.Balanced(t, db, sale)
 	backendtest.RedisBalanced(t, db, redis, sale)
-	if other := backendtest.Redis(t); other.Prefix() == redis.Prefix() {
-		t.Errorf("two stores share the prefix %s", other.Prefix())
+	if other := backendtest.Redis(t); other.Client().Prefix() == redis.Client().Prefix() {
+		t.Errorf("two stores share the prefix %s", other.Client().Prefix())
 	}
 	c, err := amqp.Dial(backendtest.AMQP(t))
 	if err != nil {

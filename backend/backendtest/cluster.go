@@ -13,6 +13,7 @@ import (
 
 	"github.com/redis/rueidis"
 
+	"floodgate.internal/backend/redis"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/ports"
@@ -82,7 +83,7 @@ func RedisCluster(t testing.TB, primaries, replicas int) *Cluster {
 // Store connects to the cluster, which is told where its nodes are by the first; scripts are not loaded.
 func (c *Cluster) Store() *reserve.Store {
 	c.t.Helper()
-	s, err := reserve.Open(reserve.Config{Addrs: []string{c.Nodes[0].Addr}, Prefix: "c:"})
+	s, err := reserve.Open(redis.Config{Addrs: []string{c.Nodes[0].Addr}, Prefix: "c:"}, 0)
 	if err != nil {
 		c.t.Fatal(err)
 	}

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/redis"
 )
 
 // SKU writes a SKU that carts can hold into MySQL, as creating it does, and returns its id.
@@ -26,7 +26,7 @@ type Units struct{ Available, Locked, Sold int64 }
 
 // SKUBalanced returns what MySQL has of a SKU, after holding it against its orders, its ledger, and, where it is loaded, Redis:
 // everything that is in flight must be over.
-func SKUBalanced(t testing.TB, db *sql.DB, redis *reserve.Store, sku int64) Units {
+func SKUBalanced(t testing.TB, db *sql.DB, redis *redis.Client, sku int64) Units {
 	t.Helper()
 	u, err := skuBalance(t, db, redis, sku)
 	if err != nil {
@@ -35,7 +35,7 @@ func SKUBalanced(t testing.TB, db *sql.DB, redis *reserve.Store, sku int64) Unit
 	return u
 }
 
-func skuBalance(t testing.TB, db *sql.DB, redis *reserve.Store, sku int64) (u Units, err error) {
+func skuBalance(t testing.TB, db *sql.DB, redis *redis.Client, sku int64) (u Units, err error) {
 	t.Helper()
 	var total, allotted int64
 	if err := db.QueryRowContext(t.Context(), `SELECT total, available, allotted, locked, sold FROM skus WHERE id = ?`, sku).
@@ -103,9 +103,8 @@ func skuBalance(t testing.TB, db *sql.DB, redis *reserve.Store, sku int64) (u Un
 	return u, skuInRedis(t, redis, sku, u, held)
 }
 
-func skuInRedis(t testing.TB, redis *reserve.Store, sku int64, u Units, held map[string]int64) error {
-	c := redis.Client()
-	base := fmt.Sprintf("%s{sku:%d}:", redis.Prefix(), sku)
+func skuInRedis(t testing.TB, c *redis.Client, sku int64, u Units, held map[string]int64) error {
+	base := fmt.Sprintf("%s{sku:%d}:", c.Prefix(), sku)
 	state, err := c.Do(t.Context(), c.B().Hgetall().Key(base+"state").Build()).AsStrMap()
 	if err != nil || len(state) == 0 {
 		return err

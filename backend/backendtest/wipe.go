@@ -13,7 +13,7 @@ func Wipe(t testing.TB, redis *reserve.Store, sale int64) {
 	c := redis.Client()
 	cmd := c.B().Unlink().Key(redis.OutboxKey(sale))
 	for _, name := range []string{"state", "orders", "buyers", "idem", "applied"} {
-		cmd = cmd.Key(fmt.Sprintf("%s{sale:%d}:%s", redis.Prefix(), sale, name))
+		cmd = cmd.Key(fmt.Sprintf("%s{sale:%d}:%s", redis.Client().Prefix(), sale, name))
 	}
 	if err := c.Do(t.Context(), cmd.Build()).Error(); err != nil {
 		t.Fatalf("wipe sale %d: %v", sale, err)

@@ -82,7 +82,7 @@ func TestAnOrderHasOneCurrencyAndAnAmount(t *testing.T) {
 	s.exec(`UPDATE skus SET price = 1000000000000000 WHERE id = ?`, dear)
 	s.want(s.place("ann", "4", lines(free, 1, dear, 1_000_000)), ok, wire.LineAmount)
 	for _, sku := range []int64{euro, dollar, free, dear} {
-		backendtest.SKUBalanced(t, s.db, s.redis, sku)
+		backendtest.SKUBalanced(t, s.db, s.redis.Client(), sku)
 	}
 }
 
@@ -371,7 +371,7 @@ func TestAnOlderCopyOfRedisIsNoticed(t *testing.T) {
 	c := s.redis.Client()
 	copies := map[string]string{}
 	for _, name := range []string{"state", "orders", "open"} {
-		key := fmt.Sprintf("%s{sku:%d}:%s", s.redis.Prefix(), sku, name)
+		key := fmt.Sprintf("%s{sku:%d}:%s", s.redis.Client().Prefix(), sku, name)
 		dump, err := c.Do(t.Context(), c.B().Dump().Key(key).Build()).ToString()
 		s.must(err)
 		copies[key] = dump
@@ -441,7 +441,7 @@ func TestALostAnswerOfRedisIsAskedForAgain(t *testing.T) {
 	s.must(s.skus.Load(t.Context(), sku))
 	redis, cut := slowRedis(t, s)
 	far := shopOn(t, s.db, redis, config())
-	script, _ := redis.Reduce()
+	script := redis.Client().Incarnation().Lock
 	cut.LoseAnswerTo(script.SHA)
 	if _, _, err := far.Place(t.Context(), "ann", "k", lines(sku, 3)); err == nil || errors.Is(err, ErrUndecided) {
 		t.Fatalf("got %v, want an error that says that nothing was decided", err)
@@ -510,7 +510,7 @@ func TestMySQLIsTheJudge(t *testing.T) {
 	s.must(s.decide(t.Context(), r))
 	s.want(read(t, r.answer), less, ok)
 	s.balanced(b, 6, 4, 0)
-	snap, err := sku.Read(t.Context(), s.redis, a)
+	snap, err := sku.Read(t.Context(), s.redis.Client(), a)
 	s.must(err)
 	if snap.State.Available != 10 || len(snap.Orders) != 0 || len(snap.Open) != 0 {
 		t.Errorf("the refused line's units are not back: %+v", snap)
@@ -523,7 +523,7 @@ func TestASKUWhoseLoaderDiedIsLoaded(t *testing.T) {
 	sku := s.sku(10)
 	id := *s.place("ann", "k", lines(sku, 4)).OrderID
 	c := s.redis.Client()
-	state := fmt.Sprintf("%s{sku:%d}:state", s.redis.Prefix(), sku)
+	state := fmt.Sprintf("%s{sku:%d}:state", s.redis.Client().Prefix(), sku)
 	shut := func(until int64) {
 		t.Helper()
 		s.must(c.Do(t.Context(), c.B().Hset().Key(state).FieldValue().FieldValue("gate", lua.GateShut).FieldValue("token", "dead").FieldValue("until", fmt.Sprint(until)).Build()).Error())

@@ -9,18 +9,18 @@ import (
 	"time"
 
 	"floodgate.internal/backend/backendtest"
-	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/redis"
 	"floodgate.internal/shared/wire"
 )
 
 // Row E8: the SKUs of one cart live in different slots, on different nodes.
 func TestCartsOnARedisCluster(t *testing.T) {
 	t.Attr("row", "E8")
-	redis := backendtest.RedisCluster(t, 3, 0).Store()
-	if err := redis.Arm(t.Context()); err != nil {
+	cluster := backendtest.RedisCluster(t, 3, 0).Store()
+	if err := cluster.Client().Begin(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	s := shopOn(t, backendtest.MySQL(t), redis, config())
+	s := shopOn(t, backendtest.MySQL(t), cluster, config())
 	ctx, cancel := context.WithCancel(t.Context())
 	kept := make(chan error, 1)
 	go func() { kept <- s.skus.Keep(ctx) }()
@@ -32,7 +32,7 @@ func TestCartsOnARedisCluster(t *testing.T) {
 		skus = append(skus, s.sku(3))
 		items = append(items, wire.CartItem{SKU: skus[len(skus)-1], Quantity: 2})
 	}
-	if n := len(redis.Client().Nodes()); n != 3 {
+	if n := len(cluster.Client().Nodes()); n != 3 {
 		t.Fatalf("the cluster has %d nodes", n)
 	}
 	first := s.place("ann", "k", items)
@@ -59,20 +59,20 @@ func TestCartsOnARedisCluster(t *testing.T) {
 		s.balanced(sku, 1, 0, 2)
 	}
 
-	for addr, node := range redis.Client().Nodes() {
+	for addr, node := range cluster.Client().Nodes() {
 		if n, err := node.Do(t.Context(), node.B().Dbsize().Build()).AsInt64(); err != nil || n == 0 {
 			t.Errorf("node %s has %d keys, %v", addr, n, err)
 		}
 	}
 
 	// One node is started anew: its SKUs are forgotten, and loaded when they are asked for.
-	for _, node := range redis.Client().Nodes() {
+	for _, node := range cluster.Client().Nodes() {
 		if err := node.Do(t.Context(), node.B().ScriptFlush().Build()).Error(); err != nil {
 			t.Fatal(err)
 		}
 		break
 	}
-	if _, _, err := s.Place(t.Context(), "eve", "k", items); err != nil && !errors.Is(err, reserve.ErrRestarted) { // nil: Keep was quicker
+	if _, _, err := s.Place(t.Context(), "eve", "k", items); err != nil && !errors.Is(err, redis.ErrRestarted) { // nil: Keep was quicker
 		t.Errorf("got %v, want ErrRestarted", err)
 	}
 	s.armed()

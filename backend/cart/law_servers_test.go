@@ -104,7 +104,7 @@ func TestRandomCarts(t *testing.T) {
 			report(shops[r.IntN(processes)].skus.Rebuild(t.Context(), skus[i]))
 		case 1:
 			c := s.redis.Client()
-			base := fmt.Sprintf("%s{sku:%d}:", s.redis.Prefix(), skus[i])
+			base := fmt.Sprintf("%s{sku:%d}:", s.redis.Client().Prefix(), skus[i])
 			report(c.Do(t.Context(), c.B().Unlink().Key(base+"state", base+"orders", base+"open", base+"applied").Build()).Error())
 		default:
 			n := 1 + r.Int64N(5)
@@ -155,7 +155,7 @@ func TestRandomCarts(t *testing.T) {
 
 	var total, ordered int64
 	for i, sku := range skus {
-		u := backendtest.SKUBalanced(t, s.db, s.redis, sku)
+		u := backendtest.SKUBalanced(t, s.db, s.redis.Client(), sku)
 		if sum, want := u.Available+u.Locked+u.Sold, int64(10+40*(i%3))+restocked[i]; sum != want {
 			t.Errorf("SKU %d has %d units, was given %d", sku, sum, want)
 		}

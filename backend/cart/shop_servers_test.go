@@ -20,6 +20,7 @@ import (
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/order"
+	"floodgate.internal/backend/redis"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/store"
@@ -52,7 +53,7 @@ func newShop(t *testing.T) *shop {
 func shopOn(t *testing.T, db *sql.DB, redis *reserve.Store, c Config) *shop {
 	t.Helper()
 	clk, log, reg := new(clock.Clock), backendtest.Log(t), prometheus.NewRegistry()
-	cache := sku.NewCache(db, redis, log, reg)
+	cache := sku.NewCache(db, redis.Client(), log, reg)
 	c.DB, c.SKUs, c.Clock, c.Log, c.Register = db, cache, clk, log, reg
 	intents := intent.New(intent.Config{DB: db, Redis: redis, Clock: clk, Log: log, Register: reg})
 	return &shop{Carts: New(c), t: t, redis: redis, intents: intents,
@@ -80,11 +81,11 @@ func behind(t *testing.T) (*shop, *netfault.Link) {
 func slowRedis(t *testing.T, s *shop) (*reserve.Store, *netfault.Link) {
 	t.Helper()
 	cut := netfault.New(t, os.Getenv("REDIS_ADDR"))
-	redis, err := reserve.Open(reserve.Config{Addrs: []string{cut.Addr()}, Prefix: s.redis.Prefix()})
+	redis, err := reserve.Open(redis.Config{Addrs: []string{cut.Addr()}, Prefix: s.redis.Client().Prefix()}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.must(redis.Arm(t.Context()))
+	s.must(redis.Client().Begin(t.Context()))
 	t.Cleanup(redis.Close)
 	return redis, cut
 }
@@ -181,7 +182,7 @@ func (s *shop) rest() {
 // balanced is what a SKU has once everything in flight is over, by the test's own look and by the auditor's.
 func (s *shop) balanced(sku int64, available, locked, sold int64) {
 	s.t.Helper()
-	if got, want := backendtest.SKUBalanced(s.t, s.db, s.redis, sku), (backendtest.Units{Available: available, Locked: locked, Sold: sold}); got != want {
+	if got, want := backendtest.SKUBalanced(s.t, s.db, s.redis.Client(), sku), (backendtest.Units{Available: available, Locked: locked, Sold: sold}); got != want {
 		s.t.Errorf("SKU %d: got %+v, want %+v", sku, got, want)
 	}
 	s.audited(sku)
@@ -217,7 +218,7 @@ func (s *shop) reduce(order string, skuID, units int64) {
 func (s *shop) empty() {
 	s.t.Helper()
 	c := s.redis.Client()
-	keys, err := c.Do(s.t.Context(), c.B().Keys().Pattern(s.redis.Prefix()+"*").Build()).AsStrSlice()
+	keys, err := c.Do(s.t.Context(), c.B().Keys().Pattern(s.redis.Client().Prefix()+"*").Build()).AsStrSlice()
 	s.must(err)
 	if len(keys) > 0 {
 		s.must(c.Do(s.t.Context(), c.B().Del().Key(keys...).Build()).Error())

@@ -179,7 +179,7 @@ func (c *Catalog) reporter(source string) func(context.Context, error) {
 
 func (c *Catalog) setClock(ctx context.Context) error {
 	asked := time.Now()
-	now, err := c.redis.Now(ctx)
+	now, err := c.redis.Client().Now(ctx)
 	if err == nil {
 		c.clk.Set(now, asked)
 	}

@@ -8,7 +8,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"floodgate.internal/backend/queued"
-	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/redis"
 )
 
 // headOf is how many entries of an outbox are looked at. As many old ones mean that nothing is settled; fewer may be such as
@@ -29,7 +29,7 @@ func (c *Catalog) readQueued(ctx context.Context, v *view) error {
 	if len(ids) == 0 {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, reserve.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, redis.Timeout)
 	defer cancel()
 	b := c.redis.Client().B()
 	cmds := make(rueidis.Commands, 0, 2*len(ids))

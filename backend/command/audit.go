@@ -28,31 +28,6 @@ type Audit struct {
 	Output
 }
 
-// Help implements kong's HelpProvider.
-func (Audit) Help() string {
-	return `Reads Redis, MySQL and the broker and checks that available + queued + locked + sold = total, order by order. It changes
-nothing and is safe on a live sale: what is in flight is no finding, what stays so past orders.queued_bound is. If the broker
-holds something that no order accounts for, the audit waits for that bound, at most half a minute longer, to see whether it goes away. Of a SKU,
-available + allotted + locked + sold = total, its ledger, and what Redis has of it for carts.
-
---answers holds what shoppers were told against the stores. Each line of the file is the answer to one order, as JSON:
-  {"uid":"7","sale":1,"key":"k-1","status":202,"order_id":"01a1...-1"}
-status 0 is for a request without an answer; with code, a problem's code, 503s that did nothing (OVERLOADED) are told apart
-from those that may have. Every 202 must be in MySQL and not rejected for want of stock, a refused request must have no
-order, and one key one order.
-
-Exit code 0: balanced; 1: not, or a server does not answer; each finding says which order, key or line breaks which
-equation, and what to do.
-
-Examples:
-  backend audit -config configs/backend.yaml --sale 7
-  backend audit -config configs/backend.yaml --sku 3
-  backend audit -config configs/backend.yaml --all --json
-  backend audit -config configs/backend.yaml --all --answers answers.jsonl
-  backend audit -config configs/backend.yaml --all --watch --every 5s`
-}
-
-// Run implements the command.
 func (c *Audit) Run(ctx context.Context, env *Env) error {
 	if c.Every <= 0 {
 		return cli.Usage("--every %s: must be positive", c.Every)

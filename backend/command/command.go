@@ -17,7 +17,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 
 	"floodgate.internal/backend/broker"
-	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/redis"
 )
 
 // Env is what a command is run with.
@@ -37,7 +37,7 @@ type Config struct {
 	Admin       string // host:port of the admin listener
 	Token       string // admin token
 	MySQL       string // DSN
-	Redis       reserve.Config
+	Redis       redis.Config
 	Broker      *broker.Config // nil: the outbox is the queue
 	QueuedBound time.Duration
 	Abandoned   time.Duration // of carts

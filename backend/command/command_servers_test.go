@@ -25,6 +25,7 @@ import (
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reconcile"
+	"floodgate.internal/backend/redis"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/cli"
@@ -35,15 +36,15 @@ import (
 // backend serves the admin API on the real stores and returns the configuration that leads there.
 func backend(t *testing.T) Config {
 	t.Helper()
-	dsn, redis, log := backendtest.MySQLDSN(t), backendtest.Redis(t), backendtest.Log(t)
+	dsn, store, log := backendtest.MySQLDSN(t), backendtest.Redis(t), backendtest.Log(t)
 	db := backendtest.OpenMySQL(t, dsn, 4)
 	reg := prometheus.NewRegistry()
 	clk := new(clock.Clock)
-	intents := intent.New(intent.Config{DB: db, Redis: redis, Clock: clk, Log: log, Register: reg})
-	book := order.NewStore(order.Config{DB: db, Redis: redis, Intents: intents, Clock: clk, Log: log, Register: reg})
+	intents := intent.New(intent.Config{DB: db, Redis: store, Clock: clk, Log: log, Register: reg})
+	book := order.NewStore(order.Config{DB: db, Redis: store, Intents: intents, Clock: clk, Log: log, Register: reg})
 	box := deadletter.NewStore(deadletter.Config{DB: db, Orders: book, Clock: clk, Log: log, Register: reg})
-	a := admin.New(admin.Config{Book: book, Intents: intents, Letters: box, Token: "dev-admin", DB: db, Redis: redis, Clock: clk, Audit: audit.New(audit.Config{DB: db, Redis: redis, QueuedBound: time.Minute}),
-		Reconcile: reconcile.New(reconcile.Config{DB: db, Redis: redis, Log: log, Register: reg}).Sale, Changed: func(context.Context) error { return nil },
+	a := admin.New(admin.Config{Book: book, Intents: intents, Letters: box, Token: "dev-admin", DB: db, Redis: store, Clock: clk, Audit: audit.New(audit.Config{DB: db, Redis: store, QueuedBound: time.Minute}),
+		Reconcile: reconcile.New(reconcile.Config{DB: db, Redis: store, Log: log, Register: reg}).Sale, Changed: func(context.Context) error { return nil },
 		Ready: func(context.Context) []string { return nil }, Log: log, Gatherer: reg, Register: reg})
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -59,7 +60,7 @@ func backend(t *testing.T) Config {
 		}
 	})
 	return Config{Admin: ln.Addr().String(), Token: "dev-admin", MySQL: dsn, QueuedBound: time.Minute, Log: log,
-		Redis: reserve.Config{Addrs: []string{os.Getenv("REDIS_ADDR")}, Prefix: redis.Prefix()}}
+		Redis: redis.Config{Addrs: []string{os.Getenv("REDIS_ADDR")}, Prefix: store.Client().Prefix()}}
 }
 
 // must runs a command line that must succeed.
@@ -167,13 +168,13 @@ func TestAnUnbalancedAuditExitsWithOne(t *testing.T) {
 	c := backend(t)
 	must(t, c, "migrate", "-config", "f")
 	must(t, c, strings.Fields("sale create -config f --stock 10 --price 1 --currency EUR --ends-at +1h --title x")...)
-	store, err := reserve.Open(c.Redis)
+	store, err := reserve.Open(c.Redis, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer store.Close()
 	r := store.Client()
-	if err := r.Do(t.Context(), r.B().Hincrby().Key(store.Prefix()+"{sale:1}:state").Field("stock").Increment(3).Build()).Error(); err != nil {
+	if err := r.Do(t.Context(), r.B().Hincrby().Key(store.Client().Prefix()+"{sale:1}:state").Field("stock").Increment(3).Build()).Error(); err != nil {
 		t.Fatal(err)
 	}
 	out, err := run(t.Context(), c, "audit", "-config", "f", "--all")
@@ -202,7 +203,7 @@ func TestDeadLettersOnTheCommandLine(t *testing.T) {
 		t.Errorf("got %s", out)
 	}
 	db := backendtest.OpenMySQL(t, c.MySQL, 1)
-	redis, err := reserve.Open(c.Redis)
+	redis, err := reserve.Open(c.Redis, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -241,12 +242,12 @@ func TestALogOfAnswersIsHeldAgainstTheStores(t *testing.T) {
 	c := backend(t)
 	must(t, c, "migrate", "-config", "f")
 	must(t, c, strings.Fields("sale create -config f --stock 10 --price 1 --currency EUR --ends-at +1h --starts-at=-1m --per-user-limit 2 --title x")...)
-	store, err := reserve.Open(c.Redis)
+	store, err := reserve.Open(c.Redis, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer store.Close()
-	if err := store.Arm(t.Context()); err != nil {
+	if err := store.Client().Begin(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	press := func(uid, key string) string {

@@ -16,11 +16,11 @@ import (
 
 // Coupon is the command "coupon". A campaign is a sale: the verbs of "sale" (pause, close, restock) are for it too.
 type Coupon struct {
-	Create    CouponCreate  `cmd:"" help:"Make a coupon campaign and load it into Redis."`
-	List      CouponList    `cmd:"" help:"List the campaigns, newest first."`
-	Get       CouponGet     `cmd:"" help:"Show one campaign."`
-	Publish   CouponPublish `cmd:"" help:"Show a campaign to the public; it can be claimed while it is valid."`
-	Unpublish CouponPublish `cmd:"" help:"Hide a campaign. Coupons that were issued can be used all the same."`
+	Create    couponCreate  `cmd:"" help:"Make a coupon campaign and load it into Redis."`
+	List      couponList    `cmd:"" help:"List the campaigns, newest first."`
+	Get       couponGet     `cmd:"" help:"Show one campaign."`
+	Publish   couponPublish `cmd:"" help:"Show a campaign to the public; it can be claimed while it is valid."`
+	Unpublish couponPublish `cmd:"" help:"Hide a campaign. Coupons that were issued can be used all the same."`
 }
 
 // campaign is what only a coupon campaign has.
@@ -45,8 +45,7 @@ func printCampaign(w *bytes.Buffer, s adminapi.Sale) {
 		row{"version", s.Version, "made " + s.CreatedAt.Format(time.RFC3339)})
 }
 
-// CouponCreate is "coupon create".
-type CouponCreate struct {
+type couponCreate struct {
 	Title        string `required:"" help:"What it says."`
 	Total        int64  `required:"" help:"How many there are."`
 	ValidFrom    string `default:"now" help:"When it can be claimed and used from: RFC 3339, now, or from now: +10m." placeholder:"TIME"`
@@ -59,18 +58,7 @@ type CouponCreate struct {
 	API
 }
 
-// Help implements kong's HelpProvider.
-func (CouponCreate) Help() string {
-	return `Examples:
-  backend coupon create -config configs/backend.yaml --title "10 off" --category shoes --total 500 --valid-until +720h
-  backend coupon create -config configs/backend.yaml --title "Opening day" --total 100 --per-user-limit 2 --guard version --unpublished \
-      --valid-from 2026-07-01T10:00:00Z --valid-until 2026-08-01T00:00:00Z
-
-Times from now count from the backend's clock, which is Redis's.`
-}
-
-// Run implements the command.
-func (c *CouponCreate) Run(ctx context.Context, env *Env) error {
+func (c *couponCreate) Run(ctx context.Context, env *Env) error {
 	return c.with(env, func(api *adminapi.Client) error {
 		now := sync.OnceValues(func() (time.Time, error) { return api.Now(ctx) }) // one moment for both times
 		from, err1 := when("--valid-from", c.ValidFrom, now)
@@ -84,14 +72,12 @@ func (c *CouponCreate) Run(ctx context.Context, env *Env) error {
 	})
 }
 
-// CouponList is "coupon list".
-type CouponList struct {
+type couponList struct {
 	Limit int `default:"100" help:"How many, 1 to 1000."`
 	API
 }
 
-// Run implements the command.
-func (c *CouponList) Run(ctx context.Context, env *Env) error {
+func (c *couponList) Run(ctx context.Context, env *Env) error {
 	return ask(ctx, env, c.API, get("/coupons?limit=%d", c.Limit), func(w *bytes.Buffer, list adminapi.Coupons) {
 		env.more(list.Page)
 		listed(w, row{"CAMPAIGN", "STATE", "PUBLISHED", "CATEGORY", "TOTAL", "AVAILABLE", "ISSUED", "FROM", "UNTIL", "TITLE"}, list.Coupons, func(s adminapi.Sale) row {
@@ -101,25 +87,22 @@ func (c *CouponList) Run(ctx context.Context, env *Env) error {
 	})
 }
 
-// CouponGet is "coupon get".
-type CouponGet struct {
+type couponGet struct {
 	ID int64 `arg:"" help:"The campaign's id."`
 	API
 }
 
-// Run implements the command.
-func (c *CouponGet) Run(ctx context.Context, env *Env) error {
+func (c *couponGet) Run(ctx context.Context, env *Env) error {
 	return ask(ctx, env, c.API, get("/coupons/%d", c.ID), printCampaign)
 }
 
-// CouponPublish is "coupon publish" and "coupon unpublish".
-type CouponPublish struct {
+// couponPublish is "coupon publish" and "coupon unpublish".
+type couponPublish struct {
 	ID int64 `arg:"" help:"The campaign's id."`
 	API
 }
 
-// Run implements the command.
-func (c *CouponPublish) Run(ctx context.Context, env *Env, k *kong.Context) error {
-	r := request{method: http.MethodPatch, path: fmt.Sprintf("/coupons/%d", c.ID), body: adminapi.CouponPatch{Published: new(k.Selected().Name == "publish")}}
+func (c *couponPublish) Run(ctx context.Context, env *Env, k *kong.Context) error {
+	r := request{http.MethodPatch, fmt.Sprintf("/coupons/%d", c.ID), "", adminapi.CouponPatch{Published: new(k.Selected().Name == "publish")}}
 	return ask(ctx, env, c.API, r, printCampaign)
 }

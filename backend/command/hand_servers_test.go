@@ -42,11 +42,11 @@ func newDesk(t *testing.T) *desk {
 	must(t, d.c, "migrate", "-config", "f")
 	must(t, d.c, strings.Fields("sale create -config f --stock 10 --price 1 --currency EUR --starts-at=-1m --ends-at +1h --per-user-limit 3 --title x")...)
 	var err error
-	if d.redis, err = reserve.Open(d.c.Redis); err != nil {
+	if d.redis, err = reserve.Open(d.c.Redis, 0); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(d.redis.Close)
-	if err := d.redis.Arm(t.Context()); err != nil {
+	if err := d.redis.Client().Begin(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	d.db = backendtest.OpenMySQL(t, d.c.MySQL, 2)
@@ -166,7 +166,7 @@ func TestAStockChangedByHandInRedisIsFound(t *testing.T) {
 	d.press("bob", 1)
 	d.settle()
 	d.balanced(7, 0, 3)
-	d.command("HSET", d.redis.Prefix()+"{sale:1}:state", "stock", "9")
+	d.command("HSET", d.redis.Client().Prefix()+"{sale:1}:state", "stock", "9")
 	f := d.finds("S + |R|", "S + |R| = T in Redis")
 	if f.Key != "{sale:1}:state" || f.Detail != "stock 9 + reserved 3 is not total 10" {
 		t.Errorf("got %+v, want it to name the key and the sum", f)

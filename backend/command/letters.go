@@ -17,8 +17,8 @@ import (
 
 // DeadLetters is the command "dead-letters".
 type DeadLetters struct {
-	List   ListLetters   `cmd:"" help:"What could not be processed, newest first, with its payload and the reason."`
-	Replay ReplayLetters `cmd:"" help:"Process one anew, or all that were not replayed yet."`
+	List   listLetters   `cmd:"" help:"What could not be processed, newest first, with its payload and the reason."`
+	Replay replayLetters `cmd:"" help:"Process one anew, or all that were not replayed yet."`
 }
 
 // letters reads all dead letters, or all that were not replayed yet.
@@ -27,23 +27,12 @@ func letters(ctx context.Context, c *adminapi.Client, open bool) ([]deadletter.L
 	return all, err
 }
 
-// ListLetters is the command "dead-letters list".
-type ListLetters struct {
+type listLetters struct {
 	Open bool `help:"Only those that were not replayed yet."`
 	API
 }
 
-// Help implements kong's HelpProvider.
-func (ListLetters) Help() string {
-	return `A readable order that died has its terminal row, and its units are back; what is no order is only kept.
-
-Examples:
-  backend dead-letters list -config configs/backend.yaml
-  backend dead-letters list -config configs/backend.yaml --open --json`
-}
-
-// Run implements the command.
-func (c *ListLetters) Run(ctx context.Context, env *Env) error {
+func (c *listLetters) Run(ctx context.Context, env *Env) error {
 	return c.with(env, func(api *adminapi.Client) error {
 		all, err := letters(ctx, api, c.Open)
 		if err != nil {
@@ -78,24 +67,13 @@ func short(s string) string {
 	return s[1 : len(s)-1]
 }
 
-// ReplayLetters is the command "dead-letters replay".
-type ReplayLetters struct {
+type replayLetters struct {
 	ID  int64 `arg:"" optional:"" help:"Of the letter."`
 	All bool  `help:"Every one that was not replayed yet."`
 	API
 }
 
-// Help implements kong's HelpProvider.
-func (ReplayLetters) Help() string {
-	return `An order that has a row in MySQL is left as it is, so a replay may be repeated. What is no order is only marked as seen.
-
-Examples:
-  backend dead-letters replay -config configs/backend.yaml 12
-  backend dead-letters replay -config configs/backend.yaml --all`
-}
-
-// Run implements the command.
-func (c *ReplayLetters) Run(ctx context.Context, env *Env) error {
+func (c *replayLetters) Run(ctx context.Context, env *Env) error {
 	if (c.ID != 0) == c.All {
 		return cli.Usage("dead-letters replay: give an id, or --all")
 	}

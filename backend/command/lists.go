@@ -22,18 +22,18 @@ import (
 
 // Bans is the command "bans".
 type Bans struct {
-	List   BansList   `cmd:"" help:"Who may not buy, in any sale."`
-	Add    BansAdd    `cmd:"" help:"Ban uids. Orders that they have stand."`
-	Remove BansChange `cmd:"" help:"Let uids buy again."`
+	List   bansList   `cmd:"" help:"Who may not buy, in any sale."`
+	Add    bansAdd    `cmd:"" help:"Ban uids. Orders that they have stand."`
+	Remove bansChange `cmd:"" help:"Let uids buy again."`
 }
 
 // Eligible is the command "eligible".
 type Eligible struct {
-	List   EligibleList   `cmd:"" help:"Who may buy in a sale that has a list."`
-	Set    EligibleSet    `cmd:"" help:"Make these uids the sale's list: only they may buy."`
-	Add    EligibleChange `cmd:"" help:"Put uids on a sale's list."`
-	Remove EligibleChange `cmd:"" help:"Take uids off a sale's list."`
-	Lift   EligibleLift   `cmd:"" help:"End a sale's list: anybody may buy."`
+	List   eligibleList   `cmd:"" help:"Who may buy in a sale that has a list."`
+	Set    eligibleSet    `cmd:"" help:"Make these uids the sale's list: only they may buy."`
+	Add    eligibleChange `cmd:"" help:"Put uids on a sale's list."`
+	Remove eligibleChange `cmd:"" help:"Take uids off a sale's list."`
+	Lift   eligibleLift   `cmd:"" help:"End a sale's list: anybody may buy."`
 }
 
 // uidList is one of the lists.
@@ -57,18 +57,7 @@ func (l uidList) read(ctx context.Context) (list adminapi.List, err error) {
 	return list, err
 }
 
-// send makes one change and adds to sum what it did.
-func (l uidList) send(ctx context.Context, method, key string, body any, sum *eligibility.Changed) error {
-	done, err := send[eligibility.Changed](ctx, l.Client, request{method: method, path: l.path, key: key, body: body})
-	if err != nil {
-		return err
-	}
-	sum.State = done.State
-	sum.Added, sum.Removed = append(sum.Added, done.Added...), append(sum.Removed, done.Removed...)
-	return nil
-}
-
-// change adds, removes or sets (member "uids") these uids, in as many requests as it takes.
+// change adds, removes or sets (member "uids") these uids, in as many requests as it takes. Sum gets what they did.
 func (l uidList) change(ctx context.Context, member string, uids []string, sum *eligibility.Changed) error {
 	method := http.MethodPost
 	if member == "uids" {
@@ -79,9 +68,12 @@ func (l uidList) change(ctx context.Context, member string, uids []string, sum *
 		if key != "" {
 			key = fmt.Sprintf("%s-%s-%d", l.key, member, i+1)
 		}
-		if err := l.send(ctx, method, key, map[string][]string{member: chunk}, sum); err != nil {
+		done, err := send[eligibility.Changed](ctx, l.Client, request{method, l.path, key, map[string][]string{member: chunk}})
+		if err != nil {
 			return fmt.Errorf("%w (%d of %d uids were sent before)", err, i*eligibility.MaxChunk, len(uids))
 		}
+		sum.State = done.State
+		sum.Added, sum.Removed = append(sum.Added, done.Added...), append(sum.Removed, done.Removed...)
 	}
 	return nil
 }
@@ -116,10 +108,12 @@ func (a API) change(env *Env, path, key string, f func(uidList, *eligibility.Cha
 		if err := f(uidList{api, path, key}, &sum); err != nil {
 			return err
 		}
-		return a.print(env.Stdout, sum, func(w *bytes.Buffer) {
-			fmt.Fprintf(w, "%d added, %d removed: %s\n", len(sum.Added), len(sum.Removed), describe(sum.State))
-		})
+		return a.print(env.Stdout, sum, func(w *bytes.Buffer) { printChanged(w, sum) })
 	})
+}
+
+func printChanged(w *bytes.Buffer, c eligibility.Changed) {
+	fmt.Fprintf(w, "%d added, %d removed: %s\n", len(c.Added), len(c.Removed), describe(c.State))
 }
 
 // named are the uids of a command line.
@@ -181,71 +175,43 @@ func (n named) run(ctx context.Context, env *Env, k *kong.Context, path string) 
 	})
 }
 
-// BansList is "bans list".
-type BansList struct{ API }
+type bansList struct{ API }
 
-// Run implements the command.
-func (c *BansList) Run(ctx context.Context, env *Env) error { return c.list(ctx, env, bans) }
+func (c *bansList) Run(ctx context.Context, env *Env) error { return c.list(ctx, env, bans) }
 
-// BansChange is "bans remove".
-type BansChange struct{ named }
+type bansChange struct{ named }
 
-// Run implements the command.
-func (c *BansChange) Run(ctx context.Context, env *Env, k *kong.Context) error {
+func (c *bansChange) Run(ctx context.Context, env *Env, k *kong.Context) error {
 	return c.run(ctx, env, k, bans)
 }
 
-// BansAdd is "bans add".
-type BansAdd struct{ BansChange }
+type bansAdd struct{ bansChange }
 
-// Help implements kong's HelpProvider.
-func (BansAdd) Help() string {
-	return `A banned uid's new orders are refused everywhere within a second; orders that it has stand.
-
-Examples:
-  backend bans add -config configs/backend.yaml 4711 4712
-  backend bans add -config configs/backend.yaml --file hijacked.txt`
-}
-
-// EligibleList is "eligible list".
-type EligibleList struct {
+type eligibleList struct {
 	Sale int64 `arg:"" help:"The sale's id."`
 	API
 }
 
-// Run implements the command.
-func (c *EligibleList) Run(ctx context.Context, env *Env) error {
+func (c *eligibleList) Run(ctx context.Context, env *Env) error {
 	return c.list(ctx, env, eligible(c.Sale))
 }
 
-// EligibleChange is "eligible add" and "eligible remove".
-type EligibleChange struct {
+// eligibleChange is "eligible add" and "eligible remove".
+type eligibleChange struct {
 	Sale int64 `arg:"" help:"The sale's id."`
 	named
 }
 
-// Run implements the command.
-func (c *EligibleChange) Run(ctx context.Context, env *Env, k *kong.Context) error {
+func (c *eligibleChange) Run(ctx context.Context, env *Env, k *kong.Context) error {
 	return c.run(ctx, env, k, eligible(c.Sale))
 }
 
-// EligibleSet is "eligible set".
-type EligibleSet struct {
+type eligibleSet struct {
 	Sale int64 `arg:"" help:"The sale's id."`
 	named
 }
 
-// Help implements kong's HelpProvider.
-func (EligibleSet) Help() string {
-	return `A list that is there is brought to these uids: first those that are new are added, then the others removed, so that nobody
-who is on both is ever refused. A sale's first list grows request by request: set it before the sale starts.
-
-Example:
-  backend eligible set -config configs/backend.yaml 7 --file registered.txt`
-}
-
-// Run implements the command.
-func (c *EligibleSet) Run(ctx context.Context, env *Env) error {
+func (c *eligibleSet) Run(ctx context.Context, env *Env) error {
 	want, err := c.uids()
 	if err != nil {
 		return err
@@ -274,16 +240,12 @@ func less(a, b []string) []string {
 	return slices.DeleteFunc(slices.Clone(a), func(uid string) bool { _, has := slices.BinarySearch(b, uid); return has })
 }
 
-// EligibleLift is "eligible lift".
-type EligibleLift struct {
+type eligibleLift struct {
 	Sale int64  `arg:"" help:"The sale's id."`
 	Key  string `help:"Idempotency-Key: run again with the same one, the first answer comes back."`
 	API
 }
 
-// Run implements the command.
-func (c *EligibleLift) Run(ctx context.Context, env *Env) error {
-	return c.change(env, eligible(c.Sale), c.Key, func(l uidList, sum *eligibility.Changed) error {
-		return l.send(ctx, http.MethodDelete, l.key, nil, sum)
-	})
+func (c *eligibleLift) Run(ctx context.Context, env *Env) error {
+	return ask(ctx, env, c.API, request{http.MethodDelete, eligible(c.Sale), c.Key, nil}, printChanged)
 }

@@ -16,16 +16,6 @@ import (
 // Queue is the command "queue".
 type Queue struct{ API }
 
-// Help implements kong's HelpProvider.
-func (Queue) Help() string {
-	return `Every order stays in its sale's outbox until its row in MySQL is committed; the broker carries it there.
-The reader "published" stands for the broker. What cannot be processed is in backend dead-letters list.
-
-Example:
-  backend queue -config configs/backend.yaml`
-}
-
-// Run implements the command.
 func (c *Queue) Run(ctx context.Context, env *Env) error {
 	return ask(ctx, env, c.API, get("/queue"), printQueue)
 }
@@ -73,15 +63,6 @@ type Timeline struct {
 	API
 }
 
-// Help implements kong's HelpProvider.
-func (Timeline) Help() string {
-	return `What became of a buyer's presses in a sale, by which rule, and when; their orders; and the sale's own history.
-
-Example:
-  backend timeline -config configs/backend.yaml --uid 4711 --sale 7`
-}
-
-// Run implements the command.
 func (c *Timeline) Run(ctx context.Context, env *Env) error {
 	return ask(ctx, env, c.API, get("/timeline?uid=%s&sale_id=%d", url.QueryEscape(c.UID), c.Sale), func(w *bytes.Buffer, t verdict.Timeline) {
 		listed(w, row{"FROM", "UNTIL", "TIMES", "WHAT", "RULE", "DETAIL"}, t.Events, func(e verdict.Event) row {
@@ -105,16 +86,6 @@ type AuditLog struct {
 	API
 }
 
-// Help implements kong's HelpProvider.
-func (AuditLog) Help() string {
-	return `Every change by an operator or the timer, newest first: who, what, before and after (--json shows these two).
-
-Examples:
-  backend audit-log -config configs/backend.yaml
-  backend audit-log -config configs/backend.yaml --target "sale 7" --json`
-}
-
-// Run implements the command.
 func (c *AuditLog) Run(ctx context.Context, env *Env) error {
 	return c.with(env, func(api *adminapi.Client) error {
 		list, _, err := collect(ctx, api, "/audit-log", filter("target", c.Target), c.Limit, 200, func(p adminapi.Log) []adminapi.LogEntry { return p.Entries })

@@ -29,12 +29,12 @@ import (
 // settled makes orders in MySQL, one of each buyer, and returns their ids.
 func settled(t *testing.T, c Config, sale int64, uids ...string) []string {
 	t.Helper()
-	redis, err := reserve.Open(c.Redis)
+	redis, err := reserve.Open(c.Redis, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer redis.Close()
-	if err := redis.Arm(t.Context()); err != nil {
+	if err := redis.Client().Begin(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	book := order.NewStore(order.Config{DB: backendtest.OpenMySQL(t, c.MySQL, 1), Redis: redis, Clock: new(clock.Clock), Log: c.Log, Register: prometheus.NewRegistry()})

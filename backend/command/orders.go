@@ -16,13 +16,12 @@ import (
 
 // Orders is the command "orders".
 type Orders struct {
-	Search OrdersSearch `cmd:"" help:"Find orders of a buyer, of a sale, in a status, or all of these; newest first."`
-	Cancel OrdersCancel `cmd:"" help:"Cancel an order that is not paid; its units are back on sale."`
-	Export OrdersExport `cmd:"" help:"Write all orders of a sale as CSV."`
+	Search ordersSearch `cmd:"" help:"Find orders of a buyer, of a sale, in a status, or all of these; newest first."`
+	Cancel ordersCancel `cmd:"" help:"Cancel an order that is not paid; its units are back on sale."`
+	Export ordersExport `cmd:"" help:"Write all orders of a sale as CSV."`
 }
 
-// OrdersSearch is "orders search".
-type OrdersSearch struct {
+type ordersSearch struct {
 	UID    string `help:"Of this buyer." name:"uid" placeholder:"UID"`
 	Sale   int64  `help:"Of this sale." placeholder:"ID"`
 	Status string `help:"In this status: pending_payment, paid, issued, cancelled, expired, rejected."`
@@ -30,17 +29,7 @@ type OrdersSearch struct {
 	API
 }
 
-// Help implements kong's HelpProvider.
-func (OrdersSearch) Help() string {
-	return `Orders that are settled; those that are still queued are counted by backend queue.
-
-Examples:
-  backend orders search -config configs/backend.yaml --uid 4711
-  backend orders search -config configs/backend.yaml --sale 7 --status rejected`
-}
-
-// Run implements the command.
-func (c *OrdersSearch) Run(ctx context.Context, env *Env) error {
+func (c *ordersSearch) Run(ctx context.Context, env *Env) error {
 	return c.with(env, func(api *adminapi.Client) error {
 		sale := ""
 		if c.Sale != 0 {
@@ -61,45 +50,25 @@ func (c *OrdersSearch) Run(ctx context.Context, env *Env) error {
 	})
 }
 
-// OrdersCancel is "orders cancel".
-type OrdersCancel struct {
+type ordersCancel struct {
 	ID  string `arg:"" help:"The order's id."`
 	Key string `help:"Idempotency-Key: run again with the same one, the first answer comes back."`
 	API
 }
 
-// Help implements kong's HelpProvider.
-func (OrdersCancel) Help() string {
-	return `A paid order is not cancelled: it would have to be refunded. Cancelling again changes nothing.
-
-Example:
-  backend orders cancel -config configs/backend.yaml 0190163d-8694-739b-aea5-966c26f8ad91-7`
-}
-
-// Run implements the command.
-func (c *OrdersCancel) Run(ctx context.Context, env *Env) error {
+func (c *ordersCancel) Run(ctx context.Context, env *Env) error {
 	return ask(ctx, env, c.API, post(c.Key, nil, "/orders/%s/cancel", url.PathEscape(c.ID)), func(w *bytes.Buffer, o wire.Order) {
 		fmt.Fprintf(w, "order %s is %s (%s)\n", o.OrderID, o.Status, o.Reason)
 	})
 }
 
-// OrdersExport is "orders export".
-type OrdersExport struct {
+type ordersExport struct {
 	Sale int64  `arg:"" help:"The sale's id."`
 	To   string `help:"The file to write, which is there only when it is whole (default: standard output)." placeholder:"FILE"`
 	Remote
 }
 
-// Help implements kong's HelpProvider.
-func (OrdersExport) Help() string {
-	return `Oldest first, with a head; RFC 4180, UTF-8. A cell that a spreadsheet would take for a formula begins with an apostrophe.
-
-Example:
-  backend orders export -config configs/backend.yaml 7 --to orders.csv`
-}
-
-// Run implements the command.
-func (c *OrdersExport) Run(ctx context.Context, env *Env) error {
+func (c *ordersExport) Run(ctx context.Context, env *Env) error {
 	return c.with(env, func(api *adminapi.Client) error {
 		path := fmt.Sprintf("%s/sales/%d/orders.csv", adminapi.Prefix, c.Sale)
 		if c.To == "" {

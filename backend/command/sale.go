@@ -21,16 +21,16 @@ import (
 
 // Sale is the command "sale".
 type Sale struct {
-	Create  SaleCreate  `cmd:"" help:"Make a sale and load it into Redis."`
-	List    SaleList    `cmd:"" help:"List the sales, newest first."`
-	Get     SaleGet     `cmd:"" help:"Show one sale."`
-	Pause   SaleChange  `cmd:"" help:"Stop taking orders until resume. Orders there are can be paid."`
-	Resume  SaleChange  `cmd:"" help:"Take orders again."`
-	Close   SaleChange  `cmd:"" help:"End a sale for good; its unsold units go back to its SKU."`
-	Restock SaleRestock `cmd:"" help:"Put more units on sale."`
-	Archive SaleArchive `cmd:"" help:"Take a sale that is over out of Redis."`
+	Create  saleCreate  `cmd:"" help:"Make a sale and load it into Redis."`
+	List    saleList    `cmd:"" help:"List the sales, newest first."`
+	Get     saleGet     `cmd:"" help:"Show one sale."`
+	Pause   saleChange  `cmd:"" help:"Stop taking orders until resume. Orders there are can be paid."`
+	Resume  saleChange  `cmd:"" help:"Take orders again."`
+	Close   saleChange  `cmd:"" help:"End a sale for good; its unsold units go back to its SKU."`
+	Restock saleRestock `cmd:"" help:"Put more units on sale."`
+	Archive saleArchive `cmd:"" help:"Take a sale that is over out of Redis."`
 
-	Concentration SaleConcentration `cmd:"" help:"From which networks a process took a sale's orders."`
+	Concentration saleConcentration `cmd:"" help:"From which networks a process took a sale's orders."`
 }
 
 func printSale(w *bytes.Buffer, s adminapi.Sale) {
@@ -58,8 +58,7 @@ func printSale(w *bytes.Buffer, s adminapi.Sale) {
 	table(w, append(rows, row{"version", s.Version, "made " + s.CreatedAt.Format(time.RFC3339)})...)
 }
 
-// SaleCreate is "sale create".
-type SaleCreate struct {
+type saleCreate struct {
 	Title        string        `help:"What is sold (default: the SKU's)."`
 	Stock        int64         `required:"" help:"How many units."`
 	Price        *int64        `help:"In minor units: 1999 is 19.99 (default: the SKU's)."`
@@ -75,19 +74,7 @@ type SaleCreate struct {
 	API
 }
 
-// Help implements kong's HelpProvider.
-func (SaleCreate) Help() string {
-	return `Examples:
-  backend sale create -config configs/backend.yaml --title "Mug" --stock 100 --price 1999 --currency EUR --ends-at +1h
-  backend sale create -config configs/backend.yaml --sku 3 --stock 50 --starts-at 2026-07-01T10:00:00Z --ends-at 2026-07-01T12:00:00Z
-  backend sale create -config configs/backend.yaml --title "Mug" --stock 100 --price 1999 --currency EUR \
-      --starts-at +5m --ends-at +1h --tranche +5m=60 --tranche +20m=40
-
-Times from now count from the backend's clock, which is Redis's. A time ago takes the equals sign: --starts-at=-5m.`
-}
-
-// Run implements the command.
-func (c *SaleCreate) Run(ctx context.Context, env *Env) error {
+func (c *saleCreate) Run(ctx context.Context, env *Env) error {
 	if c.PayWithin%time.Second != 0 {
 		return cli.Usage("--pay-within %s: give whole seconds", c.PayWithin)
 	}
@@ -114,7 +101,7 @@ func given[T comparable](v T) *T {
 	return &v
 }
 
-func (c *SaleCreate) tranches(now func() (time.Time, error)) (*[]adminapi.NewTranche, error) {
+func (c *saleCreate) tranches(now func() (time.Time, error)) (*[]adminapi.NewTranche, error) {
 	var list []adminapi.NewTranche
 	for _, t := range c.Tranche {
 		at, units, ok := strings.Cut(t, "=")
@@ -133,14 +120,12 @@ func (c *SaleCreate) tranches(now func() (time.Time, error)) (*[]adminapi.NewTra
 	return &list, nil
 }
 
-// SaleList is "sale list".
-type SaleList struct {
+type saleList struct {
 	Limit int `default:"100" help:"How many, 1 to 1000."`
 	API
 }
 
-// Run implements the command.
-func (c *SaleList) Run(ctx context.Context, env *Env) error {
+func (c *saleList) Run(ctx context.Context, env *Env) error {
 	return ask(ctx, env, c.API, get("/sales?limit=%d", c.Limit), func(w *bytes.Buffer, list adminapi.Sales) {
 		env.more(list.Page)
 		listed(w, row{"SALE", "STATE", "KIND", "TOTAL", "AVAILABLE", "LOCKED", "SOLD", "STARTS", "ENDS", "TITLE"}, list.Sales, func(s adminapi.Sale) row {
@@ -156,80 +141,46 @@ func (e *Env) more(p adminapi.Page) {
 	}
 }
 
-// SaleGet is "sale get".
-type SaleGet struct {
+type saleGet struct {
 	ID int64 `arg:"" help:"The sale's id."`
 	API
 }
 
-// Run implements the command.
-func (c *SaleGet) Run(ctx context.Context, env *Env) error {
+func (c *saleGet) Run(ctx context.Context, env *Env) error {
 	return ask(ctx, env, c.API, get("/sales/%d", c.ID), printSale)
 }
 
-// SaleChange is "sale pause", "resume" and "close": the command's name is the path's last part.
-type SaleChange struct {
+// saleChange is "sale pause", "resume" and "close": the command's name is the path's last part.
+type saleChange struct {
 	ID  int64  `arg:"" help:"The sale's id."`
 	Key string `help:"Idempotency-Key: run again with the same one, the first answer comes back."`
 	API
 }
 
-// Run implements the command.
-func (c *SaleChange) Run(ctx context.Context, env *Env, k *kong.Context) error {
+func (c *saleChange) Run(ctx context.Context, env *Env, k *kong.Context) error {
 	return ask(ctx, env, c.API, post(c.Key, nil, "/sales/%d/%s", c.ID, k.Selected().Name), printSale)
 }
 
-// SaleArchive is "sale archive".
-type SaleArchive struct{ SaleChange }
+type saleArchive struct{ saleChange }
 
-// Help implements kong's HelpProvider.
-func (SaleArchive) Help() string {
-	return `The sale must have ended or be closed, every order must be paid, issued, cancelled, expired or rejected, and the audit must balance:
-else the refusal names what is in the way. From then on MySQL alone answers for it; nothing brings it back.
-
-Example:
-  backend sale archive -config configs/backend.yaml 7`
-}
-
-// SaleRestock is "sale restock".
-type SaleRestock struct {
+type saleRestock struct {
 	ID    int64  `arg:"" help:"The sale's id."`
 	Units int64  `arg:"" help:"How many more."`
 	Key   string `help:"Idempotency-Key: run again with the same one, nothing is added twice."`
 	API
 }
 
-// Help implements kong's HelpProvider.
-func (SaleRestock) Help() string {
-	return `A sale with a SKU of its own gets new units; one of a shared SKU gets units that are available there.
-
-Example:
-  backend sale restock -config configs/backend.yaml 7 50`
-}
-
-// Run implements the command.
-func (c *SaleRestock) Run(ctx context.Context, env *Env) error {
+func (c *saleRestock) Run(ctx context.Context, env *Env) error {
 	return ask(ctx, env, c.API, post(c.Key, adminapi.Restock{Quantity: &c.Units}, "/sales/%d/restock", c.ID), printSale)
 }
 
-// SaleConcentration is "sale concentration".
-type SaleConcentration struct {
+type saleConcentration struct {
 	ID  int64 `arg:"" help:"The sale's id."`
 	Top int   `default:"20" help:"How many networks."`
 	API
 }
 
-// Help implements kong's HelpProvider.
-func (SaleConcentration) Help() string {
-	return `Accepted orders by the /24 or /64 of the connection that brought them to the gateway, since the process began. Each process with the
-role api counts its own: ask each with --admin.
-
-Example:
-  backend sale concentration -config configs/backend.yaml 7`
-}
-
-// Run implements the command.
-func (c *SaleConcentration) Run(ctx context.Context, env *Env) error {
+func (c *saleConcentration) Run(ctx context.Context, env *Env) error {
 	return ask(ctx, env, c.API, get("/sales/%d/concentration", c.ID), func(w *bytes.Buffer, r adminapi.Concentration) {
 		fmt.Fprintf(w, "%d orders that this process took since %s\n", r.Orders, r.Since.Format(time.RFC3339))
 		top := r.Networks[:max(0, min(c.Top, len(r.Networks)))]

@@ -35,13 +35,13 @@ func TestASKUIsAuditedAndRebuilt(t *testing.T) {
 			t.Errorf("%s: got\n%s\nwant %q in it", step.line, out, step.want)
 		}
 	}
-	store, err := reserve.Open(c.Redis)
+	store, err := reserve.Open(c.Redis, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer store.Close()
 	r := store.Client()
-	if err := r.Do(t.Context(), r.B().Hincrby().Key(store.Prefix()+"{sku:1}:state").Field("available").Increment(3).Build()).Error(); err != nil {
+	if err := r.Do(t.Context(), r.B().Hincrby().Key(store.Client().Prefix()+"{sku:1}:state").Field("available").Increment(3).Build()).Error(); err != nil {
 		t.Fatal(err)
 	}
 	for _, which := range []string{"--sku 1", "--all"} {

@@ -45,7 +45,7 @@ func (f File) open(ctx context.Context, env *Env, brokered bool) (s *stores, err
 	if err = answers(ctx, s.db); err != nil {
 		return s, err
 	}
-	if s.redis, err = reserve.Open(s.Redis); err != nil {
+	if s.redis, err = reserve.Open(s.Redis, 0); err != nil {
 		return s, err
 	}
 	ac := audit.Config{DB: s.db, Redis: s.redis, QueuedBound: s.QueuedBound, Abandoned: s.Abandoned}
@@ -90,21 +90,6 @@ type Rebuild struct {
 	Output
 }
 
-// Help implements kong's HelpProvider.
-func (Rebuild) Help() string {
-	return `Closes the sale for a moment, writes Redis from MySQL's orders and from what is still queued, opens it, and audits it. Safe
-at any time, also on a live sale, and any number of times. With RabbitMQ a consumer must run: what is queued has to reach
-MySQL first. While Redis itself was restarted or emptied, the backend does this by itself for every sale.
-
-A SKU is written from MySQL alone, with the units that carts have locked and bought; carts that are just being decided lock
-their units anew.
-
-Examples:
-  backend rebuild -config configs/backend.yaml --sale 7
-  backend rebuild -config configs/backend.yaml --sku 3`
-}
-
-// Run implements the command.
 func (c *Rebuild) Run(ctx context.Context, env *Env) (err error) {
 	s, err := c.open(ctx, env, c.Sale != 0)
 	if err != nil {
@@ -116,7 +101,7 @@ func (c *Rebuild) Run(ctx context.Context, env *Env) (err error) {
 		return err
 	}
 	if c.SKU != 0 {
-		err = sku.NewCache(s.db, s.redis, s.Log, s.registry).Rebuild(ctx, c.SKU)
+		err = sku.NewCache(s.db, s.redis.Client(), s.Log, s.registry).Rebuild(ctx, c.SKU)
 		if errors.Is(err, sku.ErrUnknown) {
 			err = fmt.Errorf("SKU %d was made for one sale: carts cannot hold it, so Redis has nothing of it; rebuild its sale", c.SKU)
 		}
@@ -136,15 +121,6 @@ func (c *Rebuild) Run(ctx context.Context, env *Env) (err error) {
 // Migrate is the command "migrate".
 type Migrate struct{ File }
 
-// Help implements kong's HelpProvider.
-func (Migrate) Help() string {
-	return `Any number may run at once; run again, it does nothing.
-
-Example:
-  backend migrate -config configs/backend.yaml`
-}
-
-// Run implements the command.
 func (c *Migrate) Run(ctx context.Context, env *Env) error {
 	conf, err := env.Config(c.Config)
 	if err != nil {

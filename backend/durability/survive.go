@@ -15,7 +15,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"floodgate.internal/backend/broker"
-	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/redis"
 )
 
 // Danger is what a setting exposes an accepted order to. The worst is the greatest.
@@ -98,7 +98,7 @@ type Stores struct {
 	Confirm bool
 }
 
-// Read asks the stores for their settings. One that does not answer is unknown. It takes no longer than a few of reserve.Timeout.
+// Read asks the stores for their settings. One that does not answer is unknown. It takes no longer than a few of redis.Timeout.
 func Read(ctx context.Context, s Stores) Report {
 	settings := s.redis(ctx)
 	if s.DB != nil {
@@ -128,7 +128,7 @@ func (s Stores) redis(ctx context.Context) (settings []Setting) {
 var redisNames = []string{"appendonly", "appendfsync", "no-appendfsync-on-rewrite", "maxmemory-policy"}
 
 func redisNode(ctx context.Context, addr string, client rueidis.Client) (settings []Setting) {
-	ctx, cancel := context.WithTimeout(ctx, reserve.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, redis.Timeout)
 	defer cancel()
 	c, end := client.Dedicate()
 	defer end()
@@ -161,7 +161,7 @@ func redisNode(ctx context.Context, addr string, client rueidis.Client) (setting
 }
 
 func mysqlSettings(ctx context.Context, db *sql.DB) (settings []Setting) {
-	ctx, cancel := context.WithTimeout(ctx, reserve.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, redis.Timeout)
 	defer cancel()
 	for _, name := range []string{"innodb_flush_log_at_trx_commit", "log_bin", "sync_binlog"} {
 		var value string
@@ -183,7 +183,7 @@ func mysqlSettings(ctx context.Context, db *sql.DB) (settings []Setting) {
 
 // queueSettings says what the weakest of the partitions' queues is.
 func queueSettings(ctx context.Context, b *broker.Broker) []Setting {
-	ctx, cancel := context.WithTimeout(ctx, reserve.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, redis.Timeout)
 	defer cancel()
 	kind, members := unread, unread
 	if kinds, err := b.Kinds(ctx); err == nil && len(kinds) > 0 {

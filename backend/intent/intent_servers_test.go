@@ -38,7 +38,7 @@ type world struct {
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	db, redis, reg := backendtest.MySQL(t), backendtest.Redis(t), prometheus.NewRegistry()
-	w := &world{t: t, cache: sku.NewCache(db, redis, backendtest.Log(t), reg)}
+	w := &world{t: t, cache: sku.NewCache(db, redis.Client(), backendtest.Log(t), reg)}
 	w.Runner = New(Config{DB: db, Redis: redis, Clock: new(clock.Clock), Log: backendtest.Log(t), Register: reg, Returned: func(sale int64) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -240,7 +240,7 @@ func TestIntents(t *testing.T) {
 	first := backendtest.SKU(t, w.db, 10, 100, "EUR")
 	state := func(id int64) sku.State {
 		t.Helper()
-		snap, err := sku.Read(t.Context(), w.redis, id)
+		snap, err := sku.Read(t.Context(), w.redis.Client(), id)
 		w.must(err)
 		return snap.State
 	}
@@ -257,8 +257,8 @@ func TestIntents(t *testing.T) {
 	// While it is being loaded, they wait; another SKU's do not.
 	other := backendtest.SKU(t, w.db, 10, 100, "EUR")
 	w.must(w.cache.Load(t.Context(), other))
-	base := fmt.Sprintf("%s{sku:%d}:", w.redis.Prefix(), first)
-	_, err := w.redis.Call(t.Context(), lua.SKULoad, []string{base + "state", base + "orders", base + "open", base + "applied"}, "slow", lua.StepClaim, "60000", "1")
+	base := fmt.Sprintf("%s{sku:%d}:", w.redis.Client().Prefix(), first)
+	_, err := w.redis.Client().Call(t.Context(), lua.SKULoad, []string{base + "state", base + "orders", base + "open", base + "applied"}, "slow", lua.StepClaim, "60000", "1")
 	w.must(err)
 	w.restock(first, 4)
 	w.restock(other, 4)
@@ -268,7 +268,7 @@ func TestIntents(t *testing.T) {
 	w.runs(w.RunSKUs, 1)
 	w.runs(w.RunSKUs, 0)
 	for _, id := range []int64{first, other} {
-		backendtest.SKUBalanced(t, w.db, w.redis, id)
+		backendtest.SKUBalanced(t, w.db, w.redis.Client(), id)
 	}
 	if a, b := state(first).Available, state(other).Available; a != 17 || b != 14 {
 		t.Errorf("available %d and %d, want 17 and 14", a, b)
@@ -278,8 +278,8 @@ func TestIntents(t *testing.T) {
 	slept := w.restock(first, 8)
 	w.must(w.OfSKU(t.Context(), first))
 	w.must(w.cache.Rebuild(t.Context(), first))
-	w.must(sku.Adjust(t.Context(), w.redis, first, slept.ID, 8))
-	if got := backendtest.SKUBalanced(t, w.db, w.redis, first).Available; got != 25 {
+	w.must(sku.Adjust(t.Context(), w.redis.Client(), first, slept.ID, 8))
+	if got := backendtest.SKUBalanced(t, w.db, w.redis.Client(), first).Available; got != 25 {
 		t.Errorf("available %d, want 25", got)
 	}
 	if got := testutil.ToFloat64(w.tried.WithLabelValues(adjust, "kept")); got == 0 {

@@ -262,13 +262,13 @@ func (r *Runner) ofSale(ctx context.Context, i Intent) error {
 func (r *Runner) ofSKU(ctx context.Context, i Intent) error {
 	switch i.Kind {
 	case lua.ToSold, lua.ToBack:
-		if err := sku.EndLock(ctx, r.redis, sku.Hold{SKU: i.Of, Order: i.Order, Lock: i.Lock}, i.Kind); err != nil {
+		if err := sku.EndLock(ctx, r.redis.Client(), sku.Hold{SKU: i.Of, Order: i.Order, Lock: i.Lock}, i.Kind); err != nil {
 			return err
 		}
 		failpoint.Hit("cart.before-done")
 		return nil
 	case adjust:
-		return sku.Adjust(ctx, r.redis, i.Of, i.ID, i.Units)
+		return sku.Adjust(ctx, r.redis.Client(), i.Of, i.ID, i.Units)
 	default:
 		return unknown(lua.ToSold, lua.ToBack, adjust)
 	}

@@ -17,8 +17,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/redis/rueidis"
 
+	"floodgate.internal/backend/redis"
 	"floodgate.internal/lua"
 )
 
@@ -41,9 +41,6 @@ func (e *HeldError) Error() string {
 	return fmt.Sprintf("lock %s is held by another owner; %v are left of its lease", e.Name, e.Left)
 }
 
-// timeout bounds each call of Redis.
-const timeout = 2 * time.Second
-
 // Owner is who holds a lock. Go has no thread ids, so pass it on to whatever may take the lock again within the hold.
 type Owner string
 
@@ -52,7 +49,7 @@ func NewOwner() Owner { return Owner(rand.Text()) }
 
 // Locks are the locks in one Redis under one key prefix. They are safe for concurrent use.
 type Locks struct {
-	client  rueidis.Client
+	client  *redis.Client
 	prefix  string
 	waiters waiters
 
@@ -61,16 +58,16 @@ type Locks struct {
 }
 
 // New makes the locks of a Redis, or of a Redis Cluster.
-func New(client rueidis.Client, prefix string, reg prometheus.Registerer) *Locks {
+func New(client *redis.Client, reg prometheus.Registerer) *Locks {
 	counter := func(name, help string) prometheus.Counter {
 		return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
 	}
-	l := &Locks{client: client, prefix: prefix,
+	l := &Locks{client: client, prefix: client.Prefix(),
 		granted: counter("backend_lock_grants_total", "Locks that were taken, holds within a hold included."),
 		refused: counter("backend_lock_refusals_total", "Locks that were not taken, for another owner had them until the wait was over."),
 		lost:    counter("backend_lock_lost_total", "Locks whose holder was told that it may no longer have them."),
 		waiting: prometheus.NewGauge(prometheus.GaugeOpts{Name: "backend_lock_waiting", Help: "Goroutines that wait for a lock."})}
-	l.waiters = newWaiters(client, prefix)
+	l.waiters = newWaiters(client)
 	reg.MustRegister(l.granted, l.refused, l.lost, l.waiting)
 	return l
 }
@@ -269,29 +266,17 @@ type answer struct {
 	numbers []int64
 }
 
-// call runs a script by EVALSHA. It sends the whole script if Redis does not have it.
+// call runs a script.
 func (l *Locks) call(ctx context.Context, script lua.Script, keys []string, args ...string) (a answer, err error) {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	b := l.client.B()
-	r := l.client.Do(ctx, b.Evalsha().Sha1(script.SHA).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build())
-	if e, ok := rueidis.IsRedisErr(r.Error()); ok && e.IsNoScript() {
-		r = l.client.Do(ctx, b.Eval().Script(script.Source).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build())
-	}
-	list, err := r.ToArray()
+	list, err := l.client.Call(ctx, script, keys, args...)
 	if err != nil {
 		return a, err
 	}
-	if len(list) == 0 {
-		return a, errors.New("a script answered nothing")
-	}
-	if a.word, err = list[0].ToString(); err != nil {
-		return a, err
-	}
-	for _, m := range list[1:] {
-		n, err := m.AsInt64()
+	a.word = list[0]
+	for _, text := range list[1:] {
+		n, err := strconv.ParseInt(text, 10, 64)
 		if err != nil {
-			return a, err
+			return a, fmt.Errorf("a script's answer: %w", err)
 		}
 		a.numbers = append(a.numbers, n)
 	}

@@ -19,7 +19,7 @@ import (
 	"go.uber.org/goleak"
 
 	"floodgate.internal/backend/backendtest"
-	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/redis"
 	"floodgate.internal/backend/store"
 )
 
@@ -37,8 +37,8 @@ const (
 )
 
 func newLocks(t *testing.T) *Locks {
-	s := backendtest.Redis(t)
-	return New(s.Client(), s.Prefix(), prometheus.NewRegistry())
+	s := backendtest.Redis(t).Client()
+	return New(s, prometheus.NewRegistry())
 }
 
 // take acquires, which must succeed.
@@ -112,7 +112,7 @@ func forget(t *testing.T, l *Locks, keys ...string) {
 func TestALockIsExclusive(t *testing.T) {
 	t.Attr("row", "A5 A6")
 	a, b := newLocks(t), (*Locks)(nil)
-	b = New(a.client, a.prefix, prometheus.NewRegistry()) // another process
+	b = New(a.client, prometheus.NewRegistry()) // another process
 	h := take(t, a, "door", NewOwner(), hours, 0)
 	if left := refused(t, b, "door"); left > hours || left < hours-time.Hour {
 		t.Errorf("got a lease of %v left, want about %v", left, hours)
@@ -218,12 +218,12 @@ func TestTheHolderIsToldThatTheLockIsLost(t *testing.T) {
 		release(t, thief)
 	})
 	t.Run("redis does not answer", func(t *testing.T) {
-		direct := backendtest.Redis(t)
-		s, err := reserve.Open(reserve.Config{Addrs: []string{os.Getenv("REDIS_ADDR")}, Prefix: direct.Prefix()})
+		direct := backendtest.Redis(t).Client()
+		s, err := redis.Open(redis.Config{Addrs: []string{os.Getenv("REDIS_ADDR")}, Prefix: direct.Prefix()})
 		if err != nil {
 			t.Fatal(err)
 		}
-		l := New(s.Client(), s.Prefix(), prometheus.NewRegistry())
+		l := New(s, prometheus.NewRegistry())
 		h := take(t, l, "door", NewOwner(), 3*time.Second, 0)
 		s.Close()
 		if err := ended(t, h); !errors.Is(err, ErrLost) {

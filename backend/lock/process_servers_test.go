@@ -22,7 +22,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"floodgate.internal/backend/backendtest"
-	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/redis"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/ports"
 )
@@ -35,7 +35,7 @@ const (
 )
 
 func child() int {
-	s, err := reserve.Open(reserve.Config{Addrs: []string{os.Getenv("REDIS_ADDR")}, Prefix: os.Getenv(childEnv)})
+	s, err := redis.Open(redis.Config{Addrs: []string{os.Getenv("REDIS_ADDR")}, Prefix: os.Getenv(childEnv)})
 	if err != nil {
 		fmt.Println(err)
 		return 1
@@ -49,7 +49,7 @@ func child() int {
 		}
 		defer db.Close()
 	}
-	l := New(s.Client(), s.Prefix(), prometheus.NewRegistry())
+	l := New(s, prometheus.NewRegistry())
 	ctx := context.Background()
 	lease, _ := time.ParseDuration(leaseText)
 	var h *Hold
@@ -74,7 +74,7 @@ func child() int {
 			for i := 0; i < 100 && err == nil; i++ {
 				var h *Hold
 				if h, err = l.Acquire(ctx, "counter", NewOwner(), 10*time.Second, patience); err == nil {
-					err = errors.Join(addOne(ctx, s.Client(), s.Prefix()+"counter"), h.Release())
+					err = errors.Join(addOne(ctx, s, s.Prefix()+"counter"), h.Release())
 				}
 			}
 		}
@@ -260,7 +260,7 @@ func (s *server) start() {
 		s.t.Fatalf("a Redis of the test's own: %v", err)
 	}
 	until(s.t, "Redis answers", func() bool {
-		c, err := reserve.Open(reserve.Config{Addrs: []string{s.addr}})
+		c, err := redis.Open(redis.Config{Addrs: []string{s.addr}})
 		if err != nil {
 			return false
 		}
@@ -277,12 +277,12 @@ func (s *server) kill() {
 
 func (s *server) locks() *Locks {
 	s.t.Helper()
-	r, err := reserve.Open(reserve.Config{Addrs: []string{s.addr}, Prefix: "t:"})
+	r, err := redis.Open(redis.Config{Addrs: []string{s.addr}, Prefix: "t:"})
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	s.t.Cleanup(r.Close)
-	return New(r.Client(), r.Prefix(), prometheus.NewRegistry())
+	return New(r, prometheus.NewRegistry())
 }
 
 // again asks until Redis has answered: the first calls may meet a connection that is being given up.

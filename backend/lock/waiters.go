@@ -7,12 +7,14 @@ import (
 
 	"github.com/redis/rueidis"
 	"golang.org/x/sync/semaphore"
+
+	"floodgate.internal/backend/redis"
 )
 
 // waiters are the goroutines of this process that wait for locks, with one pub/sub connection while there are any. The goroutines
 // bound it.
 type waiters struct {
-	client  rueidis.Client
+	client  *redis.Client
 	pattern string // of every lock's channel
 
 	mu         sync.Mutex // guards the rest
@@ -37,9 +39,9 @@ type subscriber struct {
 	stop  context.CancelFunc
 }
 
-func newWaiters(client rueidis.Client, prefix string) waiters {
+func newWaiters(client *redis.Client) waiters {
 	literal := strings.NewReplacer(`*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`, `\`, `\\`)
-	return waiters{client: client, pattern: holderKey(literal.Replace(prefix), "*"), queues: map[string]*queue{}}
+	return waiters{client: client, pattern: holderKey(literal.Replace(client.Prefix()), "*"), queues: map[string]*queue{}}
 }
 
 // enter joins the queue of a lock. leave must be called.
@@ -99,7 +101,7 @@ func (w *waiters) subscribe(ctx context.Context, s *subscriber) {
 	defer s.stop()
 	_ = w.client.Dedicated(func(c rueidis.DedicatedClient) error { // it fails as its function does
 		gone := c.SetPubSubHooks(rueidis.PubSubHooks{OnMessage: func(m rueidis.PubSubMessage) { w.wake(m.Channel) }})
-		short, cancel := context.WithTimeout(ctx, timeout)
+		short, cancel := context.WithTimeout(ctx, redis.Timeout)
 		s.err = c.Do(short, c.B().Psubscribe().Pattern(w.pattern).Build()).Error()
 		cancel()
 		close(s.ready)

@@ -23,6 +23,7 @@ import (
 
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/queued"
+	"floodgate.internal/backend/redis"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
@@ -62,15 +63,15 @@ func claimAll(text string) error {
 		return err
 	}
 	defer db.Close()
-	redis, err := reserve.Open(reserve.Config{Addrs: []string{p.Redis}, Prefix: p.Prefix})
+	redis, err := reserve.Open(redis.Config{Addrs: []string{p.Redis}, Prefix: p.Prefix}, 0)
 	if err != nil {
 		return err
 	}
-	if err := redis.Arm(ctx); err != nil {
+	if err := redis.Client().Begin(ctx); err != nil {
 		return err
 	}
 	defer redis.Close()
-	if err := redis.Arm(ctx); err != nil {
+	if err := redis.Client().Begin(ctx); err != nil {
 		return err
 	}
 	clk := new(clock.Clock)
@@ -133,7 +134,7 @@ func (s *shop) claimants(plans []plan) (sum claimed) {
 	}
 	var all []process
 	for _, p := range plans {
-		p.DSN, p.Redis, p.Prefix = s.dsn, os.Getenv("REDIS_ADDR"), s.redis.Prefix()
+		p.DSN, p.Redis, p.Prefix = s.dsn, os.Getenv("REDIS_ADDR"), s.redis.Client().Prefix()
 		text, err := json.Marshal(p)
 		if err != nil {
 			s.t.Fatal(err)

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"floodgate.internal/backend/redis"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/shared/wire"
 )
@@ -20,7 +21,7 @@ type notice struct {
 const noticesOnce = 500
 
 // channel is where every process with waiting clients listens.
-func channel(s *reserve.Store) string { return s.Prefix() + "settled" }
+func channel(s *reserve.Store) string { return s.Client().Prefix() + "settled" }
 
 // notify publishes a message a batch, "id status" a line. One that is lost costs the waiting clients half a second.
 func (b *Store) notify(ctx context.Context, notices []notice) {
@@ -29,7 +30,7 @@ func (b *Store) notify(ctx context.Context, notices []notice) {
 		for _, n := range chunk {
 			text.WriteString(n.id + " " + string(n.status) + "\n")
 		}
-		ctx, cancel := context.WithTimeout(ctx, reserve.Timeout)
+		ctx, cancel := context.WithTimeout(ctx, redis.Timeout)
 		c := b.redis.Client()
 		err := c.Do(ctx, c.B().Publish().Channel(channel(b.redis)).Message(text.String()).Build()).Error()
 		cancel()

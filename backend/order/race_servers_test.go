@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"floodgate.internal/backend/backendtest"
+	"floodgate.internal/backend/redis"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/clock"
@@ -50,12 +51,12 @@ func race(role string, in io.Reader, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	redis, err := reserve.Open(reserve.Config{Addrs: []string{os.Getenv("REDIS_ADDR")}, Prefix: os.Getenv(racerRedis)})
+	redis, err := reserve.Open(redis.Config{Addrs: []string{os.Getenv("REDIS_ADDR")}, Prefix: os.Getenv(racerRedis)}, 0)
 	if err != nil {
 		return err
 	}
 	asked := time.Now()
-	now, err := redis.Now(ctx)
+	now, err := redis.Client().Now(ctx)
 	if err != nil {
 		return err
 	}
@@ -118,7 +119,7 @@ func (s *shop) racer(role string) *racer {
 		s.t.Fatal(err)
 	}
 	cmd := exec.Command(self)
-	cmd.Env = append(os.Environ(), racerRole+"="+role, racerMySQL+"="+s.dsn, racerRedis+"="+s.redis.Prefix())
+	cmd.Env = append(os.Environ(), racerRole+"="+role, racerMySQL+"="+s.dsn, racerRedis+"="+s.redis.Client().Prefix())
 	cmd.Stderr = s.t.Output()
 	in, err1 := cmd.StdinPipe()
 	out, err2 := cmd.StdoutPipe()

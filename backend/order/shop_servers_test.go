@@ -56,7 +56,7 @@ func newShop(t testing.TB) *shop {
 func (s *shop) clockAhead(d time.Duration) *clock.Clock {
 	s.t.Helper()
 	asked := time.Now()
-	now, err := s.redis.Now(s.t.Context())
+	now, err := s.redis.Client().Now(s.t.Context())
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"floodgate.internal/backend/queued"
+	"floodgate.internal/backend/redis"
 	"floodgate.internal/backend/reserve"
 )
 
@@ -100,7 +101,7 @@ func (c *Confirmer) Again(ctx context.Context, sale int64, orderID string) error
 
 // find reads an entry and whether it is marked as published.
 func (c *Confirmer) find(ctx context.Context, sale int64, id string) (e queued.Entry, published bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, reserve.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, redis.Timeout)
 	defer cancel()
 	client, key := c.redis.Client(), c.redis.OutboxKey(sale)
 	r := client.DoMulti(ctx,

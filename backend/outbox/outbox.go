@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"floodgate.internal/backend/queued"
+	"floodgate.internal/backend/redis"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/shared/failpoint"
 )
@@ -135,7 +136,7 @@ func (r *Reader) groups(sales []int64) [][]int64 {
 	bySlot := map[uint16][]int64{}
 	var slots []uint16
 	for _, sale := range sales {
-		slot := reserve.Slot(r.redis.OutboxKey(sale))
+		slot := redis.Slot(r.redis.OutboxKey(sale))
 		if bySlot[slot] == nil {
 			slots = append(slots, slot)
 		}

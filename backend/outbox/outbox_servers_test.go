@@ -216,7 +216,7 @@ func TestEverySalesEntriesComeInOrder(t *testing.T) { inOrder(t, backendtest.Red
 func TestEverySalesEntriesComeInOrderOnARedisCluster(t *testing.T) {
 	t.Attr("row", "E8")
 	s := backendtest.RedisCluster(t, 3, 0).Store()
-	if err := s.Arm(t.Context()); err != nil {
+	if err := s.Client().Begin(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	inOrder(t, s)

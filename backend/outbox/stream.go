@@ -11,6 +11,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"floodgate.internal/backend/queued"
+	"floodgate.internal/backend/redis"
 	"floodgate.internal/backend/reserve"
 )
 
@@ -54,7 +55,7 @@ var errNoGroup = errors.New("an outbox has no consumer group")
 
 // fresh reads entries that were not delivered yet, at most count of each sale. It waits up to block for the first.
 func (s stream) fresh(ctx context.Context, sales []int64, count int64, block time.Duration) (map[int64][]row, error) {
-	ctx, cancel := context.WithTimeout(ctx, block+reserve.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, block+redis.Timeout)
 	defer cancel()
 	keys, from := make([]string, len(sales)), make([]string, len(sales))
 	for i, sale := range sales {
@@ -77,7 +78,7 @@ func (s stream) fresh(ctx context.Context, sales []int64, count int64, block tim
 
 // own reads what this consumer still holds, after an id.
 func (s stream) own(ctx context.Context, sale int64, after string, count int64) ([]row, error) {
-	ctx, cancel := context.WithTimeout(ctx, reserve.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, redis.Timeout)
 	defer cancel()
 	key := s.redis.OutboxKey(sale)
 	c := s.redis.Client()
@@ -102,7 +103,7 @@ func readError(err error) error {
 
 // holders returns the consumers of a sale's group that hold entries.
 func (s stream) holders(ctx context.Context, sale int64) ([]string, error) {
-	ctx, cancel := context.WithTimeout(ctx, reserve.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, redis.Timeout)
 	defer cancel()
 	c := s.redis.Client()
 	list, err := c.Do(ctx, c.B().XinfoConsumers().Key(s.redis.OutboxKey(sale)).Group(reserve.Group).Build()).ToArray()
@@ -147,7 +148,7 @@ func idsOf(list []held) []string {
 
 // idle returns what a consumer has held for at least that long.
 func (s stream) idle(ctx context.Context, sale int64, consumer string, atLeast time.Duration, count int64) ([]held, error) {
-	ctx, cancel := context.WithTimeout(ctx, reserve.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, redis.Timeout)
 	defer cancel()
 	c := s.redis.Client()
 	list, err := c.Do(ctx, c.B().Xpending().Key(s.redis.OutboxKey(sale)).Group(reserve.Group).Idle(atLeast.Milliseconds()).
@@ -176,7 +177,7 @@ func (s stream) idle(ctx context.Context, sale int64, consumer string, atLeast t
 
 // claim takes over those of the entries that have been idle for at least that long.
 func (s stream) claim(ctx context.Context, sale int64, ids []string, atLeast time.Duration) ([]row, error) {
-	ctx, cancel := context.WithTimeout(ctx, reserve.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, redis.Timeout)
 	defer cancel()
 	c := s.redis.Client()
 	xs, err := c.Do(ctx, c.B().Xclaim().Key(s.redis.OutboxKey(sale)).Group(reserve.Group).Consumer(s.name).
@@ -189,7 +190,7 @@ func (s stream) claim(ctx context.Context, sale int64, ids []string, atLeast tim
 
 // mark gives entries to Published. It skips those that were retired meanwhile.
 func (s stream) mark(ctx context.Context, entries []queued.Entry) error {
-	ctx, cancel := context.WithTimeout(ctx, reserve.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, redis.Timeout)
 	defer cancel()
 	c := s.redis.Client()
 	var cmds rueidis.Commands
@@ -208,7 +209,7 @@ func (s stream) mark(ctx context.Context, entries []queued.Entry) error {
 // excuse keeps entries whose handling failed with an error, and resets their count of deliveries. Only deliveries to consumers
 // that died count.
 func (s stream) excuse(ctx context.Context, sale int64, ids []string) error {
-	ctx, cancel := context.WithTimeout(ctx, reserve.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, redis.Timeout)
 	defer cancel()
 	c := s.redis.Client()
 	err := c.Do(ctx, c.B().Xclaim().Key(s.redis.OutboxKey(sale)).Group(reserve.Group).Consumer(s.name).
@@ -221,7 +222,7 @@ func (s stream) excuse(ctx context.Context, sale int64, ids []string) error {
 
 // drop removes entries from the group but not from the stream: they are no orders, or are not in the stream any more.
 func (s stream) drop(ctx context.Context, sale int64, ids []string) error {
-	ctx, cancel := context.WithTimeout(ctx, reserve.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, redis.Timeout)
 	defer cancel()
 	c := s.redis.Client()
 	if err := c.Do(ctx, c.B().Xack().Key(s.redis.OutboxKey(sale)).Group(reserve.Group).Id(ids...).Build()).Error(); err != nil {

@@ -74,7 +74,7 @@ func newShop(t *testing.T, stock int64) *shop {
 func (s *shop) clockAhead(d time.Duration) *clock.Clock {
 	s.t.Helper()
 	asked := time.Now()
-	now, err := s.redis.Now(s.t.Context())
+	now, err := s.redis.Client().Now(s.t.Context())
 	if err != nil {
 		s.t.Fatal(err)
 	}

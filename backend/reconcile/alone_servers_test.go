@@ -158,7 +158,7 @@ func TestTheLeaseOfALockIsConfigurable(t *testing.T) {
 	}
 	cancel() // nobody renews it any more
 	c := s.redis.Client()
-	left, err := c.Do(t.Context(), c.B().Pttl().Key(s.redis.Prefix()+"{lock:recovery}:holder").Build()).AsInt64()
+	left, err := c.Do(t.Context(), c.B().Pttl().Key(s.redis.Client().Prefix()+"{lock:recovery}:holder").Build()).AsInt64()
 	if err != nil || left < (50*time.Minute).Milliseconds() || left > time.Hour.Milliseconds() {
 		t.Errorf("the lock of a dead holder: got %v left, %v; want an hour", time.Duration(left)*time.Millisecond, err)
 	}
@@ -170,7 +170,7 @@ func TestTheLeaseOfALockIsConfigurable(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer done()
-	left, err = c.Do(t.Context(), c.B().Pttl().Key(s.redis.Prefix()+"{lock:another}:holder").Build()).AsInt64()
+	left, err = c.Do(t.Context(), c.B().Pttl().Key(s.redis.Client().Prefix()+"{lock:another}:holder").Build()).AsInt64()
 	if err != nil || left <= 0 || left > time.Second.Milliseconds() {
 		t.Errorf("the lock of another: got %v left, %v; want at most a second", time.Duration(left)*time.Millisecond, err)
 	}

@@ -15,7 +15,7 @@ const archivedPage = 500
 // shutArchived looks for archived sales in primaries that were started anew or promoted. Their data may be older than the
 // archive, with such a sale open. It closes their gates, so that no process that does not know of the archive reserves there.
 // The timer removes them.
-func (r *Reconciler) shutArchived(ctx context.Context, lost *reserve.Part) error {
+func (r *Reconciler) shutArchived(ctx context.Context, lost *reserve.Subset) error {
 	for last := int64(0); ; {
 		ids, tokens, err := r.archivedAfter(ctx, last)
 		if err != nil || len(ids) == 0 {
@@ -73,7 +73,7 @@ func (r *Reconciler) forgetLater(ctx context.Context, sales []int64) error {
 		if !states[i].Present {
 			continue
 		}
-		now, err := r.redis.Now(ctx)
+		now, err := r.redis.Client().Now(ctx)
 		if err != nil {
 			return err
 		}

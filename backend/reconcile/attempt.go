@@ -417,7 +417,7 @@ func (a *attempt) write(ctx context.Context) error {
 
 // done marks intents as done, only while the token is the newest.
 func (a *attempt) done(ctx context.Context, ids []int64) error {
-	now, err := a.r.redis.Now(ctx)
+	now, err := a.r.redis.Client().Now(ctx)
 	if err != nil {
 		return err
 	}

@@ -18,7 +18,7 @@ import (
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/outbox"
-	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/redis"
 	"floodgate.internal/lua"
 )
 
@@ -266,8 +266,8 @@ func TestAPrimarysRestartClosesItsSalesAlone(t *testing.T) {
 	for _, n := range c.nodes.Nodes {
 		n.Until("every node is there", n.Whole)
 	}
-	if _, err := c.redis.Reserve(t.Context(), request(victim, 1, "bob", 1, "")); !errors.Is(err, reserve.ErrRestarted) {
-		t.Errorf("before it is reconciled: got %v, want %v", err, reserve.ErrRestarted)
+	if _, err := c.redis.Reserve(t.Context(), request(victim, 1, "bob", 1, "")); !errors.Is(err, redis.ErrRestarted) {
+		t.Errorf("before it is reconciled: got %v, want %v", err, redis.ErrRestarted)
 	}
 	at := sold.Load()
 	c.looks()

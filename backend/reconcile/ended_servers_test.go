@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"floodgate.internal/backend/backendtest"
+	"floodgate.internal/backend/redis"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/lua"
 )
@@ -18,10 +19,10 @@ func TestABuyersEndedOrdersAreBounded(t *testing.T) {
 	const most, presses = 5, 30
 	s := newSystem(t, false)
 	sale := s.sale(backendtest.SaleOptions{Stock: 10, Limit: 1})
-	few, err := reserve.Open(reserve.Config{Addrs: []string{os.Getenv("REDIS_ADDR")}, Prefix: s.redis.Prefix(), MaxEnded: most})
+	few, err := reserve.Open(redis.Config{Addrs: []string{os.Getenv("REDIS_ADDR")}, Prefix: s.redis.Client().Prefix()}, most)
 	if err == nil {
 		t.Cleanup(few.Close)
-		err = few.Arm(t.Context())
+		err = few.Client().Begin(t.Context())
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -71,7 +72,7 @@ func TestABuyersEndedOrdersAreBounded(t *testing.T) {
 				t.Errorf("%s: %s is %s %s, want it repeated, of order %s", when, key, v.Answer, v.OrderID, id)
 			}
 		}
-		n, err := c.Do(t.Context(), c.B().Hlen().Key(fmt.Sprintf("%s{sale:%d}:idem", s.redis.Prefix(), sale)).Build()).AsInt64()
+		n, err := c.Do(t.Context(), c.B().Hlen().Key(fmt.Sprintf("%s{sale:%d}:idem", s.redis.Client().Prefix(), sale)).Build()).AsInt64()
 		if err != nil || n != int64(len(known))+1 {
 			t.Errorf("%s: redis holds %d fields, %v; want a key of each of %d orders, and how many ended", when, n, err, len(known))
 		}

@@ -71,7 +71,7 @@ func (r *Reconciler) every(ctx context.Context, failed string, look func(context
 // useNewest makes this process use the incarnation that MySQL has, and returns its name.
 func (r *Reconciler) useNewest(ctx context.Context) (name string, err error) {
 	if name, err = r.newestIncarnation(ctx); err == nil {
-		r.redis.Believe(name)
+		r.redis.Client().Use(name)
 	}
 	return name, err
 }
@@ -101,11 +101,11 @@ func (k *keeper) look(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	life := r.redis.Life(ctx)
-	defer life.End()
-	lost, away := life.Lost(ctx)
+	nodes := r.redis.Client().Hold(ctx)
+	defer nodes.Release()
+	lost, away := nodes.Lost(ctx)
 	if lost != nil {
-		return errors.Join(k.recover(ctx, lost, name), away)
+		return errors.Join(k.recover(ctx, r.redis.On(lost), name), away)
 	}
 	on, over, err := r.live(ctx)
 	if err != nil {

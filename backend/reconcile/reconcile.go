@@ -86,7 +86,7 @@ type Config struct {
 
 // New makes a Reconciler and registers its metrics.
 func New(c Config) *Reconciler {
-	r := &Reconciler{db: c.DB, redis: c.Redis, fence: c.Fence, locks: lock.New(c.Redis.Client(), c.Redis.Prefix(), c.Register), log: c.Log,
+	r := &Reconciler{db: c.DB, redis: c.Redis, fence: c.Fence, locks: lock.New(c.Redis.Client(), c.Register), log: c.Log,
 		wake: make(chan struct{}, 1), drain: drainTime, patience: patience, beat: beatEvery, lease: cmp.Or(c.Lease, aloneLease), takeover: takeoverTime, steps: make(chan struct{}, maxSteps),
 		runs: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "backend_reconciliations_total",
 			Help: "Attempts to reconcile a sale: opened, lost to another reconciler, or failed."}, []string{"result"}),

@@ -55,7 +55,7 @@ func newSystemOn(t testing.TB, redis *reserve.Store, withBroker bool) *system {
 	s := &system{t: t, db: backendtest.MySQL(t), redis: redis}
 	var clk clock.Clock
 	asked := time.Now()
-	now, err := s.redis.Now(t.Context())
+	now, err := s.redis.Client().Now(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -76,21 +76,21 @@ func newSystemOn(t testing.TB, redis *reserve.Store, withBroker bool) *system {
 		fence = s.broker
 	}
 	s.rec = s.reconciler(fence)
-	s.redis.Believe("")
-	life := s.redis.Life(t.Context())
-	defer life.End()
-	lost, err := life.Lost(t.Context())
+	s.redis.Client().Use("")
+	nodes := s.redis.Client().Hold(t.Context())
+	defer nodes.Release()
+	lost, err := nodes.Lost(t.Context())
 	if lost == nil || err != nil {
 		t.Fatal(lost, err)
 	}
-	name, err := lost.Arm(t.Context(), lost)
+	name, err := lost.Begin(t.Context())
 	if err == nil {
 		err = s.rec.follow(t.Context(), "", name)
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.redis.Believe(name)
+	s.redis.Client().Use(name)
 	return s
 }
 
@@ -697,7 +697,7 @@ func (s *system) loadStep(sale, token int64, step string) {
 	for _, name := range []string{"state", "orders", "buyers", "idem", "applied"} {
 		keys = append(keys, prefix+name)
 	}
-	if answer, err := s.redis.Call(s.t.Context(), lua.SaleLoad, keys, fmt.Sprint(token), step); err != nil || answer[0] != lua.OK {
+	if answer, err := s.redis.Client().Call(s.t.Context(), lua.SaleLoad, keys, fmt.Sprint(token), step); err != nil || answer[0] != lua.OK {
 		s.t.Fatalf("got %v, %v", answer, err)
 	}
 }

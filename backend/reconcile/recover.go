@@ -17,7 +17,7 @@ import (
 // the gate of every live sale that they have, and begins an incarnation that follows before. Then reopen reconciles the sales, each
 // of which opens as soon as it is done itself. The incarnation makes sure that no primary went back in between, and MySQL that
 // no other process has begun one. docs/reconciling.md has the steps.
-func (k *keeper) recover(ctx context.Context, lost *reserve.Part, before string) error {
+func (k *keeper) recover(ctx context.Context, lost *reserve.Subset, before string) error {
 	r := k.r
 	done, err := r.alone(ctx, "recovery")
 	if err != nil {
@@ -57,7 +57,7 @@ func (k *keeper) recover(ctx context.Context, lost *reserve.Part, before string)
 		if err := sleep(ctx, lookEvery); err != nil {
 			return err
 		}
-		if err := lost.Same(ctx); err != nil { // restarted or demoted
+		if err := lost.Unchanged(ctx); err != nil { // restarted or demoted
 			return err
 		}
 		if newest, err := r.newestIncarnation(ctx); err != nil || newest != before { // another process was done sooner
@@ -68,21 +68,21 @@ func (k *keeper) recover(ctx context.Context, lost *reserve.Part, before string)
 	if err := r.shutArchived(ctx, lost); err != nil {
 		return err
 	}
-	name, err := lost.Arm(ctx, lost)
+	name, err := lost.Begin(ctx)
 	if err != nil {
 		return fmt.Errorf("begin a new incarnation of redis: %w", err)
 	}
 	if err := r.follow(ctx, before, name); err != nil {
 		return err
 	}
-	r.redis.Believe(name)
+	r.redis.Client().Use(name)
 	r.log.Info("redis reserves again", "sales", len(on)+len(over), "life", name)
 	return nil
 }
 
 // close closes the gates of sales, and adds to shut the attempts that this process continues. It returns the sales whose gates
 // may still be open, and the error of the last of them.
-func (r *Reconciler) close(ctx context.Context, lost *reserve.Part, sales []int64, shut map[int64]*attempt) (open []int64, err error) {
+func (r *Reconciler) close(ctx context.Context, lost *reserve.Subset, sales []int64, shut map[int64]*attempt) (open []int64, err error) {
 	var all sync.WaitGroup
 	attempts, errs := make([]*attempt, len(sales)), make([]error, len(sales))
 	for i, sale := range sales {
@@ -163,7 +163,7 @@ func (r *Reconciler) follow(ctx context.Context, before, name string) error {
 
 // live returns the sales that belong in Redis: those that are on or to come, and those that are over.
 func (r *Reconciler) live(ctx context.Context) (on, over []int64, err error) {
-	now, err := r.redis.Now(ctx)
+	now, err := r.redis.Client().Now(ctx)
 	if err != nil {
 		return nil, nil, err
 	}

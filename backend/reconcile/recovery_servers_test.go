@@ -18,6 +18,7 @@ import (
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/outbox"
 	"floodgate.internal/backend/queued"
+	"floodgate.internal/backend/redis"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/wire"
@@ -221,7 +222,7 @@ func (s *system) flush(sales ...int64) {
 	s.t.Helper()
 	var keys []string
 	for _, sale := range sales {
-		base := s.redis.Prefix() + fmt.Sprintf("{sale:%d}:", sale)
+		base := s.redis.Client().Prefix() + fmt.Sprintf("{sale:%d}:", sale)
 		for _, name := range []string{"state", "orders", "buyers", "idem", "applied", "outbox"} {
 			keys = append(keys, base+name)
 		}
@@ -250,7 +251,7 @@ func (s *system) flush(sales ...int64) {
 func (s *system) reserves() {
 	s.t.Helper()
 	eventually(s.t, "Redis reserves again", func() bool {
-		armed, err := s.redis.Armed(s.t.Context())
+		armed, err := s.redis.Client().AllReserve(s.t.Context())
 		return armed && err == nil
 	})
 }
@@ -274,12 +275,12 @@ func TestARestartedRedisReservesOnlyInReconciledSales(t *testing.T) {
 	}
 	s.flush() // restarted with its data
 	for _, sale := range sales {
-		if _, err := s.redis.Reserve(t.Context(), request(sale, 1, "bob", 1, "")); !errors.Is(err, reserve.ErrRestarted) {
-			t.Errorf("sale %d: got %v, want %v", sale, err, reserve.ErrRestarted)
+		if _, err := s.redis.Reserve(t.Context(), request(sale, 1, "bob", 1, "")); !errors.Is(err, redis.ErrRestarted) {
+			t.Errorf("sale %d: got %v, want %v", sale, err, redis.ErrRestarted)
 		}
 	}
 	s.reconcile(sales[0]) // one by itself does not let the others be reserved
-	if armed, err := s.redis.Armed(t.Context()); armed || err != nil {
+	if armed, err := s.redis.Client().AllReserve(t.Context()); armed || err != nil {
 		t.Errorf("after one sale was reconciled, armed: got %v, %v; want false", armed, err)
 	}
 	stop := background(t, s.rec.Keep)
@@ -387,7 +388,7 @@ func TestARestartedRedisAdoptsNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	c, base := s.redis.Client(), s.redis.Prefix()+fmt.Sprintf("{sale:%d}:", sale)
+	c, base := s.redis.Client(), s.redis.Client().Prefix()+fmt.Sprintf("{sale:%d}:", sale)
 	for _, cmd := range []rueidis.Completed{
 		c.B().Hset().Key(base+"state").FieldValue().FieldValue("stock", "0").Build(),
 		c.B().Del().Key(base+"orders", base+"buyers", base+"outbox", base+"idem").Build(),
@@ -398,8 +399,8 @@ func TestARestartedRedisAdoptsNothing(t *testing.T) {
 		}
 	}
 	s.flush()
-	if err := s.book.Settle(t.Context(), []queued.Entry{e}); !errors.Is(err, reserve.ErrRestarted) {
-		t.Errorf("got %v, want it held for %v", err, reserve.ErrRestarted)
+	if err := s.book.Settle(t.Context(), []queued.Entry{e}); !errors.Is(err, redis.ErrRestarted) {
+		t.Errorf("got %v, want it held for %v", err, redis.ErrRestarted)
 	}
 	background(t, s.rec.Keep)
 	s.reserves()
@@ -431,11 +432,11 @@ func TestANodeOfAnEarlierLifeIsReconciled(t *testing.T) {
 	if err := s.rec.follow(t.Context(), "", "the first"); err == nil {
 		t.Error("a life was the first after others")
 	}
-	s.redis.Believe("elsewhere")
-	if _, err := s.redis.Reserve(t.Context(), request(sale, epoch, "ann", 1, "")); !errors.Is(err, reserve.ErrRestarted) {
-		t.Errorf("got %v, want %v", err, reserve.ErrRestarted)
+	s.redis.Client().Use("elsewhere")
+	if _, err := s.redis.Reserve(t.Context(), request(sale, epoch, "ann", 1, "")); !errors.Is(err, redis.ErrRestarted) {
+		t.Errorf("got %v, want %v", err, redis.ErrRestarted)
 	}
-	s.redis.Believe(here) // as a process does that has not noticed anything
+	s.redis.Client().Use(here) // as a process does that has not noticed anything
 	background(t, s.rec.Keep)
 	eventually(t, "the sale is reconciled in a new life", func() bool {
 		newest, err := s.rec.newestIncarnation(t.Context())
@@ -450,10 +451,10 @@ func TestANodeOfAnEarlierLifeIsReconciled(t *testing.T) {
 
 func TestARestartDuringTheRecoveryIsNoticed(t *testing.T) {
 	s := newSystem(t, false)
-	s.redis.Believe("no life that Redis knows")
-	life := s.redis.Life(t.Context())
-	defer life.End()
-	lost, err := life.Lost(t.Context())
+	s.redis.Client().Use("no life that Redis knows")
+	nodes := s.redis.Client().Hold(t.Context())
+	defer nodes.Release()
+	lost, err := nodes.Lost(t.Context())
 	if lost == nil || err != nil {
 		t.Fatal(lost, err)
 	}
@@ -462,10 +463,10 @@ func TestARestartDuringTheRecoveryIsNoticed(t *testing.T) {
 	if err := c.Do(t.Context(), c.B().ClientKill().TypeNormal().SkipmeYes().Build()).Error(); err != nil { // what a restart does to it
 		t.Fatal(err)
 	}
-	if _, err := lost.Shut(t.Context(), 1, 1); err == nil {
+	if _, err := s.redis.On(lost).Shut(t.Context(), 1, 1); err == nil {
 		t.Error("a gate was closed in another life of Redis")
 	}
-	if _, err := lost.Arm(t.Context(), lost); err == nil {
+	if _, err := lost.Begin(t.Context()); err == nil {
 		t.Error("the script was loaded into another life of Redis")
 	}
 }

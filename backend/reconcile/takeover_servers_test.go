@@ -19,6 +19,7 @@ import (
 
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/queued"
+	"floodgate.internal/backend/redis"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/netfault"
@@ -45,7 +46,7 @@ func (s *system) process(t *testing.T, fence Fence, shorter time.Duration) *proc
 	p := &process{redisLink: netfault.New(t, os.Getenv("REDIS_ADDR")), mysqlLink: netfault.New(t, c.Addr)}
 	c.Addr = p.mysqlLink.Addr()
 	p.conns = backendtest.OpenMySQL(t, c.FormatDSN(), 4)
-	store, err := reserve.Open(reserve.Config{Addrs: []string{p.redisLink.Addr()}, Prefix: s.redis.Prefix()})
+	store, err := reserve.Open(redis.Config{Addrs: []string{p.redisLink.Addr()}, Prefix: s.redis.Client().Prefix()}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

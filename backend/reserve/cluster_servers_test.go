@@ -39,15 +39,15 @@ func TestEveryScriptOnARedisCluster(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	life := s.Life(ctx)
-	lost, err := life.Lost(ctx)
+	nodes := s.Client().Hold(ctx)
+	lost, err := nodes.Lost(ctx)
 	if lost == nil || err != nil {
 		t.Fatal(lost, err)
 	}
-	name, err := lost.Arm(ctx, lost)
-	life.End()
+	name, err := lost.Begin(ctx)
+	nodes.Release()
 	must(err)
-	s.Believe(name)
+	s.Client().Use(name)
 
 	used := map[*backendtest.Node]bool{}
 	for sale := int64(1); len(used) < 3 || sale <= 8; sale++ {
@@ -55,7 +55,7 @@ func TestEveryScriptOnARedisCluster(t *testing.T) {
 		onCluster(t, s, sale)
 	}
 
-	locks := lock.New(s.Client(), s.Prefix(), prometheus.NewRegistry())
+	locks := lock.New(s.Client(), prometheus.NewRegistry())
 	for i := range 8 {
 		owner := lock.NewOwner()
 		hold, err := locks.Acquire(ctx, fmt.Sprint("l", i), owner, 300*time.Millisecond, 0)
@@ -64,7 +64,7 @@ func TestEveryScriptOnARedisCluster(t *testing.T) {
 			t.Error("a lock was granted twice")
 		}
 		if i == 0 { // the watchdog renews it
-			c.Of(s.Prefix()+"{lock:l0}:holder").Until("the lock is renewed", func() bool {
+			c.Of(s.Client().Prefix()+"{lock:l0}:holder").Until("the lock is renewed", func() bool {
 				for _, n := range c.Nodes {
 					if n.Knows(lua.LockRenew) {
 						return true
@@ -77,7 +77,7 @@ func TestEveryScriptOnARedisCluster(t *testing.T) {
 	}
 
 	db := backendtest.MySQL(t)
-	shelf := sku.NewCache(db, s, backendtest.Log(t), prometheus.NewRegistry())
+	shelf := sku.NewCache(db, s.Client(), backendtest.Log(t), prometheus.NewRegistry())
 	must(forgetAndTeach(t, s))
 	var clk clock.Clock
 	clk.Set(time.Now(), time.Now())
@@ -122,14 +122,14 @@ func TestEveryScriptOnARedisCluster(t *testing.T) {
 // forgetAndTeach gives the primaries the sku_lock.lua of the life that is believed in; no SKU is there yet.
 func forgetAndTeach(t *testing.T, s *reserve.Store) error {
 	t.Helper()
-	script, _ := s.Reduce()
-	life := s.Life(t.Context())
-	defer life.End()
-	lacking, err := life.Lacking(t.Context(), script)
+	script := s.Client().Incarnation().Lock
+	nodes := s.Client().Hold(t.Context())
+	defer nodes.Release()
+	lacking, err := nodes.Lacking(t.Context(), script)
 	if lacking == nil || err != nil {
 		return fmt.Errorf("nothing lacks sku_lock.lua: %w", err)
 	}
-	return lacking.Teach(t.Context(), script)
+	return lacking.Load(t.Context(), script)
 }
 
 // onCluster calls every script of a sale.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/redis/rueidis"
 
+	"floodgate.internal/backend/redis"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/failpoint"
 )
@@ -18,16 +19,12 @@ func (s *Store) Shut(ctx context.Context, sale, token int64) (present bool, err 
 	return s.shut(ctx, s.client, sale, token)
 }
 
-func (s *Store) shut(ctx context.Context, c rueidis.CoreClient, sale, token int64) (present bool, err error) {
-	r, err := runOn(ctx, c, lua.SaleClose, []string{s.state(sale)}, []string{strconv.FormatInt(token, 10)})
+func (s *Store) shut(ctx context.Context, conn rueidis.CoreClient, sale, token int64) (present bool, err error) {
+	list, err := redis.CallOn(ctx, conn, lua.SaleClose, []string{s.state(sale)}, strconv.FormatInt(token, 10))
 	if err != nil {
 		return false, fmt.Errorf("close sale %d: %w", sale, err)
 	}
-	list, err := r.ToArray()
-	if err != nil || len(list) == 0 {
-		return false, fmt.Errorf("close sale %d: no answer: %w", sale, err)
-	}
-	if word(list) == lua.Lost {
+	if list[0] == lua.Lost {
 		return false, ErrLost
 	}
 	return number(list, 1) == 1, nil
@@ -35,11 +32,11 @@ func (s *Store) shut(ctx context.Context, c rueidis.CoreClient, sale, token int6
 
 // Beat raises the beat of the reconciler with this token. ErrLost: the gate is not its own any more.
 func (s *Store) Beat(ctx context.Context, sale, token int64) error {
-	list, err := s.call(ctx, lua.SaleBeat, []string{s.state(sale)}, strconv.FormatInt(token, 10))
+	list, err := s.client.Call(ctx, lua.SaleBeat, []string{s.state(sale)}, strconv.FormatInt(token, 10))
 	if err != nil {
 		return fmt.Errorf("beat of sale %d: %w", sale, err)
 	}
-	if word(list) == lua.Lost {
+	if list[0] == lua.Lost {
 		return ErrLost
 	}
 	return nil
@@ -82,18 +79,14 @@ func (s *Store) Load(ctx context.Context, sale, token int64, l Loaded) error {
 	return s.client.Dedicated(func(c rueidis.DedicatedClient) error { return s.load(ctx, c, sale, token, l) })
 }
 
-func (s *Store) load(ctx context.Context, c rueidis.CoreClient, sale, token int64, l Loaded) error {
+func (s *Store) load(ctx context.Context, conn rueidis.CoreClient, sale, token int64, l Loaded) error {
 	keys := []string{s.state(sale), s.orders(sale), s.buyers(sale), s.idem(sale), s.applied(sale)}
 	step := func(name string, args ...string) error {
-		r, err := runOn(ctx, c, lua.SaleLoad, keys, append([]string{strconv.FormatInt(token, 10), name}, args...))
+		list, err := redis.CallOn(ctx, conn, lua.SaleLoad, keys, append([]string{strconv.FormatInt(token, 10), name}, args...)...)
 		if err != nil {
 			return fmt.Errorf("load sale %d, step %s: %w", sale, name, err)
 		}
-		words, err := r.AsStrSlice()
-		if err != nil || len(words) == 0 {
-			return fmt.Errorf("load sale %d, step %s: no answer: %w", sale, name, err)
-		}
-		if words[0] == lua.Lost {
+		if list[0] == lua.Lost {
 			return ErrLost
 		}
 		return nil
@@ -162,15 +155,11 @@ func (s *Store) load(ctx context.Context, c rueidis.CoreClient, sale, token int6
 
 // Unlock opens the gate of a loaded sale. ErrLost: another reconciler took over, or the gate is open already.
 func (s *Store) Unlock(ctx context.Context, sale, token int64) error {
-	r, err := s.run(ctx, lua.SaleOpen, []string{s.state(sale)}, []string{strconv.FormatInt(token, 10)})
+	list, err := s.client.Call(ctx, lua.SaleOpen, []string{s.state(sale)}, strconv.FormatInt(token, 10))
 	if err != nil {
 		return fmt.Errorf("open sale %d: %w", sale, err)
 	}
-	words, err := r.AsStrSlice()
-	if err != nil || len(words) == 0 {
-		return fmt.Errorf("open sale %d: no answer: %w", sale, err)
-	}
-	if words[0] == lua.Lost {
+	if list[0] == lua.Lost {
 		return ErrLost
 	}
 	return nil
@@ -183,14 +172,14 @@ var ErrQueued = errors.New("the outbox still holds orders of the sale")
 // MySQL has then: see catalog.ArchiveToken. ErrQueued: nothing was done, its orders must be settled and retired first. ErrLost: nothing was
 // done, a reconciler with a newer token was here. Idempotent.
 func (s *Store) Forget(ctx context.Context, sale, token int64) error {
-	list, err := s.call(ctx, lua.SaleForget, []string{s.state(sale), s.orders(sale), s.buyers(sale), s.idem(sale), s.OutboxKey(sale), s.applied(sale)}, strconv.FormatInt(token, 10))
+	list, err := s.client.Call(ctx, lua.SaleForget, []string{s.state(sale), s.orders(sale), s.buyers(sale), s.idem(sale), s.OutboxKey(sale), s.applied(sale)}, strconv.FormatInt(token, 10))
 	if err != nil {
 		return fmt.Errorf("forget sale %d: %w", sale, err)
 	}
-	if word(list) == lua.Lost {
+	if list[0] == lua.Lost {
 		return fmt.Errorf("forget sale %d under token %d, redis has %d: %w", sale, token, number(list, 1), ErrLost)
 	}
-	if word(list) == lua.Queued {
+	if list[0] == lua.Queued {
 		return fmt.Errorf("forget sale %d, %d in the outbox: %w", sale, number(list, 1), ErrQueued)
 	}
 	return nil

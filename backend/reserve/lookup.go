@@ -10,14 +10,15 @@ import (
 
 	"github.com/redis/rueidis"
 
+	"floodgate.internal/backend/redis"
 	"floodgate.internal/lua"
 )
 
-// Lookup reads one reservation; false if there is none. That is certain only while the gate is open, in the life that is
-// believed in: ErrGateClosed says that the reservations are being written anew, or have to be, and this one was not among them,
+// Lookup reads one reservation; false if there is none. That is certain only while the gate is open, in the incarnation
+// in use: ErrGateClosed says that the reservations are being written anew, or have to be, and this one was not among them,
 // ErrNotLoaded that none of the sale's is there.
 func (s *Store) Lookup(ctx context.Context, sale int64, orderID string) (Held, bool, error) {
-	ctx, cancel := context.WithTimeout(ctx, Timeout)
+	ctx, cancel := context.WithTimeout(ctx, redis.Timeout)
 	defer cancel()
 	b := s.client.B()
 	gate := b.Hmget().Key(s.state(sale)).Field("gate", "token").Build().Pin() // asked twice: it may move in between
@@ -46,30 +47,27 @@ func (s *Store) Lookup(ctx context.Context, sale int64, orderID string) (Held, b
 	}
 }
 
-// whole asks whether the sale's gate is not closed in the life that is believed in: by sale_adopt.lua in an epoch that never is, which does
+// whole asks whether the sale's gate is not closed in the incarnation in use: by sale_adopt.lua in an epoch that never is, which does
 // nothing. A Redis that was started anew, or a replica that was promoted, does not know the script. Its gate may be open still,
 // as it was in its older copy, until a reconciler closes it.
 func (s *Store) whole(sale int64) rueidis.Completed {
-	return s.client.B().Evalsha().Sha1(s.life.Load().adopt.SHA).Numkeys(5).
+	return s.client.B().Evalsha().Sha1(s.client.Incarnation().Adopt.SHA).Numkeys(5).
 		Key(s.state(sale), s.orders(sale), s.buyers(sale), s.idem(sale), s.OutboxKey(sale)).Arg("no epoch").Build()
 }
 
 func isWhole(r rueidis.RedisResult) (bool, error) {
-	list, err := r.ToArray()
-	if e, ok := rueidis.IsRedisErr(err); ok && e.IsNoScript() {
+	list, err := redis.Answer(r)
+	if errors.Is(err, redis.ErrRestarted) {
 		return false, nil
 	}
-	if err != nil || len(list) == 0 {
-		return false, fmt.Errorf("a script's answer: %w", err)
-	}
-	return word(list) == lua.StaleEpoch, nil
+	return err == nil && list[0] == lua.StaleEpoch, err
 }
 
 // OrdersOf returns the ids of the orders that hold a buyer's slots in each of the sales, in one round trip. Of those in unsure
-// there may be more: the gate is not open in the life that is believed in, so the slots are being written anew, or have to be, or
+// there may be more: the gate is not open in the incarnation in use, so the slots are being written anew, or have to be, or
 // are not there.
 func (s *Store) OrdersOf(ctx context.Context, sales []int64, uid string) (held map[int64][]string, unsure []int64, err error) {
-	ctx, cancel := context.WithTimeout(ctx, Timeout)
+	ctx, cancel := context.WithTimeout(ctx, redis.Timeout)
 	defer cancel()
 	b := s.client.B()
 	cmds := make(rueidis.Commands, 0, 4*len(sales))
@@ -105,7 +103,7 @@ func (s *Store) OrdersOf(ctx context.Context, sales []int64, uid string) (held m
 // Accepted is the order that a buyer's Idempotency-Key made, and its units; false if it made none, as far as Redis knows:
 // nothing is known of a sale that is not loaded.
 func (s *Store) Accepted(ctx context.Context, sale int64, uid, key string) (orderID string, quantity int, ok bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, Timeout)
+	ctx, cancel := context.WithTimeout(ctx, redis.Timeout)
 	defer cancel()
 	value, err := s.client.Do(ctx, s.client.B().Hget().Key(s.idem(sale)).Field(uid+":"+key).Build()).ToString()
 	if rueidis.IsRedisNil(err) {

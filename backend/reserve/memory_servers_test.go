@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"floodgate.internal/backend/redis"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/lua"
 )
@@ -18,12 +19,12 @@ func TestWhatABuyerLeavesInRedisIsBounded(t *testing.T) {
 	const rounds, most = 1000, 20
 	bytes := func(maxEnded int) (used int64, accepted int) {
 		all := loaded(t, nil)
-		s, err := reserve.Open(reserve.Config{Addrs: []string{os.Getenv("REDIS_ADDR")}, Prefix: all.Prefix(), MaxEnded: maxEnded})
+		s, err := reserve.Open(redis.Config{Addrs: []string{os.Getenv("REDIS_ADDR")}, Prefix: all.Client().Prefix()}, maxEnded)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer s.Close()
-		if err := s.Arm(t.Context()); err != nil {
+		if err := s.Client().Begin(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		for range rounds {
@@ -42,7 +43,7 @@ func TestWhatABuyerLeavesInRedisIsBounded(t *testing.T) {
 			}
 		}
 		c := s.Client()
-		used, err = c.Do(t.Context(), c.B().Arbitrary("MEMORY", "USAGE").Keys(fmt.Sprintf("%s{sale:%d}:idem", s.Prefix(), sale)).Args("SAMPLES", "0").Build()).AsInt64()
+		used, err = c.Do(t.Context(), c.B().Arbitrary("MEMORY", "USAGE").Keys(fmt.Sprintf("%s{sale:%d}:idem", s.Client().Prefix(), sale)).Args("SAMPLES", "0").Build()).AsInt64()
 		if err != nil {
 			t.Fatal(err)
 		}

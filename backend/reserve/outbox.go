@@ -10,17 +10,18 @@ import (
 	"github.com/redis/rueidis"
 
 	"floodgate.internal/backend/queued"
+	"floodgate.internal/backend/redis"
 	"floodgate.internal/lua"
 )
 
 // Join makes the consumer group of a sale's outbox, from its first entry on, where there is none; false: nothing of the
 // sale is in Redis.
 func (s *Store) Join(ctx context.Context, sale int64) (bool, error) {
-	list, err := s.call(ctx, lua.OutboxGroup, []string{s.state(sale), s.OutboxKey(sale)}, Group)
+	list, err := s.client.Call(ctx, lua.OutboxGroup, []string{s.state(sale), s.OutboxKey(sale)}, Group)
 	if err != nil {
 		return false, fmt.Errorf("make the group of sale %d's outbox: %w", sale, err)
 	}
-	return word(list) != lua.NotLoaded, nil
+	return list[0] != lua.NotLoaded, nil
 }
 
 // outboxPage is how many entries one call reads of an outbox: Redis answers nobody else meanwhile.
@@ -59,7 +60,7 @@ func (s *Store) Unheld(ctx context.Context, sale int64, entries []queued.Entry) 
 		for i, e := range page {
 			ids[i] = e.ID
 		}
-		ctx, cancel := context.WithTimeout(ctx, Timeout)
+		ctx, cancel := context.WithTimeout(ctx, redis.Timeout)
 		r := s.client.DoMulti(ctx, b.Hmget().Key(s.orders(sale)).Field(ids...).Build(), b.Hget().Key(s.state(sale)).Field("whole").Build())
 		cancel()
 		held, err := r[0].ToArray()
@@ -83,7 +84,7 @@ func (s *Store) Unheld(ctx context.Context, sale int64, entries []queued.Entry) 
 }
 
 func (s *Store) outboxPage(ctx context.Context, sale int64, from string) ([]rueidis.XRangeEntry, error) {
-	ctx, cancel := context.WithTimeout(ctx, Timeout)
+	ctx, cancel := context.WithTimeout(ctx, redis.Timeout)
 	defer cancel()
 	return s.client.Do(ctx, s.client.B().Xrange().Key(s.OutboxKey(sale)).Start(from).End("+").Count(outboxPage).Build()).AsXRange()
 }
@@ -92,12 +93,8 @@ func (s *Store) outboxPage(ctx context.Context, sale int64, from string) ([]ruei
 // most at a hundred that are at least that old, after an entry, "-" for the first ones, and says after which to go on.
 func (s *Store) StrayEntries(ctx context.Context, sale int64, consumer, after string, old time.Duration) (next string, found []string, err error) {
 	const most = "100"
-	r, err := s.run(ctx, lua.OutboxSkipped, []string{s.OutboxKey(sale)}, []string{Group, consumer, after, strconv.FormatInt(old.Milliseconds(), 10), most})
-	var words []string
-	if err == nil {
-		words, err = r.AsStrSlice()
-	}
-	if err != nil || len(words) == 0 {
+	words, err := s.client.Call(ctx, lua.OutboxSkipped, []string{s.OutboxKey(sale)}, Group, consumer, after, strconv.FormatInt(old.Milliseconds(), 10), most)
+	if err != nil {
 		return "", nil, fmt.Errorf("look for stray entries of sale %d: %w", sale, err)
 	}
 	return words[0], words[1:], nil
@@ -105,7 +102,7 @@ func (s *Store) StrayEntries(ctx context.Context, sale int64, consumer, after st
 
 // SweepOutbox forgets consumers of a sale's outbox that hold nothing and have been silent for idle, but for those named.
 func (s *Store) SweepOutbox(ctx context.Context, sale int64, idle time.Duration, keep ...string) error {
-	_, err := s.run(ctx, lua.OutboxSweep, []string{s.OutboxKey(sale)}, append([]string{Group, strconv.FormatInt(idle.Milliseconds(), 10)}, keep...))
+	_, err := s.client.Call(ctx, lua.OutboxSweep, []string{s.OutboxKey(sale)}, append([]string{Group, strconv.FormatInt(idle.Milliseconds(), 10)}, keep...)...)
 	if err != nil {
 		return fmt.Errorf("forget silent consumers of sale %d's outbox: %w", sale, err)
 	}

@@ -6,140 +6,63 @@ package reserve
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
-	"net"
 	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
-	"time"
 
 	"github.com/redis/rueidis"
 
 	"floodgate.internal/backend/queued"
+	"floodgate.internal/backend/redis"
 	"floodgate.internal/lua"
-	"floodgate.internal/shared/failpoint"
 )
 
-// What stands between a caller and a decision.
+// What stands between a caller and a decision. redis.ErrRestarted is another: the scripts of the incarnation in use are not there.
 var (
-	// ErrRestarted: Redis does not know the sale_reserve.lua, the sale_adopt.lua or the sku_lock.lua of the life that this process believes
-	// in. So it was started anew or promoted: its live sales must be reconciled, its SKUs be forgotten.
-	ErrRestarted = errors.New("redis was restarted: its sales must be reconciled")
 	// ErrNotLoaded: the sale is not in Redis.
 	ErrNotLoaded = errors.New("the sale is not in redis")
 	// ErrGateClosed: the sale is being reconciled.
 	ErrGateClosed = errors.New("the sale is being reconciled")
 	// ErrLost: another reconciler took over.
 	ErrLost = errors.New("another reconciler took over")
+	// ErrNotEnough: fewer units are in Redis's stock than should leave it.
+	ErrNotEnough = errors.New("fewer units are available")
 )
-
-// Timeout bounds every call that comes without a deadline of its own.
-const Timeout = 2 * time.Second
 
 // Group is the consumer group of every outbox.
 const Group = "orders"
 
-// Store calls the scripts. It is safe for concurrent use.
+// Store calls the scripts of sales. It is safe for concurrent use.
 type Store struct {
-	client   rueidis.Client
-	prefix   string
-	maxEnded int // Config.MaxEnded
-	life     atomic.Pointer[life]
+	client   *redis.Client
+	maxEnded int
 }
 
-// life is one of Redis, by the name under which MySQL has it, with the scripts that are loaded in it alone.
-type life struct {
-	name                   string
-	reserve, adopt, reduce lua.Script
+// New makes the Store of a Redis. maxEnded is how many orders of a buyer in one sale may have ended before Reserve takes no other;
+// 0: any number. It bounds the accepted Idempotency-Keys, which are kept as long as the sale.
+func New(client *redis.Client, maxEnded int) *Store {
+	return &Store{client: client, maxEnded: maxEnded}
 }
 
-// Config says where Redis is.
-type Config struct {
-	Addrs              []string // one server, or one or several nodes of a Redis Cluster
-	Username, Password string
-	Prefix             string
-	// MaxEnded is how many orders of a buyer in one sale may have ended before Reserve takes no other; 0: any number. It bounds the
-	// accepted Idempotency-Keys, which are kept as long as the sale.
-	MaxEnded int
-}
-
-// Open connects to Redis; it fails if Redis does not answer.
-func Open(c Config) (*Store, error) {
-	option := rueidis.ClientOption{
-		InitAddress:       c.Addrs,
-		Username:          c.Username,
-		Password:          c.Password,
-		DisableCache:      true,
-		DisableRetry:      true,
-		ForceSingleClient: len(c.Addrs) == 1,
-		RingScaleEachConn: 8,
-		BlockingPoolSize:  64,
-		ConnWriteTimeout:  Timeout,
-		Dialer:            net.Dialer{Timeout: Timeout},
-		ClusterOption:     rueidis.ClusterOption{ShardsRefreshInterval: time.Second},
-	}
-	s := &Store{prefix: c.Prefix, maxEnded: c.MaxEnded}
-	s.Believe("")
-	if failpoint.Enabled {
-		option.DialCtxFn = s.dialMarked
-	}
-	var err error
-	if s.client, err = rueidis.NewClient(option); err == nil && option.ForceSingleClient && clustered(s.client) {
-		s.client.Close()
-		option.ForceSingleClient = false
-		s.client, err = rueidis.NewClient(option)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("redis at %s: %w", strings.Join(c.Addrs, ", "), err)
-	}
-	return s, nil
-}
-
-// clustered reports whether a server is a node of a Redis Cluster: it tells of the others. Any other server refuses the question.
-func clustered(c rueidis.Client) bool {
-	ctx, cancel := context.WithTimeout(context.Background(), Timeout)
-	defer cancel()
-	return c.Do(ctx, c.B().ClusterInfo().Build()).Error() == nil
-}
-
-// dialMarked connects as rueidis does by default, with the failpoints after a script was called and before its answer is read.
-func (s *Store) dialMarked(ctx context.Context, addr string, dialer *net.Dialer, _ *tls.Config) (net.Conn, error) {
-	c, err := dialer.DialContext(ctx, "tcp", addr)
+// Open connects to Redis; it fails if Redis does not answer. maxEnded is New's.
+func Open(c redis.Config, maxEnded int) (*Store, error) {
+	client, err := redis.Open(c)
 	if err != nil {
 		return nil, err
 	}
-	c = failpoint.Sent("api.script-sent", c, func() string { return s.life.Load().reserve.SHA })
-	return failpoint.Sent("cart.script-sent", c, func() string { return s.life.Load().reduce.SHA }), nil
+	return New(client, maxEnded), nil
 }
 
-// Believe names the life of Redis in which Reserve and Adopt may decide: the newest that MySQL has. In any other, and with ""
-// in all, they answer ErrRestarted.
-func (s *Store) Believe(name string) {
-	if l := s.life.Load(); l == nil || l.name != name {
-		s.life.Store(&life{name, lua.SaleReserveIn(name), lua.SaleAdoptIn(name), lua.SKULockIn(name)})
-	}
-}
+// Client is the connection.
+func (s *Store) Client() *redis.Client { return s.client }
 
-// Reduce is the sku_lock.lua of the life that is believed in; false while none is.
-func (s *Store) Reduce() (lua.Script, bool) {
-	l := s.life.Load()
-	return l.reduce, l.name != ""
-}
-
-// Close closes the connections.
+// Close ends the connection.
 func (s *Store) Close() { s.client.Close() }
 
-// Client is the connection, for what is no script.
-func (s *Store) Client() rueidis.Client { return s.client }
-
-// Prefix is put before every key.
-func (s *Store) Prefix() string { return s.prefix }
-
 func (s *Store) key(sale int64, name string) string {
-	return s.prefix + "{sale:" + strconv.FormatInt(sale, 10) + "}:" + name
+	return s.client.Prefix() + "{sale:" + strconv.FormatInt(sale, 10) + "}:" + name
 }
 
 // OutboxKey is the key of a sale's outbox stream.
@@ -151,84 +74,18 @@ func (s *Store) buyers(sale int64) string  { return s.key(sale, "buyers") }
 func (s *Store) idem(sale int64) string    { return s.key(sale, "idem") }
 func (s *Store) applied(sale int64) string { return s.key(sale, "applied") }
 
-// Now asks Redis for the time: the one clock that decides. On a cluster any node will do, where the first one that is asked is away.
-func (s *Store) Now(ctx context.Context) (now time.Time, err error) {
-	if now, err = timeOf(ctx, s.client); err != nil && s.client.Mode() == rueidis.ClientModeCluster {
-		for _, n := range s.client.Nodes() {
-			if now, err = timeOf(ctx, n); err == nil {
-				break
-			}
-		}
-	}
-	return now, err
+// number reads a member of a script's answer; what is not there is 0.
+func number(answer []string, i int) int64 {
+	n, _ := strconv.ParseInt(text(answer, i), 10, 64)
+	return n
 }
 
-func timeOf(ctx context.Context, c rueidis.Client) (time.Time, error) {
-	ctx, cancel := context.WithTimeout(ctx, Timeout)
-	defer cancel()
-	t, err := c.Do(ctx, c.B().Time().Build()).AsIntSlice()
-	if err != nil {
-		return time.Time{}, fmt.Errorf("redis TIME: %w", err)
-	}
-	return time.Unix(t[0], t[1]*1000).UTC(), nil
-}
-
-// call runs a script by EVALSHA; one that Redis does not know is sent whole, but for those of a life.
-func (s *Store) call(ctx context.Context, script lua.Script, keys []string, args ...string) ([]rueidis.RedisMessage, error) {
-	r, err := s.run(ctx, script, keys, args)
-	if err != nil {
-		return nil, err
-	}
-	list, err := r.ToArray()
-	if err != nil || len(list) == 0 {
-		return nil, fmt.Errorf("a script's answer: %w", err)
-	}
-	return list, nil
-}
-
-func (s *Store) run(ctx context.Context, script lua.Script, keys, args []string) (rueidis.RedisResult, error) {
-	return runOn(ctx, s.client, script, keys, args)
-}
-
-func runOn(ctx context.Context, c rueidis.CoreClient, script lua.Script, keys, args []string) (rueidis.RedisResult, error) {
-	ctx, cancel := context.WithTimeout(ctx, Timeout)
-	defer cancel()
-	r := c.Do(ctx, c.B().Evalsha().Sha1(script.SHA).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build())
-	err := r.Error()
-	if e, ok := rueidis.IsRedisErr(err); ok && e.IsNoScript() {
-		if script.Life {
-			return r, ErrRestarted
-		}
-		r = c.Do(ctx, c.B().Eval().Script(script.Source).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build())
-		err = r.Error()
-	}
-	return r, err
-}
-
-// word is the name at the head of a script's answer.
-func word(list []rueidis.RedisMessage) string {
-	w, err := list[0].ToString()
-	if err != nil {
-		return "answer without a name: " + err.Error()
-	}
-	return w
-}
-
-// text and number read what follows the name; what is not there is "" and 0.
-func text(list []rueidis.RedisMessage, i int) string {
-	if i >= len(list) {
+// text reads a member of a script's answer; what is not there is "".
+func text(answer []string, i int) string {
+	if i >= len(answer) {
 		return ""
 	}
-	if n, err := list[i].AsInt64(); err == nil && list[i].IsInt64() {
-		return strconv.FormatInt(n, 10)
-	}
-	t, _ := list[i].ToString()
-	return t
-}
-
-func number(list []rueidis.RedisMessage, i int) int64 {
-	n, _ := strconv.ParseInt(text(list, i), 10, 64)
-	return n
+	return answer[i]
 }
 
 // Request is one press of the button.
@@ -262,20 +119,20 @@ func (r Request) Entry(v Verdict) queued.Entry {
 		Trace: r.Trace, Entry: v.Entry}
 }
 
-// Reserve decides one order. Errors: ErrRestarted, ErrNotLoaded, ErrGateClosed (nothing was done), or anything else, after
+// Reserve decides one order. Errors: redis.ErrRestarted, ErrNotLoaded, ErrGateClosed (nothing was done), or anything else, after
 // which the order may stand: its outcome is unknown.
 func (s *Store) Reserve(ctx context.Context, r Request) (Verdict, error) {
 	line := ""
 	if r.Line {
 		line = lua.ForLine
 	}
-	list, err := s.call(ctx, s.life.Load().reserve,
+	list, err := s.client.Call(ctx, s.client.Incarnation().Reserve,
 		[]string{s.state(r.Sale), s.orders(r.Sale), s.buyers(r.Sale), s.idem(r.Sale), s.OutboxKey(r.Sale)},
 		strconv.FormatInt(r.Epoch, 10), r.UID, strconv.Itoa(r.Quantity), r.OrderID, r.Key, r.Trace, line, strconv.Itoa(s.maxEnded))
 	if err != nil {
 		return Verdict{}, fmt.Errorf("reserve sale %d for uid %s: %w", r.Sale, r.UID, err)
 	}
-	v := Verdict{Answer: word(list)}
+	v := Verdict{Answer: list[0]}
 	switch v.Answer {
 	case lua.NotLoaded:
 		return v, ErrNotLoaded
@@ -302,11 +159,11 @@ func (s *Store) Reserve(ctx context.Context, r Request) (Verdict, error) {
 // Release gives the units of an order that ended back. It is true when this call did it, false when there was nothing to
 // give back. Errors: ErrNotLoaded and ErrGateClosed say that the intent must be kept and tried again later.
 func (s *Store) Release(ctx context.Context, sale int64, orderID string) (bool, error) {
-	list, err := s.call(ctx, lua.SaleRelease, []string{s.state(sale), s.orders(sale), s.buyers(sale), s.idem(sale)}, orderID)
+	list, err := s.client.Call(ctx, lua.SaleRelease, []string{s.state(sale), s.orders(sale), s.buyers(sale), s.idem(sale)}, orderID)
 	if err != nil {
 		return false, fmt.Errorf("release order %s: %w", orderID, err)
 	}
-	switch word(list) {
+	switch list[0] {
 	case lua.Released:
 		return true, nil
 	case lua.Done:
@@ -321,11 +178,11 @@ func (s *Store) Release(ctx context.Context, sale int64, orderID string) (bool, 
 // Adjust applies the change of stock of one intent, once. Errors: ErrNotLoaded (loading will include it), ErrGateClosed
 // and ErrNotEnough say that the intent must be kept and tried again later.
 func (s *Store) Adjust(ctx context.Context, sale int64, intent int64, units int64) error {
-	list, err := s.call(ctx, lua.SaleAdjust, []string{s.state(sale), s.applied(sale)}, strconv.FormatInt(intent, 10), strconv.FormatInt(units, 10))
+	list, err := s.client.Call(ctx, lua.SaleAdjust, []string{s.state(sale), s.applied(sale)}, strconv.FormatInt(intent, 10), strconv.FormatInt(units, 10))
 	if err != nil {
 		return fmt.Errorf("adjust sale %d by %d: %w", sale, units, err)
 	}
-	switch word(list) {
+	switch list[0] {
 	case lua.Applied, lua.Done:
 		return nil
 	case lua.NotLoaded:
@@ -336,9 +193,6 @@ func (s *Store) Adjust(ctx context.Context, sale int64, intent int64, units int6
 		return ErrGateClosed
 	}
 }
-
-// ErrNotEnough: fewer units are in Redis's stock than should leave it.
-var ErrNotEnough = errors.New("fewer units are available")
 
 // Tranche is a part of the stock and when it goes on sale.
 type Tranche struct {
@@ -375,11 +229,11 @@ func bit(b bool) string {
 
 // Define applies a definition if it is newer than Redis's. ErrNotLoaded: loading the sale will bring it.
 func (s *Store) Define(ctx context.Context, sale int64, d Definition) error {
-	list, err := s.call(ctx, lua.SaleDefine, []string{s.state(sale)}, append([]string{strconv.FormatInt(d.Version, 10)}, d.args()...)...)
+	list, err := s.client.Call(ctx, lua.SaleDefine, []string{s.state(sale)}, append([]string{strconv.FormatInt(d.Version, 10)}, d.args()...)...)
 	if err != nil {
 		return fmt.Errorf("define sale %d: %w", sale, err)
 	}
-	if word(list) == lua.NotLoaded {
+	if list[0] == lua.NotLoaded {
 		return ErrNotLoaded
 	}
 	return nil
@@ -387,17 +241,17 @@ func (s *Store) Define(ctx context.Context, sale int64, d Definition) error {
 
 // Adopt takes orders of older epochs over, each into the epoch of its sale in epochs, MySQL's present ones, in one pipeline. The
 // answers, in the order of entries, are lua.Adopted and Present (drop the old message: the outbox has a new one), SoldOut,
-// Limit and KeyReused (reject it), and GateClosed (hold it, ask again). Any error, ErrRestarted among them: hold them all, though some may be
+// Limit and KeyReused (reject it), and GateClosed (hold it, ask again). Any error, redis.ErrRestarted among them: hold them all, though some may be
 // adopted.
 func (s *Store) Adopt(ctx context.Context, entries []queued.Entry, epochs map[int64]int64) ([]string, error) {
-	calls := make([]Args, len(entries))
+	calls := make([]redis.Args, len(entries))
 	for i, e := range entries {
-		calls[i] = Args{
+		calls[i] = redis.Args{
 			Keys: []string{s.state(e.Sale), s.orders(e.Sale), s.buyers(e.Sale), s.idem(e.Sale), s.OutboxKey(e.Sale)},
 			Args: []string{strconv.FormatInt(epochs[e.Sale], 10), e.ID, e.UID, strconv.Itoa(e.Quantity), e.Slots, e.Key, strconv.FormatInt(e.At, 10), e.Trace, Group},
 		}
 	}
-	lists, err := s.CallAll(ctx, s.life.Load().adopt, calls)
+	lists, err := s.client.CallAll(ctx, s.client.Incarnation().Adopt, calls)
 	if err != nil {
 		return nil, fmt.Errorf("adopt %d orders: %w", len(entries), err)
 	}
@@ -413,14 +267,14 @@ func (s *Store) Adopt(ctx context.Context, entries []queued.Entry, epochs map[in
 // Keep gives the outbox entry of an order that the broker has confirmed to consumer, so that no relay publishes it again,
 // and says whether Redis still holds the order in the epoch of that entry: if so, it was not lost in between.
 func (s *Store) Keep(ctx context.Context, e queued.Entry, consumer string) (bool, error) {
-	ctx, cancel := context.WithTimeout(ctx, Timeout)
+	ctx, cancel := context.WithTimeout(ctx, redis.Timeout)
 	defer cancel()
 	b := s.client.B()
 	r := s.client.DoMulti(ctx,
 		b.Xclaim().Key(s.OutboxKey(e.Sale)).Group(Group).Consumer(consumer).MinIdleTime("0").Id(e.Entry).Justid().Build(),
 		b.Hexists().Key(s.orders(e.Sale)).Field(e.ID).Build(),
 		b.Hget().Key(s.state(e.Sale)).Field("epoch").Build()) // after the order: an epoch that has not moved by now had not moved then
-	if _, redis := rueidis.IsRedisErr(r[0].Error()); r[0].Error() != nil && !redis { // no relay has made the group: one publishes it again
+	if _, answered := rueidis.IsRedisErr(r[0].Error()); r[0].Error() != nil && !answered { // no relay has made the group: one publishes it again
 		return false, fmt.Errorf("keep order %s: %w", e.ID, r[0].Error())
 	}
 	held, err := r[1].AsBool()
@@ -440,7 +294,7 @@ const retireStep = 1000
 // Retire takes entries out of a sale's outbox. Only for orders whose row in MySQL is committed.
 func (s *Store) Retire(ctx context.Context, sale int64, entries []string) error {
 	for part := range slices.Chunk(entries, retireStep) {
-		if _, err := s.run(ctx, lua.OutboxRetire, []string{s.OutboxKey(sale)}, append([]string{Group}, part...)); err != nil {
+		if _, err := s.client.Call(ctx, lua.OutboxRetire, []string{s.OutboxKey(sale)}, append([]string{Group}, part...)...); err != nil {
 			return fmt.Errorf("retire %d entries of sale %d: %w", len(part), sale, err)
 		}
 	}

@@ -17,6 +17,7 @@ import (
 
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/queued"
+	"floodgate.internal/backend/redis"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/netfault"
@@ -149,18 +150,18 @@ func TestErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = s.Reserve(ctx, request("ann", 1))
-	is("reserve, restarted", err, reserve.ErrRestarted)
-	adopt("adopt, restarted", sale, "", reserve.ErrRestarted)
-	if armed, err := s.Armed(ctx); armed || err != nil {
+	is("reserve, restarted", err, redis.ErrRestarted)
+	adopt("adopt, restarted", sale, "", redis.ErrRestarted)
+	if armed, err := s.Client().AllReserve(ctx); armed || err != nil {
 		t.Errorf("armed: got %v, %v; want false", armed, err)
 	}
 	if err := s.Load(ctx, sale, 2, reserve.Loaded{Epoch: 2, Stock: 1, Total: 1, Definition: reserve.Definition{Ends: far, Limit: 1}}); err != nil {
 		t.Errorf("the other scripts are sent whole: %v", err)
 	}
-	if err := s.Arm(ctx); err != nil {
+	if err := s.Client().Begin(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if armed, err := s.Armed(ctx); !armed || err != nil {
+	if armed, err := s.Client().AllReserve(ctx); !armed || err != nil {
 		t.Errorf("armed: got %v, %v; want true", armed, err)
 	}
 	cancelled, cancel := context.WithCancel(ctx)
@@ -174,7 +175,7 @@ func TestErrors(t *testing.T) {
 func TestALostAnswerIsAnError(t *testing.T) {
 	direct := loaded(t, nil)
 	cut := netfault.New(t, os.Getenv("REDIS_ADDR"))
-	s, err := reserve.Open(reserve.Config{Addrs: []string{cut.Addr()}, Prefix: direct.Prefix()})
+	s, err := reserve.Open(redis.Config{Addrs: []string{cut.Addr()}, Prefix: direct.Client().Prefix()}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -185,8 +186,8 @@ func TestALostAnswerIsAnError(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	direct.Believe(name)
-	s.Believe(name)
+	direct.Client().Use(name)
+	s.Client().Use(name)
 	lost, ended := request("ann", 1), request("bob", 1)
 	if _, err := direct.Reserve(t.Context(), ended); err != nil {
 		t.Fatal(err)
@@ -373,6 +374,6 @@ func TestAnOlderCopyIsNotSureOfWhatItDoesNotHold(t *testing.T) {
 		}
 	}
 	sure(true)
-	s.Believe("a life that this Redis does not know: it was started anew, and nobody has closed its gates yet")
+	s.Client().Use("a life that this Redis does not know: it was started anew, and nobody has closed its gates yet")
 	sure(false)
 }

@@ -12,11 +12,11 @@ import (
 // Available (something is to be had, and nobody waits), AlreadyOrdered, NotStarted, Ended or Paused, with what Reserve gives.
 // Errors: ErrNotLoaded, ErrGateClosed.
 func (s *Store) LookStandby(ctx context.Context, sale int64, uid string) (Verdict, error) {
-	list, err := s.call(ctx, lua.SaleStandby, []string{s.state(sale), s.buyers(sale)}, lua.StepLook, uid)
+	list, err := s.client.Call(ctx, lua.SaleStandby, []string{s.state(sale), s.buyers(sale)}, lua.StepLook, uid)
 	if err != nil {
 		return Verdict{}, fmt.Errorf("the standby line of sale %d: %w", sale, err)
 	}
-	v := Verdict{Answer: word(list)}
+	v := Verdict{Answer: list[0]}
 	switch v.Answer {
 	case lua.NotLoaded:
 		return v, ErrNotLoaded
@@ -43,11 +43,11 @@ func (s *Store) Rest(ctx context.Context, sale, place int64) error {
 }
 
 func (s *Store) note(ctx context.Context, sale int64, step string, place int64) error {
-	list, err := s.call(ctx, lua.SaleStandby, []string{s.state(sale), s.buyers(sale)}, step, strconv.FormatInt(place, 10))
+	list, err := s.client.Call(ctx, lua.SaleStandby, []string{s.state(sale), s.buyers(sale)}, step, strconv.FormatInt(place, 10))
 	if err != nil {
 		return fmt.Errorf("the standby line of sale %d, %s %d: %w", sale, step, place, err)
 	}
-	if word(list) == lua.NotLoaded {
+	if list[0] == lua.NotLoaded {
 		return ErrNotLoaded
 	}
 	return nil

@@ -9,6 +9,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"floodgate.internal/backend/queued"
+	"floodgate.internal/backend/redis"
 )
 
 // State is a sale as Redis has it.
@@ -50,7 +51,7 @@ func (s *Store) States(ctx context.Context, sales []int64) ([]State, error) {
 
 // SomeStates is States for as many of the sales as can be read: another node may be away. The error says why one cannot.
 func (s *Store) SomeStates(ctx context.Context, sales []int64) (some map[int64]State, err error) {
-	ctx, cancel := context.WithTimeout(ctx, Timeout)
+	ctx, cancel := context.WithTimeout(ctx, redis.Timeout)
 	defer cancel()
 	cmds := make(rueidis.Commands, len(sales))
 	for i, id := range sales {
@@ -100,7 +101,7 @@ type Snapshot struct {
 
 // Snapshot reads all of a sale in one MULTI: for reconciling and auditing.
 func (s *Store) Snapshot(ctx context.Context, sale int64) (Snapshot, error) {
-	ctx, cancel := context.WithTimeout(ctx, 10*Timeout)
+	ctx, cancel := context.WithTimeout(ctx, 10*redis.Timeout)
 	defer cancel()
 	var snap Snapshot
 	err := s.client.Dedicated(func(c rueidis.DedicatedClient) error {

@@ -10,14 +10,14 @@ import (
 
 	"github.com/redis/rueidis"
 
-	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/redis"
 	"floodgate.internal/lua"
 )
 
 // keys are the names of a SKU's keys in Redis, under one hash tag.
 type keys struct{ state, orders, open, applied string }
 
-func keysOf(redis *reserve.Store, sku int64) keys {
+func keysOf(redis *redis.Client, sku int64) keys {
 	base := redis.Prefix() + "{sku:" + strconv.FormatInt(sku, 10) + "}:"
 	return keys{base + "state", base + "orders", base + "open", base + "applied"}
 }
@@ -32,7 +32,7 @@ var ErrLoading = errors.New("the SKU is being loaded into redis")
 
 // EndLock gives the units of a hold back in Redis (lua.ToBack) or says that they are sold (lua.ToSold). Idempotent. A SKU that is
 // not in Redis needs none: loading it brings what MySQL has. ErrLoading.
-func EndLock(ctx context.Context, redis *reserve.Store, h Hold, to string) error {
+func EndLock(ctx context.Context, redis *redis.Client, h Hold, to string) error {
 	answer, err := redis.Call(ctx, lua.SKUUnlock, keysOf(redis, h.SKU).held(), h.Order, h.Lock, to)
 	if err != nil {
 		return fmt.Errorf("unlock order %s at SKU %d: %w", h.Order, h.SKU, err)
@@ -44,7 +44,7 @@ func EndLock(ctx context.Context, redis *reserve.Store, h Hold, to string) error
 }
 
 // Adjust changes a SKU's available units in Redis, once for each intent. A SKU that is not in Redis needs none. ErrLoading.
-func Adjust(ctx context.Context, redis *reserve.Store, sku, intent, units int64) error {
+func Adjust(ctx context.Context, redis *redis.Client, sku, intent, units int64) error {
 	k := keysOf(redis, sku)
 	answer, err := redis.Call(ctx, lua.SKUAdjust, []string{k.state, k.applied}, strconv.FormatInt(intent, 10), strconv.FormatInt(units, 10))
 	if err != nil {
@@ -76,17 +76,17 @@ func Epoch(lock string) int64 {
 }
 
 // Reduce locks units for an order, each line by itself, in one pipeline: the SKUs may live in different slots. It may be
-// repeated. reserve.ErrRestarted: a Redis locks nothing before Keep was there, and Wake was called. After any error some lines
+// repeated. redis.ErrRestarted: a Redis locks nothing before Keep was there, and Wake was called. After any error some lines
 // may be locked.
 func (s *Cache) Reduce(ctx context.Context, order string, lines []Line) ([]Verdict, error) {
-	calls := make([]reserve.Args, len(lines))
+	calls := make([]redis.Args, len(lines))
 	for i, l := range lines {
-		calls[i] = reserve.Args{Keys: keysOf(s.redis, l.SKU).held(), Args: []string{order, strconv.FormatInt(l.Units, 10)}}
+		calls[i] = redis.Args{Keys: keysOf(s.redis, l.SKU).held(), Args: []string{order, strconv.FormatInt(l.Units, 10)}}
 	}
-	script, _ := s.redis.Reduce()
+	script := s.redis.Incarnation().Lock
 	answers, err := s.redis.CallAll(ctx, script, calls)
 	if err != nil {
-		if errors.Is(err, reserve.ErrRestarted) {
+		if errors.Is(err, redis.ErrRestarted) {
 			s.Wake()
 		}
 		return nil, fmt.Errorf("reduce %d SKUs for order %s: %w", len(lines), order, err)
@@ -127,9 +127,9 @@ func (s *Cache) Due(ctx context.Context, skus []int64, before time.Time, most in
 	if len(skus) == 0 {
 		return nil, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, reserve.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, redis.Timeout)
 	defer cancel()
-	c := s.redis.Client()
+	c := s.redis
 	commands := make(rueidis.Commands, len(skus))
 	for i, sku := range skus {
 		commands[i] = c.B().Zrange().Key(keysOf(s.redis, sku).open).Min("-inf").Max(strconv.FormatInt(before.UnixMilli(), 10)).Byscore().Limit(0, most).Build()
@@ -163,9 +163,9 @@ func (s *Cache) Compared(ctx context.Context, holds []Hold) error {
 	if len(holds) == 0 {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, reserve.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, redis.Timeout)
 	defer cancel()
-	c := s.redis.Client()
+	c := s.redis
 	commands := make(rueidis.Commands, len(holds))
 	for i, h := range holds {
 		commands[i] = c.B().Zrem().Key(keysOf(s.redis, h.SKU).open).Member(h.Order).Build()
@@ -197,9 +197,9 @@ func (s *Cache) states(ctx context.Context, skus []int64) ([]State, error) {
 	if len(skus) == 0 {
 		return nil, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, reserve.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, redis.Timeout)
 	defer cancel()
-	c := s.redis.Client()
+	c := s.redis
 	commands := make(rueidis.Commands, len(skus))
 	for i, sku := range skus {
 		commands[i] = c.B().Hgetall().Key(keysOf(s.redis, sku).state).Build()
@@ -225,12 +225,12 @@ type Snapshot struct {
 }
 
 // Read reads all of a SKU in Redis in one MULTI: for auditing.
-func Read(ctx context.Context, redis *reserve.Store, sku int64) (Snapshot, error) {
-	ctx, cancel := context.WithTimeout(ctx, 10*reserve.Timeout)
+func Read(ctx context.Context, client *redis.Client, sku int64) (Snapshot, error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*redis.Timeout)
 	defer cancel()
-	k := keysOf(redis, sku)
+	k := keysOf(client, sku)
 	snap := Snapshot{Orders: map[string]int64{}, Locks: map[string]string{}, Open: map[string]int64{}, Applied: map[int64]bool{}}
-	err := redis.Client().Dedicated(func(c rueidis.DedicatedClient) error {
+	err := client.Dedicated(func(c rueidis.DedicatedClient) error {
 		rs := c.DoMulti(ctx,
 			c.B().Multi().Build(),
 			c.B().Hgetall().Key(k.state).Build(),

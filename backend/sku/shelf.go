@@ -25,6 +25,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/singleflight"
 
+	"floodgate.internal/backend/redis"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
@@ -55,7 +56,7 @@ const (
 // Cache is the SKUs in Redis. It is safe for concurrent use, by any number of processes.
 type Cache struct {
 	db    *sql.DB
-	redis *reserve.Store
+	redis *redis.Client
 	log   *slog.Logger
 	wake  chan struct{}      // a token: look now
 	loads singleflight.Group // by SKU, and "list"
@@ -75,7 +76,7 @@ type sku struct {
 }
 
 // NewCache makes a Shelf. Redis locks nothing before Keep, of some process, was there.
-func NewCache(db *sql.DB, redis *reserve.Store, log *slog.Logger, reg prometheus.Registerer) *Cache {
+func NewCache(db *sql.DB, redis *redis.Client, log *slog.Logger, reg prometheus.Registerer) *Cache {
 	s := &Cache{db: db, redis: redis, log: log, wake: make(chan struct{}, 1), absent: map[int64]time.Time{},
 		results: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "backend_sku_loads_total",
 			Help: "Attempts to load a SKU into Redis: loaded, present (it was there), unknown, lost (to another process), or failed."}, []string{"result"}),
@@ -434,13 +435,13 @@ func (s *Cache) Wake() {
 }
 
 // Keep runs until ctx is cancelled, and then returns nil. It looks each second, and when woken: a primary of Redis that does not know
-// the sku_lock.lua of the life that this process believes in was started anew, or promoted, and may have lost
+// the sku_lock.lua of the incarnation that this process uses was started anew, or promoted, and may have lost
 // anything. So every SKU is forgotten there, and only then the script is loaded. Whoever asks for a SKU next loads it.
 func (s *Cache) Keep(ctx context.Context) error {
 	told := ""
 	for ctx.Err() == nil {
 		rest := lookEvery
-		if _, believed := s.redis.Reduce(); !believed {
+		if s.redis.Incarnation().Name == "" {
 			rest = lookEvery / 20 // a reconciler is at it
 		} else if err := s.look(ctx); err == nil {
 			told = ""
@@ -457,34 +458,34 @@ func (s *Cache) Keep(ctx context.Context) error {
 	return nil
 }
 
-// Armed reports whether Redis locks units: every primary can be asked, and knows the sku_lock.lua of the life that is believed in.
+// Armed reports whether Redis locks units: every primary can be asked, and knows the sku_lock.lua of the incarnation in use.
 func (s *Cache) Armed(ctx context.Context) (bool, error) {
-	script, believed := s.redis.Reduce()
-	if !believed {
+	used := s.redis.Incarnation()
+	if used.Name == "" {
 		return false, nil
 	}
-	life := s.redis.Life(ctx)
-	defer life.End()
-	lacking, err := life.Lacking(ctx, script)
+	nodes := s.redis.Hold(ctx)
+	defer nodes.Release()
+	lacking, err := nodes.Lacking(ctx, used.Lock)
 	return lacking == nil && err == nil, err
 }
 
 // Locks reports whether some primary of Redis locks units.
 func (s *Cache) Locks(ctx context.Context) (bool, error) {
-	script, believed := s.redis.Reduce()
-	if !believed {
+	used := s.redis.Incarnation()
+	if used.Name == "" {
 		return false, nil
 	}
-	life := s.redis.Life(ctx)
-	defer life.End()
-	return life.Some(ctx, script)
+	nodes := s.redis.Hold(ctx)
+	defer nodes.Release()
+	return nodes.AnyHas(ctx, used.Lock)
 }
 
 func (s *Cache) look(ctx context.Context) error {
-	script, _ := s.redis.Reduce()
-	life := s.redis.Life(ctx) // the same from the look on until the script is loaded
-	defer life.End()
-	lacking, away := life.Lacking(ctx, script)
+	script := s.redis.Incarnation().Lock
+	nodes := s.redis.Hold(ctx) // the same from the look on until the script is loaded
+	defer nodes.Release()
+	lacking, away := nodes.Lacking(ctx, script)
 	if lacking == nil {
 		return away
 	}
@@ -509,7 +510,7 @@ func (s *Cache) look(ctx context.Context) error {
 		}
 		n += len(forget)
 	}
-	if err := lacking.Teach(ctx, script); err != nil {
+	if err := lacking.Load(ctx, script); err != nil {
 		return fmt.Errorf("redis changed meanwhile: %w", err)
 	}
 	s.restarts.Inc()

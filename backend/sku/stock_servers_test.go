@@ -22,7 +22,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"floodgate.internal/backend/backendtest"
-	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/redis"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/wire"
@@ -36,7 +36,7 @@ type room struct {
 
 func newRoom(t *testing.T) *room {
 	t.Helper()
-	return &room{NewCache(backendtest.MySQL(t), backendtest.Redis(t), backendtest.Log(t), prometheus.NewRegistry()), t}
+	return &room{NewCache(backendtest.MySQL(t), backendtest.Redis(t).Client(), backendtest.Log(t), prometheus.NewRegistry()), t}
 }
 
 func (r *room) state(sku int64) State {
@@ -226,12 +226,12 @@ func herdProcess() int {
 		fmt.Println(err)
 		return 1
 	}
-	redis, err := reserve.Open(reserve.Config{Addrs: []string{os.Getenv("REDIS_ADDR")}, Prefix: f[1]})
+	redis, err := redis.Open(redis.Config{Addrs: []string{os.Getenv("REDIS_ADDR")}, Prefix: f[1]})
 	if err != nil {
 		fmt.Println(err)
 		return 1
 	}
-	if err := redis.Arm(context.Background()); err != nil {
+	if err := redis.Begin(context.Background()); err != nil {
 		fmt.Println(err)
 		return 1
 	}
@@ -259,7 +259,7 @@ func TestHerdLoadsOnce(t *testing.T) {
 	if _, err := store.Migrate(t.Context(), db); err != nil {
 		t.Fatal(err)
 	}
-	r := &room{NewCache(db, backendtest.Redis(t), backendtest.Log(t), prometheus.NewRegistry()), t}
+	r := &room{NewCache(db, backendtest.Redis(t).Client(), backendtest.Log(t), prometheus.NewRegistry()), t}
 	sku := backendtest.SKU(t, db, 600, 100, "EUR")
 	type process struct {
 		cmd *exec.Cmd
@@ -323,7 +323,7 @@ func TestHerdAfterADeadLoader(t *testing.T) {
 	if err := r.Load(t.Context(), sku); !errors.Is(err, ErrSlow) {
 		t.Errorf("while the lease lasts: got %v, want ErrSlow", err)
 	}
-	c := r.redis.Client()
+	c := r.redis
 	r.must(c.Do(t.Context(), c.B().Hset().Key(keysOf(r.redis, sku).state).FieldValue().FieldValue("until", "1").Build()).Error())
 	if n, err := herd(t.Context(), r.Cache, sku, "one", 1000); n != 1000 || err != nil {
 		t.Errorf("locked %d, %v", n, err)
@@ -347,9 +347,9 @@ func TestRestartedRedisForgetsEverySKU(t *testing.T) {
 	if v := r.reduce("lost", skus[0], 4); v.Answer != lua.Reduced {
 		t.Fatalf("got %+v", v)
 	}
-	c := r.redis.Client()
+	c := r.redis
 	r.must(c.Do(t.Context(), c.B().ScriptFlush().Build()).Error())
-	if _, err := r.Reduce(t.Context(), "o", []Line{{skus[0], 1}}); !errors.Is(err, reserve.ErrRestarted) {
+	if _, err := r.Reduce(t.Context(), "o", []Line{{skus[0], 1}}); !errors.Is(err, redis.ErrRestarted) {
 		t.Fatalf("got %v, want ErrRestarted", err)
 	}
 	if armed, err := r.Armed(t.Context()); armed || err != nil {
@@ -391,8 +391,8 @@ func TestAnotherLifeOfRedisForgetsEverySKU(t *testing.T) {
 	sku := backendtest.SKU(t, r.db, 10, 100, "EUR")
 	r.must(r.Load(t.Context(), sku))
 	r.reduce("o", sku, 1)
-	r.redis.Believe("another life")
-	if _, err := r.Reduce(t.Context(), "p", []Line{{sku, 1}}); !errors.Is(err, reserve.ErrRestarted) {
+	r.redis.Use("another life")
+	if _, err := r.Reduce(t.Context(), "p", []Line{{sku, 1}}); !errors.Is(err, redis.ErrRestarted) {
 		t.Errorf("got %v, want ErrRestarted", err)
 	}
 	r.must(r.look(t.Context()))
@@ -403,11 +403,11 @@ func TestAnotherLifeOfRedisForgetsEverySKU(t *testing.T) {
 	if v := r.reduce("p", sku, 1); v.Answer != lua.Reduced || Epoch(v.Lock) != 2 {
 		t.Errorf("got %+v", v)
 	}
-	r.redis.Believe("") // no reconciler was there yet
+	r.redis.Use("") // no reconciler was there yet
 	if armed, err := r.Armed(t.Context()); armed || err != nil {
 		t.Errorf("without a life: armed %v, %v", armed, err)
 	}
-	if _, err := r.Reduce(t.Context(), "q", []Line{{sku, 1}}); !errors.Is(err, reserve.ErrRestarted) {
+	if _, err := r.Reduce(t.Context(), "q", []Line{{sku, 1}}); !errors.Is(err, redis.ErrRestarted) {
 		t.Errorf("without a life: got %v, want ErrRestarted", err)
 	}
 }
@@ -441,7 +441,7 @@ func TestList(t *testing.T) {
 	}
 
 	// Redis does not answer.
-	far, err := reserve.Open(reserve.Config{Addrs: []string{os.Getenv("REDIS_ADDR")}, Prefix: r.redis.Prefix()})
+	far, err := redis.Open(redis.Config{Addrs: []string{os.Getenv("REDIS_ADDR")}, Prefix: r.redis.Prefix()})
 	r.must(err)
 	far.Close()
 	if got, err := NewCache(r.db, far, r.log, prometheus.NewRegistry()).List(t.Context()); err != nil || !slices.Equal(got, want) {

@@ -9,6 +9,7 @@ import (
 
 	"floodgate.internal/backend/catalog"
 	"floodgate.internal/backend/eligibility"
+	"floodgate.internal/backend/redis"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/failpoint"
@@ -127,7 +128,7 @@ func (l *Line) offer(ctx context.Context, sale int64, hasty bool) (n int, err er
 			answer, why := "", string(refused[h.uid])
 			if why == "" {
 				answer, err = l.ask(ctx, sale, h, &epoch)
-				if errors.Is(err, reserve.ErrGateClosed) || errors.Is(err, reserve.ErrNotLoaded) || errors.Is(err, reserve.ErrRestarted) {
+				if errors.Is(err, reserve.ErrGateClosed) || errors.Is(err, reserve.ErrNotLoaded) || errors.Is(err, redis.ErrRestarted) {
 					return n, nil // not now; or not by this process, which does not follow the lives of Redis
 				}
 				if err != nil {

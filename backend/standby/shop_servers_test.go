@@ -81,7 +81,7 @@ func (s *shop) process(clk *clock.Clock) (*standby.Line, *order.Store) {
 func (s *shop) clockAhead(d time.Duration) *clock.Clock {
 	s.t.Helper()
 	asked := time.Now()
-	now, err := s.redis.Now(s.t.Context())
+	now, err := s.redis.Client().Now(s.t.Context())
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -17,6 +17,7 @@ import (
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/eligibility"
+	"floodgate.internal/backend/redis"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/standby"
 	"floodgate.internal/backend/store"
@@ -160,10 +161,10 @@ func TestWhoMayNotHaveItIsPassedOver(t *testing.T) {
 // One of whose orders as many have ended as may is passed over, too, and keeps nobody from what comes back.
 func TestWhoHasEndedTooManyOrdersIsPassedOver(t *testing.T) {
 	s := newShop(t, backendtest.SaleOptions{Stock: 1})
-	few, err := reserve.Open(reserve.Config{Addrs: []string{os.Getenv("REDIS_ADDR")}, Prefix: s.redis.Prefix(), MaxEnded: 1})
+	few, err := reserve.Open(redis.Config{Addrs: []string{os.Getenv("REDIS_ADDR")}, Prefix: s.redis.Client().Prefix()}, 1)
 	s.must(err)
 	t.Cleanup(few.Close)
-	s.must(few.Arm(t.Context()))
+	s.must(few.Client().Begin(t.Context()))
 	s.cancel("bob", s.buy("bob")[0])
 	ids := s.buy("ann")
 	s.join("bob", "eve")
@@ -320,7 +321,7 @@ func TestTheLineOutlivesRedis(t *testing.T) {
 
 func (s *shop) keys() (keys []string) {
 	for _, name := range []string{"state", "orders", "buyers", "idem", "outbox", "applied"} {
-		keys = append(keys, fmt.Sprintf("%s{sale:%d}:%s", s.redis.Prefix(), s.sale, name))
+		keys = append(keys, fmt.Sprintf("%s{sale:%d}:%s", s.redis.Client().Prefix(), s.sale, name))
 	}
 	return keys
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"floodgate.internal/backend/backendtest"
+	"floodgate.internal/backend/redis"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/shared/verdict"
 	"floodgate.internal/shared/wire"
@@ -91,7 +92,7 @@ func TestATimelineIsOnesOwn(t *testing.T) {
 	}
 
 	// Without Redis nobody knows what is queued.
-	away, err := reserve.Open(reserve.Config{Addrs: []string{os.Getenv("REDIS_ADDR")}, Prefix: d.redis.Prefix()})
+	away, err := reserve.Open(redis.Config{Addrs: []string{os.Getenv("REDIS_ADDR")}, Prefix: d.redis.Client().Prefix()}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,7 +16,7 @@ import (
 func TestASaleOfManyPagesIsReconciled(t *testing.T) {
 	_, db := openMySQL(t, 1)
 	redis := openRedis(t)
-	now, err := redis.Now(t.Context())
+	now, err := redis.Client().Now(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,6 +15,7 @@ import (
 
 	"floodgate.internal/backend/lock"
 	"floodgate.internal/backend/queued"
+	"floodgate.internal/backend/redis"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/lua"
 )
@@ -28,7 +29,7 @@ func openRedis(t *testing.T) *reserve.Store {
 		t.Fatal(err)
 	}
 	t.Cleanup(r.Close)
-	s, err := reserve.Open(reserve.Config{Addrs: []string{r.Addr()}, Prefix: "fg:"})
+	s, err := reserve.Open(redis.Config{Addrs: []string{r.Addr()}, Prefix: "fg:"}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -39,7 +40,7 @@ func openRedis(t *testing.T) *reserve.Store {
 // definition is a sale that is open from an hour ago to an hour from now, by the stand-in's clock.
 func definition(t *testing.T, s *reserve.Store) reserve.Definition {
 	t.Helper()
-	now, err := s.Now(t.Context())
+	now, err := s.Client().Now(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +61,7 @@ func load(t *testing.T, s *reserve.Store, token int64, l reserve.Loaded) {
 	if err := s.Unlock(ctx, sale, token); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Arm(ctx); err != nil {
+	if err := s.Client().Begin(ctx); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -76,16 +77,16 @@ func TestReserveAnswers(t *testing.T) {
 	ctx := t.Context()
 	d := definition(t, s)
 
-	if _, err := s.Reserve(ctx, press(1, "a")); !errors.Is(err, reserve.ErrRestarted) {
+	if _, err := s.Reserve(ctx, press(1, "a")); !errors.Is(err, redis.ErrRestarted) {
 		t.Fatalf("before sale_reserve.lua is loaded: got %v, want ErrRestarted", err)
 	}
-	if armed, err := s.Armed(ctx); armed || err != nil {
+	if armed, err := s.Client().AllReserve(ctx); armed || err != nil {
 		t.Fatalf("Armed: got %v, %v; want false", armed, err)
 	}
-	if err := s.Arm(ctx); err != nil {
+	if err := s.Client().Begin(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if armed, err := s.Armed(ctx); !armed || err != nil {
+	if armed, err := s.Client().AllReserve(ctx); !armed || err != nil {
 		t.Fatalf("Armed: got %v, %v; want true", armed, err)
 	}
 	if _, err := s.Reserve(ctx, press(1, "a")); !errors.Is(err, reserve.ErrNotLoaded) {
@@ -410,7 +411,7 @@ func TestSaysThatNothingIsKept(t *testing.T) {
 
 func TestALockAndItsLease(t *testing.T) {
 	s := openRedis(t)
-	l := lock.New(s.Client(), s.Prefix(), prometheus.NewRegistry())
+	l := lock.New(s.Client(), prometheus.NewRegistry())
 	ctx, die := context.WithCancel(t.Context())
 	defer die()
 	const name, lease, long = "door", 300 * time.Millisecond, time.Hour

@@ -1,9 +1,9 @@
-package reserve_test
+package redis_test
 
 import (
 	"testing"
 
-	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/redis"
 )
 
 func TestSlot(t *testing.T) {
@@ -16,9 +16,9 @@ func TestSlot(t *testing.T) {
 		"foo{{bar}}zap":      4015,
 		"foo{bar}{zap}":      5061,
 		"bar":                5061,
-		"fg:{sale:1}:outbox": reserve.Slot("sale:1"),
+		"fg:{sale:1}:outbox": redis.Slot("sale:1"),
 	} {
-		if got := reserve.Slot(key); got != want {
+		if got := redis.Slot(key); got != want {
 			t.Errorf("%q: got slot %d, want %d", key, got, want)
 		}
 	}

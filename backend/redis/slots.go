@@ -1,6 +1,8 @@
-package reserve
+package redis
 
-import "strings"
+import (
+	"strings"
+)
 
 // Slot is the hash slot of a key on a Redis Cluster: CRC16 (XMODEM) of its hash tag, modulo 16384.
 // https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/
@@ -22,4 +24,23 @@ func Slot(key string) uint16 {
 		}
 	}
 	return crc % 16384
+}
+
+// slots is a set of hash slots.
+type slots [1 << 14 / 64]uint64
+
+var everySlot = func() (s slots) {
+	for i := range s {
+		s[i] = ^uint64(0)
+	}
+	return s
+}()
+
+func (s *slots) add(slot uint64)      { s[slot/64] |= 1 << (slot % 64) }
+func (s *slots) has(slot uint16) bool { return s[slot/64]&(1<<(slot%64)) != 0 }
+
+func (s *slots) remove(other slots) {
+	for i := range s {
+		s[i] &^= other[i]
+	}
 }

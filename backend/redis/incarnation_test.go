@@ -1,4 +1,4 @@
-package reserve
+package redis
 
 import (
 	"slices"
@@ -62,7 +62,7 @@ func TestWhoIsAPrimary(t *testing.T) {
 		{"equal epochs", []*node{at("a", true, 2, span(0, 9)), at("b", true, 2, span(5, 5))}, []string{"a"}, ""},
 		{"without slots yet", []*node{at("a", true, 1, span(0, 9)), at("b", true, 0, slots{})}, []string{"a", "b"}, "a"},
 	} {
-		primaries, others := sorted(c.nodes)
+		primaries, others := primariesOf(c.nodes)
 		if !slices.Equal(addrs(primaries), c.primaries) || len(primaries)+len(others) != len(c.nodes) {
 			t.Errorf("%s: got the primaries %v and the others %v, want %v", c.name, addrs(primaries), addrs(others), c.primaries)
 		}

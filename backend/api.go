@@ -26,7 +26,7 @@ func (p *process) beginAPI(base *stage) {
 	base.start("lists", p.lists.Run)
 	p.origins = origins.New(p.clk.Now())
 	parts := api.Parts{
-		Catalog: p.catalog, Redis: p.redis, Book: p.orders, Orders: reader, Claims: p.claims, Carts: p.carts, Standby: p.standby, Shelf: p.skus,
+		Catalog: p.catalog, Redis: p.redis, Orders: p.orders, Reader: reader, Claims: p.claims, Carts: p.carts, Standby: p.standby, SKUs: p.skus,
 		Reconciler: p.reconciler, Webhooks: p.payments, Timelines: p.timelines, Lists: p.lists, Origins: p.origins, Outage: p.outage,
 	}
 	if p.config.TestPayments() {

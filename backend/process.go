@@ -158,7 +158,7 @@ func (p *process) begin(base, work *stage) {
 // build makes the features that every role has, each after those that it needs.
 func (p *process) build() {
 	c := p.config
-	p.catalog = catalog.New(p.db, p.redis, p.clk, p.log, p.reg)
+	p.catalog = catalog.New(catalog.Config{DB: p.db, Redis: p.redis, Clock: p.clk, Log: p.log, Register: p.reg})
 	p.standby = standby.New(standby.Config{DB: p.db, Redis: p.redis, Catalog: p.catalog, Clock: p.clk, Log: p.log, Register: p.reg,
 		MaxLine: c.Standby.MaxLine})
 	p.intents = intent.New(intent.Config{DB: p.db, Redis: p.redis, Clock: p.clk, Log: p.log, Register: p.reg, Returned: p.standby.Wake})
@@ -175,7 +175,7 @@ func (p *process) build() {
 		reconciling.Fence = p.broker
 	}
 	p.reconciler = reconcile.New(reconciling)
-	p.skus = sku.NewCache(p.db, p.redis.Client(), p.log, p.reg)
+	p.skus = sku.NewCache(sku.Config{DB: p.db, Redis: p.redis.Client(), Log: p.log, Register: p.reg})
 	p.carts = cart.New(cart.Config{DB: p.db, SKUs: p.skus, Clock: p.clk, Log: p.log, Register: p.reg,
 		PayWithin: c.Carts.PayWithin, AbandonedAfter: c.Carts.AbandonedAfter, MaxInFlight: c.Carts.MaxInFlight})
 }

@@ -9,8 +9,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"reflect"
-	"strings"
 	"time"
 
 	"floodgate.internal/shared/cli"
@@ -43,33 +41,6 @@ func (c checkCommand) run(ctx context.Context, stdout io.Writer) error {
 		fmt.Fprintf(stdout, "%s needs a restart: a reload refuses this file\n", field)
 	}
 	return nil
-}
-
-// restartFields names the fields of a diff that a reload refuses.
-func restartFields(diff []string) []string {
-	restart := restartNames(reflect.TypeFor[Config](), "", map[string]bool{})
-	var fields []string
-	for _, line := range diff {
-		if field, _, _ := strings.Cut(line, ": "); restart[field] {
-			fields = append(fields, field)
-		}
-	}
-	return fields
-}
-
-// restartNames adds the fields below t that are tagged reload:"restart".
-func restartNames(t reflect.Type, path string, names map[string]bool) map[string]bool {
-	for i := range t.NumField() {
-		f := t.Field(i)
-		name := join(path, key(f))
-		switch {
-		case f.Tag.Get("reload") == "restart":
-			names[name] = true
-		case f.Type.Kind() == reflect.Struct:
-			restartNames(f.Type, name, names)
-		}
-	}
-	return names
 }
 
 // errToken: the running gateway refuses the file's ops_token.

@@ -170,7 +170,7 @@ signing_key.secret: another secret`
 		t.Errorf("a configuration differs from itself: %v", a.Diff(a))
 	}
 	c := load(with(`public: "127.0.0.1:0"`, `public: "127.0.0.1:1"`), with("read_timeout: 2s", "read_timeout: 3s"))
-	if got := strings.Join(a.restarts(c), " "); got != "listen.public server.read_timeout" {
+	if got := strings.Join(restartFields(a.Diff(c)), " "); got != "listen.public server.read_timeout" {
 		t.Errorf("got %q", got)
 	}
 }

@@ -113,26 +113,31 @@ func maskEnvironment(lines []string, files ...*conf.File) []string {
 	return slices.Compact(lines)
 }
 
-// restarts names the changed fields that need a restart.
-func (c Config) restarts(next Config) []string {
+// restartFields names the fields of a diff that a reload refuses.
+func restartFields(diff []string) []string {
+	restart := restartNames(reflect.TypeFor[Config](), "", map[string]bool{})
 	var fields []string
-	var walk func(path string, a, b reflect.Value)
-	walk = func(path string, a, b reflect.Value) {
-		for i := range a.NumField() {
-			f := a.Type().Field(i)
-			name := join(path, key(f))
-			switch {
-			case f.Tag.Get("reload") == "restart":
-				if a.Field(i).Interface() != b.Field(i).Interface() {
-					fields = append(fields, name)
-				}
-			case f.Type.Kind() == reflect.Struct:
-				walk(name, a.Field(i), b.Field(i))
-			}
+	for _, line := range diff {
+		if field, _, _ := strings.Cut(line, ": "); restart[field] {
+			fields = append(fields, field)
 		}
 	}
-	walk("", reflect.ValueOf(c), reflect.ValueOf(next))
 	return fields
+}
+
+// restartNames adds the fields below t that are tagged reload:"restart".
+func restartNames(t reflect.Type, path string, names map[string]bool) map[string]bool {
+	for i := range t.NumField() {
+		f := t.Field(i)
+		name := join(path, key(f))
+		switch {
+		case f.Tag.Get("reload") == "restart":
+			names[name] = true
+		case f.Type.Kind() == reflect.Struct:
+			restartNames(f.Type, name, names)
+		}
+	}
+	return names
 }
 
 // diffTrees compares two trees, which may have come as JSON.

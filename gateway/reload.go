@@ -57,7 +57,7 @@ func (r *process) takeOver() (diff []string, result string, err error) {
 		return nil, refused, err
 	}
 	diff = old.Diff(c)
-	if fields := old.restarts(c); len(fields) > 0 {
+	if fields := restartFields(diff); len(fields) > 0 {
 		return diff, refused, fmt.Errorf("%s: a change of %s needs a restart; nothing was taken over", r.path, strings.Join(fields, ", "))
 	}
 	if len(diff) == 0 && hash == old.Hash {

@@ -73,12 +73,12 @@ type Config struct {
 type Parts struct {
 	Catalog    *catalog.Catalog
 	Redis      *reserve.Store
-	Book       *order.Store
-	Orders     *order.Reader
+	Orders     *order.Store
+	Reader     *order.Reader
 	Claims     *coupon.Claims
 	Carts      *cart.Carts
 	Standby    *standby.Line
-	Shelf      *sku.Cache
+	SKUs       *sku.Cache
 	Reconciler Reconciler
 	Webhooks   *payment.Webhooks
 	Timelines  *timeline.Store
@@ -89,7 +89,7 @@ type Parts struct {
 	Outage     func() string      // names what has been away for too long to take orders, "" for nothing; nil: nothing ever is
 }
 
-// Payer takes the payment of an order at its owner's word, as order.Book.Pay does: the Book is the built-in test provider.
+// Payer takes the payment of an order at its owner's word, as order.Store.Pay does: that is the built-in test provider.
 type Payer interface {
 	Pay(ctx context.Context, uid, orderID string) (wire.Order, error)
 }

@@ -62,7 +62,7 @@ func workOn(t testing.TB, limits Limits, addr string, direct *reserve.Store, db 
 		t.Fatal(err)
 	}
 	log, reg := backendtest.Log(t), prometheus.NewRegistry()
-	known := catalog.New(db, redis, s.Clock, log, reg)
+	known := catalog.New(catalog.Config{DB: db, Redis: redis, Clock: s.Clock, Log: log, Register: reg})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- known.Run(ctx) }()
@@ -72,14 +72,14 @@ func workOn(t testing.TB, limits Limits, addr string, direct *reserve.Store, db 
 			t.Error(err)
 		}
 	})
-	shelf := sku.NewCache(db, redis.Client(), log, reg)
+	shelf := sku.NewCache(sku.Config{DB: db, Redis: redis.Client(), Log: log, Register: reg})
 	carts := cart.New(cart.Config{PayWithin: time.Minute, MaxInFlight: 2, DB: db, SKUs: shelf, Clock: s.Clock, Log: log, Register: reg})
 	line := standby.New(standby.Config{MaxLine: 2, DB: db, Redis: redis, Catalog: known, Clock: s.Clock, Log: log, Register: reg})
 	book := order.NewStore(order.Config{Intents: intent.New(intent.Config{DB: db, Redis: redis, Clock: s.Clock, Log: log, Register: reg, Returned: line.Wake}),
 		DB: db, Redis: redis, Clock: s.Clock, Log: log, Register: reg, AcceptWithin: time.Minute, Returned: line.Wake})
 	s.Begin(Parts{
-		Catalog: known, Redis: redis, Book: book, Carts: carts, Shelf: shelf, Standby: line, Payer: book,
-		Orders:     order.NewReader(order.ReaderConfig{DB: db, Redis: redis, Log: log, Register: reg}),
+		Catalog: known, Redis: redis, Orders: book, Carts: carts, SKUs: shelf, Standby: line, Payer: book,
+		Reader:     order.NewReader(order.ReaderConfig{DB: db, Redis: redis, Log: log, Register: reg}),
 		Claims:     coupon.New(coupon.Config{DB: db, Clock: s.Clock, Register: reg}),
 		Webhooks:   payment.New(payment.Config{DB: db, Orders: book, Clock: s.Clock, Log: log, Register: reg, Providers: []payment.Provider{testProvider}}),
 		Timelines:  timeline.New(timeline.Config{DB: db, Orders: book, Clock: s.Clock, Log: log, Register: reg, Keep: time.Hour, MaxRows: 1000}),
@@ -292,7 +292,7 @@ func TestASaleIsThereBeforeTheSalesAreRead(t *testing.T) {
 	s, c := start(t, roomy)
 	db := backendtest.MySQL(t)
 	sale := backendtest.Sale(t, db, backendtest.SaleOptions{})
-	s.Begin(Parts{Catalog: catalog.New(db, backendtest.Redis(t), s.Clock, s.Log, prometheus.NewRegistry())}) // which does not run
+	s.Begin(Parts{Catalog: catalog.New(catalog.Config{DB: db, Redis: backendtest.Redis(t), Clock: s.Clock, Log: s.Log, Register: prometheus.NewRegistry()})}) // which does not run
 	wantProblem(t, c.signed(c.request("GET", fmt.Sprintf("/v1/sales/%d", sale), ""), ""), problem.Overloaded, "being read")
 	wantProblem(t, c.signed(c.request("GET", fmt.Sprintf("/v1/sales/%d", sale+1), ""), ""), problem.SaleNotFound, "")
 	if err := s.Catalog.Refresh(t.Context()); err != nil {

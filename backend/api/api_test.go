@@ -62,7 +62,7 @@ var roomy = Limits{InFlight: 10, Waiting: 10, Connections: 100, Queued: 100, Lag
 
 // begin gives the server a catalog that has not been read: enough for what is refused before any sale is looked up.
 func (s *Server) begin() {
-	s.Begin(Parts{Catalog: catalog.New(nil, nil, s.Clock, s.Log, prometheus.NewRegistry())})
+	s.Begin(Parts{Catalog: catalog.New(catalog.Config{Clock: s.Clock, Log: s.Log, Register: prometheus.NewRegistry()})})
 }
 
 func (c *caller) request(method, target, body string) *fasthttp.Request {

@@ -67,7 +67,7 @@ func (s *Server) postCart(r *request) string {
 func (s *Server) getSKUs(r *request) string {
 	ctx, cancel := context.WithTimeout(context.Background(), workTimeout)
 	defer cancel()
-	list, err := s.Shelf.List(ctx)
+	list, err := s.SKUs.List(ctx)
 	if err != nil {
 		s.sparse.warn("api: SKUs could not be listed", r.ids(), "error", err)
 		return r.refuse(overloaded("the SKUs cannot be read at the moment"))

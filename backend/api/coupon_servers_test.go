@@ -23,10 +23,10 @@ func (w *working) settleAll(sale int64) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	if err := w.Book.Settle(w.t.Context(), snap.Outbox); err != nil {
+	if err := w.Orders.Settle(w.t.Context(), snap.Outbox); err != nil {
 		w.t.Fatal(err)
 	}
-	if err := w.Book.Retire(w.t.Context(), snap.Outbox); err != nil {
+	if err := w.Orders.Retire(w.t.Context(), snap.Outbox); err != nil {
 		w.t.Fatal(err)
 	}
 }

@@ -41,7 +41,7 @@ func (s *Server) tooLate(ctx context.Context, r *request, sale int64, key string
 	if err != nil {
 		return r.refuse(badBody(err))
 	}
-	return s.refuseUnlessRepeated(ctx, r, sale, key, quantity, problem.New(problem.SaleEnded, refusals[lua.Ended].detail), s.Orders.ByKey)
+	return s.refuseUnlessRepeated(ctx, r, sale, key, quantity, problem.New(problem.SaleEnded, refusals[lua.Ended].detail), s.Reader.ByKey)
 }
 
 // refuseUnlessRepeated refuses with p, but for the repeat of an accepted order: an order is a promise, also to who may not make

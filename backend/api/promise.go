@@ -80,7 +80,7 @@ func (s *Server) confirmedBefore(ctx context.Context, r *request, sale int64, or
 // decided reports whether the order's promise is settled by MySQL: it has the order, and p says if it was rejected; or it
 // cannot be asked, and p says that nothing is known.
 func (s *Server) decided(ctx context.Context, r *request, orderID string) (known bool, p *problem.Problem) {
-	o, err := s.Orders.Order(ctx, r.uid, orderID, 0)
+	o, err := s.Reader.Order(ctx, r.uid, orderID, 0)
 	sale, _ := wire.SaleOfOrder(orderID)
 	switch {
 	case err != nil:

@@ -62,9 +62,9 @@ func drain(t *testing.T, w *working, b *broker.Broker, sale int64) map[string]in
 			for _, e := range batch {
 				times[e.ID]++
 			}
-			return w.Book.Settle(ctx, batch)
+			return w.Orders.Settle(ctx, batch)
 		}, func(ctx context.Context, batch []queued.Entry) {
-			if err := w.Book.Retire(ctx, batch); err != nil {
+			if err := w.Orders.Retire(ctx, batch); err != nil {
 				t.Error(err)
 			}
 		})
@@ -187,10 +187,10 @@ func TestNewOrdersAreShed(t *testing.T) {
 
 	// What is no order does not count, and what was accepted is finished.
 	c := w.redis.Client()
-	if err := w.Book.Settle(t.Context(), snap.Outbox); err != nil {
+	if err := w.Orders.Settle(t.Context(), snap.Outbox); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.Book.Retire(t.Context(), snap.Outbox); err != nil {
+	if err := w.Orders.Retire(t.Context(), snap.Outbox); err != nil {
 		t.Fatal(err)
 	}
 	if err := c.Do(t.Context(), c.B().Xadd().Key(w.redis.OutboxKey(sale)).Id("*").FieldValue().FieldValue("not", "an order").Build()).Error(); err != nil {

@@ -183,14 +183,14 @@ func (s *Server) awaitOrder(uid, id string, wait time.Duration) (wire.Order, err
 		defer unpark()
 		ctx, cancel := context.WithTimeout(s.stopping, wait+workTimeout)
 		defer cancel()
-		o, err := s.Orders.Order(ctx, uid, id, wait)
+		o, err := s.Reader.Order(ctx, uid, id, wait)
 		if s.stopping.Err() == nil || err == nil {
 			return o, err
 		}
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), workTimeout)
 	defer cancel()
-	return s.Orders.Order(ctx, uid, id, 0)
+	return s.Reader.Order(ctx, uid, id, 0)
 }
 
 func (s *Server) getOrders(r *request) string {
@@ -210,7 +210,7 @@ func (s *Server) getOrders(r *request) string {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), workTimeout)
 	defer cancel()
-	list, err := s.Orders.List(ctx, uid, sale, s.Catalog.Live(), cursor, pageSize)
+	list, err := s.Reader.List(ctx, uid, sale, s.Catalog.Live(), cursor, pageSize)
 	if err != nil {
 		return r.refuse(s.readFailed(err, r))
 	}
@@ -237,7 +237,7 @@ func (s *Server) postPayment(r *request) string {
 	return s.change(r, s.Payer.Pay)
 }
 
-func (s *Server) postCancellation(r *request) string { return s.change(r, s.Book.Cancel) }
+func (s *Server) postCancellation(r *request) string { return s.change(r, s.Orders.Cancel) }
 
 // change pays or cancels an order.
 func (s *Server) change(r *request, do func(ctx context.Context, uid, orderID string) (wire.Order, error)) string {

@@ -185,7 +185,7 @@ func (s *Server) deleteStandby(r *request) string {
 	defer l.done()
 	offer, err := s.Standby.Leave(ctx, l.sale, l.uid)
 	if err == nil && offer != "" {
-		_, err = s.Book.Cancel(ctx, l.uid, offer)
+		_, err = s.Orders.Cancel(ctx, l.uid, offer)
 	}
 	var state *order.StateError
 	switch {

@@ -166,10 +166,10 @@ func (w *working) settleOutbox(sale int64) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	if err := w.Book.Settle(w.t.Context(), entries); err != nil {
+	if err := w.Orders.Settle(w.t.Context(), entries); err != nil {
 		w.t.Fatal(err)
 	}
-	if err := w.Book.Retire(w.t.Context(), entries); err != nil {
+	if err := w.Orders.Retire(w.t.Context(), entries); err != nil {
 		w.t.Fatal(err)
 	}
 }

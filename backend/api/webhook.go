@@ -33,7 +33,7 @@ func (s *Server) postWebhook(r *request) string {
 	return r.private(receipt)
 }
 
-// webhookRefused maps the errors of payment.Desk.Take.
+// webhookRefused maps the errors of payment.Webhooks.Take.
 func (s *Server) webhookRefused(r *request, err error) *problem.Problem {
 	var body *payment.BodyError
 	var mismatch *payment.MismatchError

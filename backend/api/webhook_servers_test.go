@@ -49,7 +49,7 @@ func TestAnswersToWebhooks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := w.Book.Settle(t.Context(), snap.Outbox); err != nil {
+	if err := w.Orders.Settle(t.Context(), snap.Outbox); err != nil {
 		t.Fatal(err)
 	}
 	wantProblem(t, w.deliver("beta", body("e1", queued, 4900), now), problem.NotFound, "payment provider")

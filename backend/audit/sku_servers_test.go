@@ -40,7 +40,7 @@ func newStore(t *testing.T) *store {
 	t.Helper()
 	s := &store{t: t, db: backendtest.MySQL(t), redis: backendtest.Redis(t)}
 	clk, log, reg := new(clock.Clock), backendtest.Log(t), prometheus.NewRegistry()
-	s.shelf = sku.NewCache(s.db, s.redis.Client(), log, reg)
+	s.shelf = sku.NewCache(sku.Config{DB: s.db, Redis: s.redis.Client(), Log: log, Register: reg})
 	s.carts = cart.New(cart.Config{PayWithin: time.Minute, MaxInFlight: 10, DB: s.db, SKUs: s.shelf, Clock: clk, Log: log, Register: reg})
 	s.intents = intent.New(intent.Config{DB: s.db, Redis: s.redis, Clock: clk, Log: log, Register: reg})
 	s.book = orders.NewStore(orders.Config{Intents: s.intents, DB: s.db, Redis: s.redis, Clock: clk, Log: log, Register: reg})

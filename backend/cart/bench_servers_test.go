@@ -27,7 +27,7 @@ func BenchmarkPlace(b *testing.B) {
 		b.Run(c.name, func(b *testing.B) {
 			db, redis := backendtest.MySQL(b), backendtest.Redis(b)
 			log, reg := slog.New(slog.DiscardHandler), prometheus.NewRegistry()
-			carts := New(Config{PayWithin: time.Hour, MaxInFlight: 64, DB: db, SKUs: sku.NewCache(db, redis.Client(), log, reg), Clock: new(clock.Clock), Log: log, Register: reg})
+			carts := New(Config{PayWithin: time.Hour, MaxInFlight: 64, DB: db, SKUs: sku.NewCache(sku.Config{DB: db, Redis: redis.Client(), Log: log, Register: reg}), Clock: new(clock.Clock), Log: log, Register: reg})
 			var skus []int64
 			for range c.skus {
 				skus = append(skus, backendtest.SKU(b, db, c.units, 100, "EUR"))

@@ -53,7 +53,7 @@ func newShop(t *testing.T) *shop {
 func shopOn(t *testing.T, db *sql.DB, redis *reserve.Store, c Config) *shop {
 	t.Helper()
 	clk, log, reg := new(clock.Clock), backendtest.Log(t), prometheus.NewRegistry()
-	cache := sku.NewCache(db, redis.Client(), log, reg)
+	cache := sku.NewCache(sku.Config{DB: db, Redis: redis.Client(), Log: log, Register: reg})
 	c.DB, c.SKUs, c.Clock, c.Log, c.Register = db, cache, clk, log, reg
 	intents := intent.New(intent.Config{DB: db, Redis: redis, Clock: clk, Log: log, Register: reg})
 	return &shop{Carts: New(c), t: t, redis: redis, intents: intents,

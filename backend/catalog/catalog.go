@@ -103,9 +103,18 @@ func newMetrics(reg prometheus.Registerer) metrics {
 	return m
 }
 
-// New makes a catalog; it knows nothing before Run or Refresh.
-func New(db *sql.DB, redis *reserve.Store, clk *clock.Clock, log *slog.Logger, reg prometheus.Registerer) *Catalog {
-	return &Catalog{db: db, redis: redis, clk: clk, log: log, metrics: newMetrics(reg),
+// Config is what a Catalog needs.
+type Config struct {
+	DB       *sql.DB
+	Redis    *reserve.Store
+	Clock    *clock.Clock // Run keeps it on Redis's clock
+	Log      *slog.Logger
+	Register prometheus.Registerer
+}
+
+// New makes a Catalog and registers its metrics. It knows nothing before Run or Refresh.
+func New(c Config) *Catalog {
+	return &Catalog{db: c.DB, redis: c.Redis, clk: c.Clock, log: c.Log, metrics: newMetrics(c.Register),
 		slot: make(chan struct{}, 1), changed: make(chan struct{}, 1), feed: newFeed(), begun: time.Now()}
 }
 

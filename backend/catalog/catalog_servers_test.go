@@ -21,7 +21,7 @@ import (
 func TestRunFollowsMySQLAndRedis(t *testing.T) {
 	db, redis := backendtest.MySQL(t), backendtest.Redis(t)
 	clk := &clock.Clock{}
-	c := catalog.New(db, redis, clk, backendtest.Log(t), prometheus.NewRegistry())
+	c := catalog.New(catalog.Config{DB: db, Redis: redis, Clock: clk, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	done := make(chan error, 1)
@@ -108,7 +108,7 @@ func TestRunFollowsMySQLAndRedis(t *testing.T) {
 // and no more than once.
 func TestArchivedSalesAreBounded(t *testing.T) {
 	db, reg := backendtest.MySQL(t), prometheus.NewRegistry()
-	c := catalog.New(db, backendtest.Redis(t), &clock.Clock{}, backendtest.Log(t), reg)
+	c := catalog.New(catalog.Config{DB: db, Redis: backendtest.Redis(t), Clock: &clock.Clock{}, Log: backendtest.Log(t), Register: reg})
 	when := time.Now().UTC().Truncate(time.Second)
 	first := backendtest.Sale(t, db, backendtest.SaleOptions{})
 	archive := func(where string, at time.Time) {
@@ -166,7 +166,7 @@ func TestUnknownIDsAskMySQLOnce(t *testing.T) {
 	t.Attr("row", "B6")
 	db := backendtest.MySQL(t)
 	reg := prometheus.NewRegistry()
-	c := catalog.New(db, backendtest.Redis(t), &clock.Clock{}, backendtest.Log(t), reg)
+	c := catalog.New(catalog.Config{DB: db, Redis: backendtest.Redis(t), Clock: &clock.Clock{}, Log: backendtest.Log(t), Register: reg})
 	if err := c.Refresh(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -22,7 +22,7 @@ import (
 
 // unread makes a catalog that has neither MySQL nor Redis: what they said is put in by the tests.
 func unread() *Catalog {
-	return New(nil, nil, &clock.Clock{}, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
+	return New(Config{Clock: &clock.Clock{}, Log: slog.New(slog.DiscardHandler), Register: prometheus.NewRegistry()})
 }
 
 func testSale(id int64, starts time.Time, ends time.Time, tranches ...sale.Tranche) sale.Sale {

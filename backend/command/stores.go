@@ -101,7 +101,7 @@ func (c *Rebuild) Run(ctx context.Context, env *Env) (err error) {
 		return err
 	}
 	if c.SKU != 0 {
-		err = sku.NewCache(s.db, s.redis.Client(), s.Log, s.registry).Rebuild(ctx, c.SKU)
+		err = sku.NewCache(sku.Config{DB: s.db, Redis: s.redis.Client(), Log: s.Log, Register: s.registry}).Rebuild(ctx, c.SKU)
 		if errors.Is(err, sku.ErrUnknown) {
 			err = fmt.Errorf("SKU %d was made for one sale: carts cannot hold it, so Redis has nothing of it; rebuild its sale", c.SKU)
 		}

@@ -38,7 +38,7 @@ type world struct {
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	db, redis, reg := backendtest.MySQL(t), backendtest.Redis(t), prometheus.NewRegistry()
-	w := &world{t: t, cache: sku.NewCache(db, redis.Client(), backendtest.Log(t), reg)}
+	w := &world{t: t, cache: sku.NewCache(sku.Config{DB: db, Redis: redis.Client(), Log: backendtest.Log(t), Register: reg})}
 	w.Runner = New(Config{DB: db, Redis: redis, Clock: new(clock.Clock), Log: backendtest.Log(t), Register: reg, Returned: func(sale int64) {
 		w.mu.Lock()
 		defer w.mu.Unlock()

@@ -77,7 +77,7 @@ func TestEveryScriptOnARedisCluster(t *testing.T) {
 	}
 
 	db := backendtest.MySQL(t)
-	shelf := sku.NewCache(db, s.Client(), backendtest.Log(t), prometheus.NewRegistry())
+	shelf := sku.NewCache(sku.Config{DB: db, Redis: s.Client(), Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
 	must(forgetAndTeach(t, s))
 	var clk clock.Clock
 	clk.Set(time.Now(), time.Now())

@@ -75,14 +75,22 @@ type sku struct {
 	available int64
 }
 
-// NewCache makes a Shelf. Redis locks nothing before Keep, of some process, was there.
-func NewCache(db *sql.DB, redis *redis.Client, log *slog.Logger, reg prometheus.Registerer) *Cache {
-	s := &Cache{db: db, redis: redis, log: log, wake: make(chan struct{}, 1), absent: map[int64]time.Time{},
+// Config is what a Cache needs.
+type Config struct {
+	DB       *sql.DB
+	Redis    *redis.Client
+	Log      *slog.Logger
+	Register prometheus.Registerer
+}
+
+// NewCache makes a Cache and registers its metrics. Redis locks nothing before Keep, of some process, was there.
+func NewCache(c Config) *Cache {
+	s := &Cache{db: c.DB, redis: c.Redis, log: c.Log, wake: make(chan struct{}, 1), absent: map[int64]time.Time{},
 		results: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "backend_sku_loads_total",
 			Help: "Attempts to load a SKU into Redis: loaded, present (it was there), unknown, lost (to another process), or failed."}, []string{"result"}),
 		restarts: prometheus.NewCounter(prometheus.CounterOpts{Name: "backend_sku_restarts_total",
 			Help: "How often primaries of Redis were found without sku_lock.lua, and their SKUs were forgotten."})}
-	reg.MustRegister(s.results, s.restarts)
+	c.Register.MustRegister(s.results, s.restarts)
 	return s
 }
 

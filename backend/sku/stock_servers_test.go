@@ -36,7 +36,7 @@ type room struct {
 
 func newRoom(t *testing.T) *room {
 	t.Helper()
-	return &room{NewCache(backendtest.MySQL(t), backendtest.Redis(t).Client(), backendtest.Log(t), prometheus.NewRegistry()), t}
+	return &room{NewCache(Config{DB: backendtest.MySQL(t), Redis: backendtest.Redis(t).Client(), Log: backendtest.Log(t), Register: prometheus.NewRegistry()}), t}
 }
 
 func (r *room) state(sku int64) State {
@@ -236,7 +236,7 @@ func herdProcess() int {
 		return 1
 	}
 	sku, _ := strconv.ParseInt(f[2], 10, 64)
-	s := NewCache(db, redis, slog.New(slog.NewTextHandler(io.Discard, nil)), prometheus.NewRegistry())
+	s := NewCache(Config{DB: db, Redis: redis, Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Register: prometheus.NewRegistry()})
 	fmt.Println("ready")
 	if _, err := os.Stdin.Read(make([]byte, 1)); err != nil {
 		fmt.Println(err)
@@ -259,7 +259,7 @@ func TestHerdLoadsOnce(t *testing.T) {
 	if _, err := store.Migrate(t.Context(), db); err != nil {
 		t.Fatal(err)
 	}
-	r := &room{NewCache(db, backendtest.Redis(t).Client(), backendtest.Log(t), prometheus.NewRegistry()), t}
+	r := &room{NewCache(Config{DB: db, Redis: backendtest.Redis(t).Client(), Log: backendtest.Log(t), Register: prometheus.NewRegistry()}), t}
 	sku := backendtest.SKU(t, db, 600, 100, "EUR")
 	type process struct {
 		cmd *exec.Cmd
@@ -444,7 +444,7 @@ func TestList(t *testing.T) {
 	far, err := redis.Open(redis.Config{Addrs: []string{os.Getenv("REDIS_ADDR")}, Prefix: r.redis.Prefix()})
 	r.must(err)
 	far.Close()
-	if got, err := NewCache(r.db, far, r.log, prometheus.NewRegistry()).List(t.Context()); err != nil || !slices.Equal(got, want) {
+	if got, err := NewCache(Config{DB: r.db, Redis: far, Log: r.log, Register: prometheus.NewRegistry()}).List(t.Context()); err != nil || !slices.Equal(got, want) {
 		t.Errorf("without Redis: got %+v, %v", got, err)
 	}
 }

@@ -67,7 +67,7 @@ func newShop(t testing.TB, o backendtest.SaleOptions) *shop {
 func (s *shop) process(clk *clock.Clock) (*standby.Line, *order.Store) {
 	s.t.Helper()
 	reg := prometheus.NewRegistry()
-	known := catalog.New(s.db, s.redis, clk, backendtest.Log(s.t), reg)
+	known := catalog.New(catalog.Config{DB: s.db, Redis: s.redis, Clock: clk, Log: backendtest.Log(s.t), Register: reg})
 	if err := known.Refresh(s.t.Context()); err != nil {
 		s.t.Fatal(err)
 	}

@@ -13,7 +13,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/go-sql-driver/mysql"
 	"github.com/google/uuid"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/redis/rueidis"
@@ -24,7 +23,9 @@ import (
 	"floodgate.internal/backend/outbox"
 	reserving "floodgate.internal/backend/reserve"
 	"floodgate.internal/e2e/stack"
+	"floodgate.internal/e2e/world"
 	"floodgate.internal/shared/development"
+	"floodgate.internal/shared/ports"
 	"floodgate.internal/shared/signing"
 	"floodgate.internal/shared/wire"
 )
@@ -49,17 +50,11 @@ type shop struct {
 // backend compares the backend with the plainest program that does the same, and with the stores by themselves.
 func (b *bench) backend(ctx context.Context) (err error) {
 	s := &shop{bench: b, signer: signing.NewSigner(signing.Key{ID: development.SigningKeyID, Secret: development.SigningSecret})}
-	config, err := mysql.ParseDSN(b.MySQL)
-	if err != nil {
+	if s.db, err = world.OpenMySQL(b.MySQL); err != nil {
 		return err
 	}
-	connector, err := mysql.NewConnector(config)
-	if err != nil {
-		return err
-	}
-	s.db = sql.OpenDB(connector)
 	defer s.db.Close()
-	if s.redis, err = rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{b.Redis}, DisableCache: true, ForceSingleClient: true}); err != nil {
+	if s.redis, err = world.OpenRedis(b.Redis); err != nil {
 		return err
 	}
 	defer s.redis.Close()
@@ -105,11 +100,11 @@ func (w where) create(ctx context.Context, title string, stock int64) (int64, er
 
 // run starts the backend in these roles.
 func (s *shop) run(ctx context.Context, name, roles string) (*stack.Process, where, error) {
-	ports, err := stack.FreePorts(2)
+	free, err := ports.Free(2)
 	if err != nil {
 		return nil, where{}, err
 	}
-	internal, admin := "127.0.0.1:"+strconv.Itoa(ports[0]), "127.0.0.1:"+strconv.Itoa(ports[1])
+	internal, admin := "127.0.0.1:"+strconv.Itoa(free[0]), "127.0.0.1:"+strconv.Itoa(free[1])
 	text := development.Backend(development.Addrs{Internal: internal, Admin: admin}, fmt.Sprintf(`redis:
   addrs: [%q]
   prefix: %q

@@ -17,6 +17,7 @@ import (
 
 	"floodgate.internal/e2e/stack"
 	"floodgate.internal/lua"
+	"floodgate.internal/shared/ports"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/signing"
 	"floodgate.internal/shared/wire"
@@ -85,11 +86,11 @@ func (b *bench) peer(ctx context.Context, name string, p *Peer, start func(conte
 }
 
 func freeAddr() (string, error) {
-	ports, err := stack.FreePorts(1)
+	free, err := ports.Free(1)
 	if err != nil {
 		return "", err
 	}
-	return "127.0.0.1:" + strconv.Itoa(ports[0]), nil
+	return "127.0.0.1:" + strconv.Itoa(free[0]), nil
 }
 
 // Serve is the peer's process: it serves until it is killed.

@@ -207,7 +207,7 @@ func until(t *testing.T, what string, ok func(context.Context) error) {
 	world.Until(t, context.Background(), what, patience, ok)
 }
 
-// rest waits until every equation of a sale holds, by the oracle and by the auditor, and counts.
+// rest waits until every equation of a sale holds, by the oracle and by the auditor, and counts. A broken promise fails the test.
 func (w *system) rest(t *testing.T, sale, stock int64, log *oracle.Log) oracle.Tally {
 	t.Helper()
 	var v oracle.View
@@ -224,7 +224,11 @@ func (w *system) rest(t *testing.T, sale, stock int64, log *oracle.Log) oracle.T
 		t.Errorf("sale %d: the equations do not hold within %v: %v\nanswers: %s", sale, patience, err, log.Summary())
 		w.testify(t, sale, v)
 	}
-	return v.Count(stock, log)
+	tally := v.Count(stock, log)
+	if n := tally.Broken(); n > 0 {
+		t.Errorf("%d promises are broken: %+v", n, tally)
+	}
+	return tally
 }
 
 // testify logs what tells why a sale's books do not agree: its outbox, with who holds what, the orders in doubt and their buyers' other

@@ -79,21 +79,33 @@ func (d *Disk) Begin() error {
 		return err
 	}
 	var names bytes.Buffer
+	if err := d.take(&names, copyFile, func(string) {}); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(d.Shadow, "names"), names.Bytes(), 0o600)
+}
+
+// take copies every file to the shadow and notes its name, as the library does. A file that is removed meanwhile is left out.
+func (d *Disk) take(names *bytes.Buffer, copy func(from, to string) error, taken func(path string)) error {
 	for path, err := range d.files() {
 		if err != nil {
 			return err
 		}
 		from := filepath.Join(d.Dir, path)
 		key, err := keyOf(from)
+		if err == nil {
+			err = copy(from, filepath.Join(d.data(), key))
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
 		if err != nil {
 			return err
 		}
-		if err := copyFile(from, filepath.Join(d.data(), key)); err != nil {
-			return err
-		}
-		fmt.Fprintf(&names, "L\t%s\t\t%s\n", key, path)
+		taken(path)
+		fmt.Fprintf(names, "L\t%s\t\t%s\n", key, path)
 	}
-	return os.WriteFile(filepath.Join(d.Shadow, "names"), names.Bytes(), 0o600)
+	return nil
 }
 
 // Settle takes everything in the directory as synced while the server runs, as what was written half a minute ago is: Linux
@@ -104,23 +116,8 @@ func (d *Disk) Settle() error {
 		return err
 	}
 	var names bytes.Buffer
-	for path, err := range d.files() {
-		if err != nil {
-			return err
-		}
-		from := filepath.Join(d.Dir, path)
-		key, err := keyOf(from)
-		if err == nil {
-			err = addTo(filepath.Join(d.data(), key), from)
-		}
-		if errors.Is(err, fs.ErrNotExist) {
-			continue // it was removed meanwhile
-		}
-		if err != nil {
-			return err
-		}
-		delete(before, path)
-		fmt.Fprintf(&names, "L\t%s\t\t%s\n", key, path)
+	if err := d.take(&names, addTo, func(path string) { delete(before, path) }); err != nil {
+		return err
 	}
 	for path, key := range before {
 		fmt.Fprintf(&names, "U\t%s\t\t%s\n", key, path)
@@ -134,7 +131,7 @@ func (d *Disk) Settle() error {
 }
 
 // addTo makes a copy of a file equal to it, and never shorter than it is: the library may add to the copy at the same time.
-func addTo(to, from string) error {
+func addTo(from, to string) error {
 	b, err := os.ReadFile(from)
 	if err != nil {
 		return err

@@ -7,11 +7,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
 	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/shared/development"
+	"floodgate.internal/shared/ports"
 )
 
 // Ports are where the gateway and the backend listen, on 127.0.0.1.
@@ -22,12 +24,14 @@ var DefaultPorts = Ports{Public: 8080, Ops: 8081, Internal: 9080, Admin: 9081}
 
 // FreeSystemPorts chooses ports for a system beside others.
 func FreeSystemPorts() (Ports, error) {
-	p, err := FreePorts(4)
+	p, err := ports.Free(4)
 	if err != nil {
 		return Ports{}, err
 	}
 	return Ports{Public: p[0], Ops: p[1], Internal: p[2], Admin: p[3]}, nil
 }
+
+func loopback(port int) string { return "127.0.0.1:" + strconv.Itoa(port) }
 
 func (p Ports) addrs() development.Addrs {
 	return development.Addrs{Public: loopback(p.Public), Ops: loopback(p.Ops), Internal: loopback(p.Internal), Admin: loopback(p.Admin)}

@@ -93,7 +93,7 @@ func (x *exchange) admit(by rule, d limit.Decision) bool {
 // an order may wait, or answers 429, or 503 where too many wait. The user's own buckets come first, so that nobody takes
 // more than their share of it.
 func (x *exchange) admitOrder(d limit.Decision) bool {
-	if !d.OK { // whoever comes back meets the bucket of all orders next
+	if !d.OK { // the next attempt meets the bucket of all orders
 		x.wait = max(x.wait, x.s.global.Wait(x.set.Global, x.set.GlobalWait, x.now))
 	}
 	if !x.admit(ruleOrder, d) {

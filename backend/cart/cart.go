@@ -440,7 +440,7 @@ func (c *Carts) write(ctx context.Context, tx *sql.Tx, r *request) error {
 			r.order, r.uid, quantity, amount, string(wire.PendingPayment), now, now, now.Add(c.config.PayWithin)); err != nil {
 			return fmt.Errorf("write the order: %w", err)
 		}
-		if _, err := tx.ExecContext(ctx, `INSERT INTO cart_lines (order_id, sku_id, quantity, price, currency, lock_id) VALUES `+tuples(len(changes), 6), lines...); err != nil {
+		if _, err := tx.ExecContext(ctx, `INSERT INTO cart_lines (order_id, sku_id, quantity, price, currency, lock_id) VALUES `+store.Tuples(len(changes), 6), lines...); err != nil {
 			return fmt.Errorf("write the order's %d lines: %w", len(changes), err)
 		}
 		if err := rows.Move(ctx, tx, now, changes); err != nil {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/store"
@@ -108,7 +107,7 @@ func (c *Carts) compare(ctx context.Context, holds []sku.Hold) (n int, err error
 
 // answered reads which of the order ids belong to requests, and whether these are decided.
 func (c *Carts) answered(ctx context.Context, orders []string) (map[string]bool, error) {
-	rows, err := c.db.QueryContext(ctx, `SELECT order_id, answer IS NOT NULL FROM cart_requests WHERE order_id IN (`+marks(len(orders))+`)`, anys(orders)...)
+	rows, err := c.db.QueryContext(ctx, `SELECT order_id, answer IS NOT NULL FROM cart_requests WHERE order_id IN (`+store.Marks(len(orders))+`)`, store.Anys(orders)...)
 	if err != nil {
 		return nil, fmt.Errorf("requests of %d orders: %w", len(orders), err)
 	}
@@ -147,7 +146,7 @@ func (c *Carts) retire(ctx context.Context, order string) (bool, error) {
 
 // stands reads, by the holds that lines of orders were made with, how these orders stand.
 func (c *Carts) stands(ctx context.Context, orders []string) (map[sku.Hold]wire.OrderStatus, error) {
-	rows, err := c.db.QueryContext(ctx, `SELECT l.sku_id, l.order_id, l.lock_id, o.status FROM cart_lines l JOIN orders o ON o.id = l.order_id WHERE l.order_id IN (`+marks(len(orders))+`)`, anys(orders)...)
+	rows, err := c.db.QueryContext(ctx, `SELECT l.sku_id, l.order_id, l.lock_id, o.status FROM cart_lines l JOIN orders o ON o.id = l.order_id WHERE l.order_id IN (`+store.Marks(len(orders))+`)`, store.Anys(orders)...)
 	if err != nil {
 		return nil, fmt.Errorf("lines of %d orders: %w", len(orders), err)
 	}
@@ -165,20 +164,4 @@ func (c *Carts) stands(ctx context.Context, orders []string) (map[sku.Hold]wire.
 		return nil, fmt.Errorf("lines of %d orders: %w", len(orders), err)
 	}
 	return found, nil
-}
-
-// marks is "?, ?, ?": n of them.
-func marks(n int) string { return strings.TrimSuffix(strings.Repeat("?, ", n), ", ") }
-
-// tuples is "(?, ?), (?, ?)": n of them, each of width marks.
-func tuples(n, width int) string {
-	return strings.TrimSuffix(strings.Repeat("("+marks(width)+"), ", n), ", ")
-}
-
-func anys[T any](list []T) []any {
-	out := make([]any, len(list))
-	for i, v := range list {
-		out[i] = v
-	}
-	return out
 }

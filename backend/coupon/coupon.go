@@ -10,7 +10,6 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -82,7 +81,7 @@ func Issue(ctx context.Context, tx *sql.Tx, at time.Time, orders []Issued) error
 		}
 	}
 	const width = 7
-	tuples := strings.TrimSuffix(strings.Repeat("(?, ?, ?, ?, ?, ?, ?), ", len(args)/width), ", ")
+	tuples := store.Tuples(len(args)/width, width)
 	if _, err := tx.ExecContext(ctx, `INSERT INTO coupon_claims (id, order_id, sale_id, uid, state, claimed_at, valid_until) VALUES `+tuples, args...); err != nil {
 		return fmt.Errorf("write the claims of %d orders: %w", len(orders), err)
 	}
@@ -200,12 +199,8 @@ func (c *Claims) Expire(ctx context.Context) (int, error) {
 			return err
 		}
 		args := append([]any{string(wire.ClaimExpired), now, string(wire.ClaimNew), now}, due...)
-		r, err := tx.ExecContext(ctx, `UPDATE coupon_claims SET state = ?, ended_at = ? WHERE state = ? AND valid_until <= ?
-			AND id IN (`+strings.TrimSuffix(strings.Repeat("?, ", len(due)), ", ")+`)`, args...)
-		if err != nil {
-			return err
-		}
-		n, err = r.RowsAffected()
+		n, err = store.Changed(tx.ExecContext(ctx, `UPDATE coupon_claims SET state = ?, ended_at = ? WHERE state = ? AND valid_until <= ?
+			AND id IN (`+store.Marks(len(due))+`)`, args...))
 		return err
 	})
 	if err != nil {

@@ -140,7 +140,7 @@ func (s *Store) record(ctx context.Context, m queued.DeadMessage) (id int64, err
 	}
 	now, reason := s.now(), clip(m.Reason, maxReason)
 	err = store.InTx(ctx, s.db, func(tx *sql.Tx) error {
-		n, err := changed(tx.ExecContext(ctx, `UPDATE dead_letters SET times = times + 1, last_at = ?, reason = ?, deliveries = ? WHERE digest = ?`,
+		n, err := store.Changed(tx.ExecContext(ctx, `UPDATE dead_letters SET times = times + 1, last_at = ?, reason = ?, deliveries = ? WHERE digest = ?`,
 			now, reason, m.Deliveries, digest))
 		if err != nil {
 			return err
@@ -167,13 +167,6 @@ func (s *Store) record(ctx context.Context, m queued.DeadMessage) (id int64, err
 		return 0, fmt.Errorf("write a dead letter of %s: %w", m.Queue, err)
 	}
 	return id, nil
-}
-
-func changed(r sql.Result, err error) (int64, error) {
-	if err != nil {
-		return 0, err
-	}
-	return r.RowsAffected()
 }
 
 // clip makes text fit: valid UTF-8, at most n characters.

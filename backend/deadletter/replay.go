@@ -12,6 +12,7 @@ import (
 	"github.com/go-json-experiment/json"
 
 	"floodgate.internal/backend/queued"
+	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/failpoint"
 	"floodgate.internal/shared/wire"
 )
@@ -165,7 +166,7 @@ func (s *Store) Replay(ctx context.Context, id int64) (Replayed, error) {
 // Mark notes in an operator's transaction that a letter was replayed, unless it was before, and says when.
 func (s *Store) Mark(ctx context.Context, tx *sql.Tx, id int64) (first bool, at wire.Time, err error) {
 	now := s.now()
-	n, err := changed(tx.ExecContext(ctx, `UPDATE dead_letters SET replayed_at = ? WHERE id = ? AND replayed_at IS NULL`, now, id))
+	n, err := store.Changed(tx.ExecContext(ctx, `UPDATE dead_letters SET replayed_at = ? WHERE id = ? AND replayed_at IS NULL`, now, id))
 	if err != nil {
 		return false, at, fmt.Errorf("mark dead letter %d: %w", id, err)
 	}

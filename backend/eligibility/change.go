@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"floodgate.internal/backend/store"
 )
 
 // Bans is the list of banned uids; every other list is a sale's, and has its id.
@@ -186,13 +188,8 @@ func unique(uids []string) []string {
 	return slices.Compact(out)
 }
 
-// queryer is a *sql.DB or a *sql.Tx.
-type queryer interface {
-	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
-}
-
 // heads are the lists that count.
-func heads(ctx context.Context, q queryer) (map[int64]State, error) {
+func heads(ctx context.Context, q store.Querier) (map[int64]State, error) {
 	all := map[int64]State{}
 	err := each(ctx, q, func(rows *sql.Rows) error {
 		var id int64
@@ -205,7 +202,7 @@ func heads(ctx context.Context, q queryer) (map[int64]State, error) {
 }
 
 // among says which of the uids are on a list.
-func among(ctx context.Context, q queryer, list, generation int64, uids []string) (map[string]bool, error) {
+func among(ctx context.Context, q store.Querier, list, generation int64, uids []string) (map[string]bool, error) {
 	listed := map[string]bool{}
 	if len(uids) == 0 {
 		return listed, nil
@@ -219,24 +216,14 @@ func among(ctx context.Context, q queryer, list, generation int64, uids []string
 		err := rows.Scan(&uid)
 		listed[uid] = true
 		return err
-	}, `SELECT uid FROM uid_list_members WHERE list_id = ? AND generation = ? AND listed AND uid IN (?`+strings.Repeat(", ?", len(uids)-1)+`)`, args...)
+	}, `SELECT uid FROM uid_list_members WHERE list_id = ? AND generation = ? AND listed AND uid IN (`+store.Marks(len(uids))+`)`, args...)
 	return listed, err
 }
 
-func each(ctx context.Context, q queryer, row func(*sql.Rows) error, query string, args ...any) error {
+func each(ctx context.Context, q store.Querier, row func(*sql.Rows) error, query string, args ...any) error {
 	ctx, cancel := context.WithTimeout(ctx, queryTime)
 	defer cancel()
-	rows, err := q.QueryContext(ctx, query, args...)
-	if err != nil {
-		return fmt.Errorf("lists of uids: %w", err)
-	}
-	defer rows.Close()
-	for rows.Next() {
-		if err := row(rows); err != nil {
-			return fmt.Errorf("lists of uids: %w", err)
-		}
-	}
-	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
+	if err := store.Each(ctx, q, row, query, args...); err != nil {
 		return fmt.Errorf("lists of uids: %w", err)
 	}
 	return nil
@@ -268,7 +255,7 @@ func Has(ctx context.Context, db *sql.DB, list int64, uid string) (s State, has 
 }
 
 // Among says which of the uids, at most MaxChunk, may not buy in a sale, as MySQL has it now: for who decides on a few, seldom.
-func Among(ctx context.Context, q queryer, sale int64, uids []string) (map[string]Refusal, error) {
+func Among(ctx context.Context, q store.Querier, sale int64, uids []string) (map[string]Refusal, error) {
 	refused := map[string]Refusal{}
 	if len(uids) == 0 {
 		return refused, nil
@@ -297,7 +284,7 @@ func Among(ctx context.Context, q queryer, sale int64, uids []string) (map[strin
 	return refused, nil
 }
 
-func read(ctx context.Context, q queryer, list int64) (s State, err error) {
+func read(ctx context.Context, q store.Querier, list int64) (s State, err error) {
 	s.Active = list == Bans
 	err = each(ctx, q, func(rows *sql.Rows) error { return rows.Scan(&s.generation, &s.Version, &s.Size, &s.Active) },
 		`SELECT generation, version, size, active FROM uid_lists WHERE list_id = ?`, list)

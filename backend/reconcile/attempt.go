@@ -387,17 +387,8 @@ func (a *attempt) readSlots(ctx context.Context, tx *sql.Tx) (map[string]string,
 
 // each calls f for every row of a query, and counts them.
 func each(ctx context.Context, tx *sql.Tx, f func(*sql.Rows) error, query string, args ...any) (n int, err error) {
-	rows, err := tx.QueryContext(ctx, query, args...)
-	if err != nil {
-		return 0, err
-	}
-	defer rows.Close()
-	for ; rows.Next(); n++ {
-		if err := f(rows); err != nil {
-			return n, err
-		}
-	}
-	return n, errors.Join(rows.Err(), rows.Close())
+	err = store.Each(ctx, tx, func(rows *sql.Rows) error { n++; return f(rows) }, query, args...)
+	return n, err
 }
 
 // write is step 4: what was read is written behind the closed gate, which then opens to adopt. The intents that it

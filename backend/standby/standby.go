@@ -16,7 +16,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"sync"
 	"time"
 
@@ -248,7 +247,7 @@ func (l *Line) announce(ctx context.Context, sale, place int64) error {
 // Leave takes a user who waits out of the line. One who has an offer, open or accepted, leaves by cancelling the order that is
 // returned, if that can be. ErrNotInLine.
 func (l *Line) Leave(ctx context.Context, sale int64, uid string) (cancel string, err error) {
-	n, err := changed(l.db.ExecContext(ctx, `UPDATE standby SET state = ?, changed_at = ? WHERE sale_id = ? AND uid = ? AND state = ?`, left, l.now(), sale, uid, waiting))
+	n, err := store.Changed(l.db.ExecContext(ctx, `UPDATE standby SET state = ?, changed_at = ? WHERE sale_id = ? AND uid = ? AND state = ?`, left, l.now(), sale, uid, waiting))
 	if err != nil {
 		return "", fmt.Errorf("leave the line of sale %d: %w", sale, err)
 	}
@@ -284,7 +283,7 @@ func Lengths(ctx context.Context, q sale.Queryer, sales []int64) (map[int64]Leng
 		args = append(args, id)
 	}
 	rows, err := q.QueryContext(ctx, `SELECT w.sale_id, w.state, COUNT(*) FROM standby w LEFT JOIN orders o ON o.id = w.order_id AND o.status = ?
-		WHERE (w.state = ? OR w.state = ? AND o.id IS NOT NULL) AND w.sale_id IN (?`+strings.Repeat(", ?", len(sales)-1)+`) GROUP BY w.sale_id, w.state`, args...)
+		WHERE (w.state = ? OR w.state = ? AND o.id IS NOT NULL) AND w.sale_id IN (`+store.Marks(len(sales))+`) GROUP BY w.sale_id, w.state`, args...)
 	if err != nil {
 		return nil, fmt.Errorf("standby lines: %w", err)
 	}
@@ -313,7 +312,7 @@ func Lengths(ctx context.Context, q sale.Queryer, sales []int64) (map[int64]Leng
 // Offered notes an offer, in the transaction that inserts its order, before it locks anything else. False: whose it is has left
 // the line since the unit was reserved, so that the order is to end at once.
 func Offered(ctx context.Context, tx *sql.Tx, at time.Time, sale int64, uid, orderID string) (bool, error) {
-	n, err := changed(tx.ExecContext(ctx, `UPDATE standby SET state = ?, changed_at = ? WHERE sale_id = ? AND uid = ? AND order_id = ? AND state IN (?, ?)`,
+	n, err := store.Changed(tx.ExecContext(ctx, `UPDATE standby SET state = ?, changed_at = ? WHERE sale_id = ? AND uid = ? AND order_id = ? AND state IN (?, ?)`,
 		offered, at, sale, uid, orderID, waiting, ended))
 	if err != nil {
 		return false, fmt.Errorf("note the offer %s: %w", orderID, err)
@@ -322,23 +321,10 @@ func Offered(ctx context.Context, tx *sql.Tx, at time.Time, sale int64, uid, ord
 }
 
 // Passed notes, in the transaction that rejects the order of an offer, that its user is passed over.
-func Passed(ctx context.Context, q execer, at time.Time, sale int64, uid, orderID, reason string) error {
+func Passed(ctx context.Context, q store.Querier, at time.Time, sale int64, uid, orderID, reason string) error {
 	if _, err := q.ExecContext(ctx, `UPDATE standby SET state = ?, reason = ?, changed_at = ? WHERE sale_id = ? AND uid = ? AND order_id = ? AND state = ?`,
 		passed, reason, at, sale, uid, orderID, waiting); err != nil {
 		return fmt.Errorf("pass over the offer %s: %w", orderID, err)
 	}
 	return nil
-}
-
-// execer is a *sql.DB or a *sql.Tx.
-type execer interface {
-	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
-}
-
-// changed is how many rows a statement changed.
-func changed(r sql.Result, err error) (int64, error) {
-	if err != nil {
-		return 0, err
-	}
-	return r.RowsAffected()
 }

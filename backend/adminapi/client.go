@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"strconv"
 	"strings"
 	"time"
 
@@ -36,20 +35,10 @@ func (r *Refusal) Error() string {
 // Unwrap returns the problem.
 func (r *Refusal) Unwrap() error { return r.Problem }
 
-// Header is a request header; one with an empty value is not sent.
-type Header struct{ name, value string }
-
-// Key is the Idempotency-Key; "" is none.
-func Key(key string) Header { return Header{"Idempotency-Key", key} }
-
-// IfMatch is the version that a change is for.
-func IfMatch(version int64) Header {
-	return Header{"If-Match", strconv.Quote(strconv.FormatInt(version, 10))}
-}
-
-// Call sends in as JSON, unless it is nil, and reads the answer into out, unless that is nil. A problem is a *Refusal.
-func (c *Client) Call(ctx context.Context, method, path string, in, out any, headers ...Header) error {
-	resp, err := c.send(ctx, c.HTTP, method, path, in, headers)
+// Call sends in as JSON, unless it is nil, and reads the answer into out, unless that is nil. Key is the Idempotency-Key; ""
+// is none. A problem is a *Refusal.
+func (c *Client) Call(ctx context.Context, method, path, key string, in, out any) error {
+	resp, err := c.send(ctx, c.HTTP, method, path, key, in)
 	if err != nil {
 		return err
 	}
@@ -66,7 +55,7 @@ func (c *Client) Call(ctx context.Context, method, path string, in, out any, hea
 
 // Copy streams the answer of a GET. It has no time-out of its own. An answer that breaks off is an error.
 func (c *Client) Copy(ctx context.Context, path string, to io.Writer) error {
-	resp, err := c.send(ctx, &http.Client{Transport: c.HTTP.Transport}, http.MethodGet, path, nil, nil)
+	resp, err := c.send(ctx, &http.Client{Transport: c.HTTP.Transport}, http.MethodGet, path, "", nil)
 	if err != nil {
 		return err
 	}
@@ -78,7 +67,7 @@ func (c *Client) Copy(ctx context.Context, path string, to io.Writer) error {
 }
 
 // send returns an answer of 2xx, whose body the caller closes.
-func (c *Client) send(ctx context.Context, by *http.Client, method, path string, in any, headers []Header) (*http.Response, error) {
+func (c *Client) send(ctx context.Context, by *http.Client, method, path, key string, in any) (*http.Response, error) {
 	var payload []byte
 	if in != nil {
 		var err error
@@ -94,10 +83,8 @@ func (c *Client) send(ctx context.Context, by *http.Client, method, path string,
 	if payload != nil {
 		req.Header.Set("Content-Type", "application/json")
 	}
-	for _, h := range headers {
-		if h.value != "" {
-			req.Header.Set(h.name, h.value)
-		}
+	if key != "" {
+		req.Header.Set("Idempotency-Key", key)
 	}
 	resp, err := by.Do(req)
 	if err != nil {
@@ -121,7 +108,7 @@ func (c *Client) send(ctx context.Context, by *http.Client, method, path string,
 // Now is the backend's time, which is Redis's.
 func (c *Client) Now(ctx context.Context) (time.Time, error) {
 	var h Health
-	if err := c.Call(ctx, http.MethodGet, "/-/healthy", nil, &h); err != nil {
+	if err := c.Call(ctx, http.MethodGet, "/-/healthy", "", nil, &h); err != nil {
 		return time.Time{}, err
 	}
 	if h.Now.IsZero() {

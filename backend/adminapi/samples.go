@@ -18,7 +18,7 @@ func Goods(title string, price, stock int64, starts, ends time.Time) NewSale {
 // CreateSale returns the new sale's id.
 func (c *Client) CreateSale(ctx context.Context, n NewSale) (int64, error) {
 	var made Sale
-	if err := c.Call(ctx, http.MethodPost, Prefix+"/sales", n, &made); err != nil {
+	if err := c.Call(ctx, http.MethodPost, Prefix+"/sales", "", n, &made); err != nil {
 		return 0, fmt.Errorf("create sale %q: %w", *n.Title, err)
 	}
 	return made.ID, nil
@@ -28,7 +28,7 @@ func (c *Client) CreateSale(ctx context.Context, n NewSale) (int64, error) {
 // carts. It returns the sales. Where there is a sale already it creates none, and returns none.
 func (c *Client) Samples(ctx context.Context) (ids []int64, err error) {
 	var list Sales
-	if err := c.Call(ctx, http.MethodGet, Prefix+"/sales", nil, &list); err != nil || len(list.Sales) > 0 {
+	if err := c.Call(ctx, http.MethodGet, Prefix+"/sales", "", nil, &list); err != nil || len(list.Sales) > 0 {
 		return nil, err
 	}
 	now := time.Now().Truncate(time.Second)
@@ -50,7 +50,7 @@ func (c *Client) Samples(ctx context.Context) (ids []int64, err error) {
 		{Title: new("USB-C cable"), Price: new(int64(900)), Currency: new("EUR"), Stock: new(int64(500))},
 		{Title: new("Mouse pad"), Price: new(int64(1500)), Currency: new("EUR"), Stock: new(int64(80))},
 	} {
-		if err := c.Call(ctx, http.MethodPost, Prefix+"/skus", n, nil); err != nil {
+		if err := c.Call(ctx, http.MethodPost, Prefix+"/skus", "", n, nil); err != nil {
 			return ids, fmt.Errorf("create SKU %q: %w", *n.Title, err)
 		}
 	}

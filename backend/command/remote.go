@@ -84,7 +84,7 @@ func post(key string, body any, format string, args ...any) request {
 
 // send returns the answer to one request.
 func send[T any](ctx context.Context, c *adminapi.Client, r request) (answer T, err error) {
-	err = c.Call(ctx, r.method, adminapi.Prefix+r.path, r.body, &answer, adminapi.Key(r.key))
+	err = c.Call(ctx, r.method, adminapi.Prefix+r.path, r.key, r.body, &answer)
 	return answer, err
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"floodgate.internal/backend/backendtest"
+	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/lock"
 	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
@@ -80,7 +81,7 @@ func TestEveryScriptOnARedisCluster(t *testing.T) {
 	must(forgetAndLoad(t, s))
 	var clk clock.Clock
 	clk.Set(time.Now(), time.Now())
-	intents := sku.Intents{DB: db, Redis: s.Client(), Clock: &clk}
+	intents := intent.New(intent.Config{DB: db, Redis: s, Clock: &clk, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
 	for range 8 {
 		skuID := backendtest.SKU(t, db, 5, 100, "EUR")
 		must(shelf.Load(ctx, skuID))
@@ -91,7 +92,7 @@ func TestEveryScriptOnARedisCluster(t *testing.T) {
 		if n, err := shelf.Unlock(ctx, lua.ToBack, sku.Hold{SKU: skuID, Order: "o", Lock: v[0].Lock}); n != 1 || err != nil {
 			t.Fatalf("got %d, %v", n, err)
 		}
-		must(store.InTx(ctx, db, func(tx *sql.Tx) error { _, err := sku.Intend(ctx, tx, time.Now(), skuID, 3); return err }))
+		must(store.InTx(ctx, db, func(tx *sql.Tx) error { _, err := intent.AdjustSKU(ctx, tx, time.Now(), skuID, 3); return err }))
 		must(intents.OfSKU(ctx, skuID))
 	}
 

@@ -355,7 +355,7 @@ func TestUpAndDown(t *testing.T) {
 	count := func() (kinds []wire.SaleKind) {
 		t.Helper()
 		var list adminapi.Sales
-		if err := s.Admin().Call(t.Context(), http.MethodGet, "/admin/v1/sales", nil, &list); err != nil {
+		if err := s.Admin().Call(t.Context(), http.MethodGet, "/admin/v1/sales", "", nil, &list); err != nil {
 			t.Fatal(err)
 		}
 		for _, sale := range list.Sales {

@@ -70,6 +70,6 @@ func (b books) lost(accepted map[string]bool) (n int) {
 func (b books) oversold() int64 { return max(0, b.live-b.total) }
 
 func readAudit(ctx context.Context, s *embedded.System, sale int64) (a audit.Result, err error) {
-	err = s.Admin().Call(ctx, http.MethodGet, fmt.Sprintf("%s/sales/%d/audit", adminapi.Prefix, sale), nil, &a)
+	err = s.Admin().Call(ctx, http.MethodGet, fmt.Sprintf("%s/sales/%d/audit", adminapi.Prefix, sale), "", nil, &a)
 	return a, err
 }

@@ -82,7 +82,7 @@ func (o *operators) serve(ctx context.Context, ln net.Listener) error {
 func (p *process) newAdmin() *admin.Admin {
 	c := admin.Config{
 		Token: p.config.AdminToken.Reveal(), DB: p.db, Redis: p.redis, Clock: p.clk, Log: p.log, Gatherer: p.reg, Register: p.reg,
-		Audit: p.auditor(), Book: p.orders, Letters: p.deadLetters, Lists: p.lists, Concentration: p.origins,
+		Audit: p.auditor(), Book: p.orders, Intents: p.intents, Letters: p.deadLetters, Lists: p.lists, Concentration: p.origins,
 		Reconcile: p.reconciler.Sale, Rebuild: p.skus.Rebuild, Changed: p.catalog.Refresh, Timeline: p.timelines.Of,
 		Ready: p.reasons, Survives: p.durability.last.Load,
 	}

@@ -17,6 +17,7 @@ import (
 	"floodgate.internal/backend/coupon"
 	"floodgate.internal/backend/deadletter"
 	"floodgate.internal/backend/eligibility"
+	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/origins"
 	"floodgate.internal/backend/payment"
@@ -47,6 +48,7 @@ type process struct {
 	broker *broker.Broker // nil with redis-stream
 
 	catalog     *catalog.Catalog
+	intents     *intent.Runner
 	orders      *order.Store
 	claims      *coupon.Claims
 	carts       *cart.Carts
@@ -159,7 +161,8 @@ func (p *process) build() {
 	p.catalog = catalog.New(catalog.Config{DB: p.db, Redis: p.redis, Clock: p.clk, Log: p.log, Register: p.reg})
 	p.standby = standby.New(standby.Config{DB: p.db, Redis: p.redis, Catalog: p.catalog, Clock: p.clk, Log: p.log, Register: p.reg,
 		MaxLine: c.Standby.MaxLine})
-	p.orders = order.NewStore(order.Config{DB: p.db, Redis: p.redis, Clock: p.clk, Log: p.log, Register: p.reg,
+	p.intents = intent.New(intent.Config{DB: p.db, Redis: p.redis, Clock: p.clk, Log: p.log, Register: p.reg, Returned: p.standby.Wake})
+	p.orders = order.NewStore(order.Config{DB: p.db, Redis: p.redis, Intents: p.intents, Clock: p.clk, Log: p.log, Register: p.reg,
 		QueuedBound: c.Orders.QueuedBound, AcceptWithin: c.Standby.AcceptWithin, Returned: p.standby.Wake})
 	p.claims = coupon.New(coupon.Config{DB: p.db, Clock: p.clk, Register: p.reg})
 	p.deadLetters = deadletter.NewStore(deadletter.Config{DB: p.db, Orders: p.orders, Clock: p.clk, Log: p.log, Register: p.reg})

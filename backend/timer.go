@@ -6,7 +6,6 @@ import (
 
 	"floodgate.internal/backend/admin"
 	"floodgate.internal/backend/eligibility"
-	"floodgate.internal/backend/sku"
 )
 
 // How long a piece of periodic work rests when there is nothing to do: for orders and units, for deferred orders, which keep a
@@ -34,13 +33,12 @@ type periodic struct {
 
 // beginTimer starts what is done by the clock. operator is the admin API.
 func (p *process) beginTimer(work *stage, operator *admin.Admin) {
-	intents := sku.Intents{DB: p.db, Redis: p.redis.Client(), Clock: p.clk}
 	p.startPeriodic(work,
 		periodic{"expiry", timerEvery, passTime, p.orders.Expire},
 		periodic{"standby lines", timerEvery, passTime, p.standby.Sweep},
 		periodic{"the expiry of coupons", timerEvery, passTime, p.claims.Expire},
-		periodic{"intents", timerEvery, passTime, p.orders.RunIntents},
-		periodic{"intents of SKUs", timerEvery, passTime, intents.Run},
+		periodic{"intents", timerEvery, passTime, p.intents.Run},
+		periodic{"intents of SKUs", timerEvery, passTime, p.intents.RunSKUs},
 		periodic{"carts", timerEvery, passTime, p.carts.Sweep},
 		periodic{"unsold units", timerEvery, passTime, operator.ReturnUnsold},
 		periodic{"the archive of sales that are over", pruneEvery, archiveTime, func(ctx context.Context) (int, error) {
@@ -50,8 +48,8 @@ func (p *process) beginTimer(work *stage, operator *admin.Admin) {
 		periodic{"old requests of carts", pruneEvery, passTime, p.carts.Prune},
 		periodic{"old places in standby lines", pruneEvery, passTime, p.standby.Prune},
 		periodic{"payments", pruneEvery, passTime, p.payments.Tend},
-		periodic{"done intents", pruneEvery, passTime, p.orders.PruneIntents},
-		periodic{"done intents of SKUs", pruneEvery, passTime, intents.Prune},
+		periodic{"done intents", pruneEvery, passTime, p.intents.Prune},
+		periodic{"done intents of SKUs", pruneEvery, passTime, p.intents.PruneSKUs},
 		periodic{"old Idempotency-Keys", pruneEvery, passTime, operator.PruneKeys},
 		periodic{"old lists", pruneEvery, passTime, func(ctx context.Context) (int, error) { return eligibility.Prune(ctx, p.db) }},
 	)

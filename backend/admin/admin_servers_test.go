@@ -103,7 +103,7 @@ func TestASharedSKUIsAllottedExactly(t *testing.T) {
 	if statuses[200] != 4 || statuses[409] != 4 {
 		t.Errorf("got %v, want four of each", statuses)
 	}
-	if _, err := o.book.RunIntents(t.Context()); err != nil {
+	if _, err := o.Intents.Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if got := o.sku(k.ID); got.Available != 0 || got.Allotted != 100 || got.Total != 100 {
@@ -190,7 +190,7 @@ func TestRedisOutOfReachLeavesTheIntents(t *testing.T) {
 		t.Fatal(err)
 	}
 	o.balanced(s.ID) // what is under way is no finding
-	if n, err := o.book.RunIntents(t.Context()); n != 2 || err != nil {
+	if n, err := o.Intents.Run(t.Context()); n != 2 || err != nil {
 		t.Fatalf("the timer did %d, %v", n, err)
 	}
 	if st := o.state(s.ID); st.Stock != 107 || st.Total != 107 {

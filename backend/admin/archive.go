@@ -14,6 +14,7 @@ import (
 	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/eligibility"
+	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/sale"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/failpoint"
@@ -76,17 +77,17 @@ func (a *Admin) archiving(ctx context.Context, before adminapi.Sale, def sale.Re
 		if err != nil {
 			return change{}, err
 		}
-		var units, locked, epoch, last, intents int64
+		var units, locked, epoch, last, open int64
 		if err := tx.QueryRowContext(ctx, `SELECT available, locked, epoch, token FROM sale_stock WHERE sale_id = ? FOR UPDATE`, id).Scan(&units, &locked, &epoch, &last); err != nil {
 			return change{}, fmt.Errorf("stock of sale %d: %w", id, err)
 		}
-		if err := tx.QueryRowContext(ctx, `SELECT COUNT(*) FROM intents WHERE sale_id = ? AND done_at IS NULL`, id).Scan(&intents); err != nil {
+		if err := tx.QueryRowContext(ctx, `SELECT COUNT(*) FROM intents WHERE sale_id = ? AND done_at IS NULL`, id).Scan(&open); err != nil {
 			return change{}, fmt.Errorf("open intents of sale %d: %w", id, err)
 		}
-		if now.Version != before.Version || locked > 0 || epoch != audited.MySQL.Epoch || last != token || intents > 0 {
+		if now.Version != before.Version || locked > 0 || epoch != audited.MySQL.Epoch || last != token || open > 0 {
 			return change{}, inTheWay(id, "it was changed while it was audited: ask again")
 		}
-		var todo []intent
+		var todo []intent.Intent
 		if units > 0 {
 			adjust, err := a.giveBack(ctx, tx, s, sku, units)
 			if err != nil {
@@ -106,7 +107,7 @@ func (a *Admin) archiving(ctx context.Context, before adminapi.Sale, def sale.Re
 			return change{}, err
 		}
 		failpoint.Hit("admin.mid-archive")
-		forget, err := a.intend(ctx, tx, intent{sale: id, kind: "archive"})
+		forget, err := intent.Archive(ctx, tx, a.now(), id)
 		if err != nil {
 			return change{}, err
 		}
@@ -128,11 +129,11 @@ func (a *Admin) archiveAgain(r *request, id int64) (*answer, error) {
 		}
 		c := change{status: http.StatusOK, action: "sale.forget", target: saleName(id), before: now, after: now, nothing: snap.Keys == 0}
 		if !c.nothing {
-			forget, err := a.intend(ctx, tx, intent{sale: id, kind: "archive"})
+			forget, err := intent.Archive(ctx, tx, a.now(), id)
 			if err != nil {
 				return change{}, err
 			}
-			c.intents = []intent{forget}
+			c.intents = []intent.Intent{forget}
 		}
 		return c, nil
 	})

@@ -17,6 +17,7 @@ import (
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/eligibility"
+	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/redis"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/shared/problem"
@@ -73,7 +74,7 @@ func TestArchiveNamesAllThatIsInTheWay(t *testing.T) {
 		t.Fatal(err)
 	}
 	o.refusedArchive(s.ID, "1 open intents")
-	if _, err := o.book.RunIntents(t.Context()); err != nil {
+	if _, err := o.Intents.Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	c := o.Redis.Client()
@@ -189,6 +190,7 @@ func TestTheTimerFinishesAnArchive(t *testing.T) {
 	gone.Close()
 	c := o.Config
 	c.Redis, c.Register = gone, prometheus.NewRegistry()
+	c.Intents = intent.New(intent.Config{DB: o.DB, Redis: gone, Clock: o.Clock, Log: backendtest.Log(t), Register: c.Register})
 	if r := send(New(c), "POST", path+"/archive", ""); r.StatusCode != 200 {
 		t.Fatalf("got %d %+v", r.StatusCode, read[problem.Problem](t, r))
 	}
@@ -197,7 +199,7 @@ func TestTheTimerFinishesAnArchive(t *testing.T) {
 	}
 	o.balanced(s.ID) // what is under way is no finding
 	for range 2 {
-		if _, err := o.book.RunIntents(t.Context()); err != nil {
+		if _, err := o.Intents.Run(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -246,7 +248,7 @@ func TestWhatChangesMeanwhileStopsAnArchive(t *testing.T) {
 	archive("it was changed while it was audited")
 	o.Fence = nil
 	archive("1 open intents")
-	if _, err := o.book.RunIntents(t.Context()); err != nil {
+	if _, err := o.Intents.Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	do[adminapi.Sale](o, 200, "POST", path+"/archive", "")

@@ -7,13 +7,12 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"strconv"
 	"time"
 
 	"github.com/go-json-experiment/json"
 
 	"floodgate.internal/backend/adminapi"
-	"floodgate.internal/backend/catalog"
+	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/failpoint"
@@ -30,16 +29,9 @@ type change struct {
 	after   any // also the answer
 	nothing bool
 	then    func(ctx context.Context) // carries on in Redis, beside the intents; nil for nothing
-	intents []intent
+	intents []intent.Intent
 	load    int64 // a new sale, to be loaded into Redis; 0 for none
 	sku     int64 // a SKU whose intents were written, see moveSKU; 0 for none
-}
-
-// intent is a row of intents: what is still to be done in Redis.
-type intent struct {
-	id, sale int64
-	kind     string // adjust, define, archive
-	units    int64
 }
 
 // Who is in the audit log.
@@ -182,70 +174,17 @@ func (a *Admin) apply(ctx context.Context, c change) {
 	if c.then != nil {
 		c.then(ctx)
 	}
-	for _, i := range c.intents {
-		if err := a.perform(ctx, i); err != nil {
-			later(err)
-			break // in order
-		}
+	if err := a.Intents.Now(ctx, c.intents...); err != nil {
+		later(err)
 	}
 	if c.sku != 0 {
-		if err := (sku.Intents{DB: a.DB, Redis: a.Redis.Client(), Clock: a.Clock}).OfSKU(ctx, c.sku); err != nil {
+		if err := a.Intents.OfSKU(ctx, c.sku); err != nil {
 			later(err)
 		}
 	}
 	if err := a.Changed(ctx); err != nil {
 		later(err)
 	}
-}
-
-// perform does one intent in Redis and marks it as done.
-func (a *Admin) perform(ctx context.Context, i intent) error {
-	switch i.kind {
-	case "adjust":
-		if err := a.Redis.Adjust(ctx, i.sale, i.id, i.units); err != nil {
-			return err
-		}
-	case "define":
-		sales, err := catalog.Read(ctx, a.DB, i.sale)
-		if err != nil {
-			return err
-		}
-		if len(sales) == 0 {
-			return fmt.Errorf("define: no sale %d", i.sale)
-		}
-		if err := a.Redis.Define(ctx, i.sale, sales[0].Definition()); err != nil {
-			return err
-		}
-	case "archive":
-		failpoint.Hit("admin.before-archive")
-		token, err := catalog.ArchiveToken(ctx, a.DB, i.sale)
-		if err != nil {
-			return err
-		}
-		if err := a.Redis.Forget(ctx, i.sale, token); err != nil {
-			return err
-		}
-		failpoint.Hit("admin.after-archive")
-	default:
-		panic("BUG: intent of kind " + i.kind)
-	}
-	failpoint.Hit("admin.before-done")
-	if _, err := a.DB.ExecContext(ctx, `UPDATE intents SET done_at = ? WHERE id = ? AND done_at IS NULL`, a.now(), i.id); err != nil {
-		return fmt.Errorf("intent %d is done, but not marked: %w", i.id, err)
-	}
-	return nil
-}
-
-// intend writes an intent and gives it its id.
-func (a *Admin) intend(ctx context.Context, tx *sql.Tx, i intent) (intent, error) {
-	result, err := tx.ExecContext(ctx, `INSERT INTO intents (sale_id, kind, quantity, created_at) VALUES (?, ?, ?, ?)`, i.sale, i.kind, i.units, a.now())
-	if err != nil {
-		return i, fmt.Errorf("intent: %w", err)
-	}
-	if i.id, err = result.LastInsertId(); err != nil {
-		return i, fmt.Errorf("intent: %w", err)
-	}
-	return i, nil
 }
 
 // book writes a ledger row for a change of a sale's available units, after the stock row was updated: available and
@@ -263,11 +202,11 @@ func (a *Admin) book(ctx context.Context, tx *sql.Tx, sale int64, kind, ref stri
 // moveSKU writes the ledger row, and the intent for Redis, of a change of a SKU's available units. k is as it was before,
 // and its row is locked.
 func (a *Admin) moveSKU(ctx context.Context, tx *sql.Tx, k adminapi.SKU, kind string, units int64) error {
-	id, err := sku.Intend(ctx, tx, a.now(), k.ID, units)
+	i, err := intent.AdjustSKU(ctx, tx, a.now(), k.ID, units)
 	if err != nil {
 		return err
 	}
-	return sku.Record(ctx, tx, a.now(), sku.Change{SKU: k.ID, Kind: kind, Ref: "intent:" + strconv.FormatInt(id, 10), Available: units}, k.Available, k.Locked)
+	return sku.Record(ctx, tx, a.now(), sku.Change{SKU: k.ID, Kind: kind, Ref: i.Ref(), Available: units}, k.Available, k.Locked)
 }
 
 func (a *Admin) now() time.Time { return a.Clock.Now().Truncate(time.Millisecond) }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"floodgate.internal/backend/adminapi"
+	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/sale"
 	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/store"
@@ -89,7 +90,7 @@ func (a *Admin) returnUnsold(ctx context.Context, id int64) (bool, error) {
 		if err != nil {
 			return err
 		}
-		done = change{action: "sale.return", target: saleName(id), before: before, after: after, intents: []intent{adjust}, sku: s.SKU}
+		done = change{action: "sale.return", target: saleName(id), before: before, after: after, intents: []intent.Intent{adjust}, sku: s.SKU}
 		return a.record(ctx, tx, timer, done)
 	})
 	if err != nil || done.action == "" {
@@ -102,12 +103,12 @@ func (a *Admin) returnUnsold(ctx context.Context, id int64) (bool, error) {
 
 // giveBack moves a sale's available units back to its SKU. k is as it was before, and its row and the sale's stock row are
 // locked.
-func (a *Admin) giveBack(ctx context.Context, tx *sql.Tx, s sale.Record, k adminapi.SKU, units int64) (intent, error) {
+func (a *Admin) giveBack(ctx context.Context, tx *sql.Tx, s sale.Record, k adminapi.SKU, units int64) (intent.Intent, error) {
 	if _, err := tx.ExecContext(ctx, `UPDATE skus SET allotted = allotted - ?, available = available + ? WHERE id = ?`, units, units, s.SKU); err != nil {
-		return intent{}, fmt.Errorf("sku %d: %w", s.SKU, err)
+		return intent.Intent{}, fmt.Errorf("sku %d: %w", s.SKU, err)
 	}
 	if err := a.moveSKU(ctx, tx, k, sku.Returned, units); err != nil {
-		return intent{}, err
+		return intent.Intent{}, err
 	}
 	return a.moveUnits(ctx, tx, s.ID, "return", -units)
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 
 	"floodgate.internal/backend/adminapi"
+	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/sale"
 	"floodgate.internal/shared/failpoint"
 	"floodgate.internal/shared/problem"
@@ -155,11 +156,11 @@ func notClosed(s adminapi.Sale) error {
 }
 
 // redefine counts the version and intends the definition for Redis, and adjusts before it.
-func (a *Admin) redefine(ctx context.Context, tx *sql.Tx, action string, before adminapi.Sale, adjusts ...intent) (change, error) {
+func (a *Admin) redefine(ctx context.Context, tx *sql.Tx, action string, before adminapi.Sale, adjusts ...intent.Intent) (change, error) {
 	if _, err := tx.ExecContext(ctx, `UPDATE sales SET version = version + 1 WHERE id = ?`, before.ID); err != nil {
 		return change{}, fmt.Errorf("version of sale %d: %w", before.ID, err)
 	}
-	define, err := a.intend(ctx, tx, intent{sale: before.ID, kind: "define"})
+	define, err := intent.Define(ctx, tx, a.now(), before.ID)
 	if err != nil {
 		return change{}, err
 	}
@@ -260,17 +261,17 @@ func (a *Admin) restockSale(r *request) (*answer, error) {
 }
 
 // moveUnits changes a sale's total and available units, in the stock row and in the ledger, and intends it for Redis.
-func (a *Admin) moveUnits(ctx context.Context, tx *sql.Tx, sale int64, kind string, units int64) (intent, error) {
+func (a *Admin) moveUnits(ctx context.Context, tx *sql.Tx, sale int64, kind string, units int64) (intent.Intent, error) {
 	if _, err := tx.ExecContext(ctx, `UPDATE sale_stock SET total = total + ?, available = available + ?, version = version + 1 WHERE sale_id = ?`, units, units, sale); err != nil {
-		return intent{}, fmt.Errorf("%s sale %d by %d: %w", kind, sale, units, err)
+		return intent.Intent{}, fmt.Errorf("%s sale %d by %d: %w", kind, sale, units, err)
 	}
 	var available, locked int64
 	if err := tx.QueryRowContext(ctx, `SELECT available, locked FROM sale_stock WHERE sale_id = ? FOR UPDATE`, sale).Scan(&available, &locked); err != nil {
-		return intent{}, fmt.Errorf("stock of sale %d: %w", sale, err)
+		return intent.Intent{}, fmt.Errorf("stock of sale %d: %w", sale, err)
 	}
-	i, err := a.intend(ctx, tx, intent{sale: sale, kind: "adjust", units: units})
+	i, err := intent.Adjust(ctx, tx, a.now(), sale, units)
 	if err != nil {
-		return intent{}, err
+		return intent.Intent{}, err
 	}
-	return i, a.book(ctx, tx, sale, kind, "intent:"+strconv.FormatInt(i.id, 10), units, available, locked)
+	return i, a.book(ctx, tx, sale, kind, i.Ref(), units, available, locked)
 }

@@ -10,7 +10,6 @@ import (
 	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/backendtest"
-	"floodgate.internal/backend/sku"
 	"floodgate.internal/shared/problem"
 )
 
@@ -91,7 +90,7 @@ func TestASKUBeingLoadedGetsItsChangesLater(t *testing.T) {
 	if err := o.shelf.Load(t.Context(), skuID); err != nil {
 		t.Fatal(err)
 	}
-	if n, err := (sku.Intents{DB: o.DB, Redis: o.Redis.Client(), Clock: o.Clock}).Run(t.Context()); n != 1 || err != nil {
+	if n, err := o.Intents.RunSKUs(t.Context()); n != 1 || err != nil {
 		t.Errorf("the timer did %d, %v", n, err)
 	}
 	if u := o.units(skuID); u.Available != 15 {

@@ -21,6 +21,7 @@ import (
 	"floodgate.internal/backend/cart"
 	"floodgate.internal/backend/catalog"
 	"floodgate.internal/backend/coupon"
+	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/payment"
 	"floodgate.internal/backend/reconcile"
@@ -74,7 +75,8 @@ func workOn(t testing.TB, limits Limits, addr string, direct *reserve.Store, db 
 	shelf := sku.NewCache(sku.Config{DB: db, Redis: redis.Client(), Log: log, Register: reg})
 	carts := cart.New(cart.Config{PayWithin: time.Minute, MaxInFlight: 2, DB: db, SKUs: shelf, Clock: s.Clock, Log: log, Register: reg})
 	line := standby.New(standby.Config{MaxLine: 2, DB: db, Redis: redis, Catalog: known, Clock: s.Clock, Log: log, Register: reg})
-	book := order.NewStore(order.Config{DB: db, Redis: redis, Clock: s.Clock, Log: log, Register: reg, AcceptWithin: time.Minute, Returned: line.Wake})
+	book := order.NewStore(order.Config{Intents: intent.New(intent.Config{DB: db, Redis: redis, Clock: s.Clock, Log: log, Register: reg, Returned: line.Wake}),
+		DB: db, Redis: redis, Clock: s.Clock, Log: log, Register: reg, AcceptWithin: time.Minute, Returned: line.Wake})
 	s.Begin(Parts{
 		Catalog: known, Redis: redis, Orders: book, Carts: carts, SKUs: shelf, Standby: line, Payer: book,
 		Reader:     order.NewReader(order.ReaderConfig{DB: db, Redis: redis, Log: log, Register: reg}),

@@ -17,6 +17,7 @@ import (
 
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/backendtest"
+	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/lua"
@@ -30,6 +31,7 @@ type shop struct {
 	db      *sql.DB
 	redis   *reserve.Store
 	book    *order.Store
+	intents *intent.Runner
 	auditor *audit.Auditor
 	sale    int64
 }
@@ -37,8 +39,10 @@ type shop struct {
 func newShop(t *testing.T, o backendtest.SaleOptions, bound time.Duration) *shop {
 	t.Helper()
 	db, redis := backendtest.MySQL(t), backendtest.Redis(t)
-	s := &shop{t: t, db: db, redis: redis, sale: backendtest.Sale(t, db, o), auditor: audit.New(audit.Config{DB: db, Redis: redis, QueuedBound: bound}),
-		book: order.NewStore(order.Config{DB: db, Redis: redis, Clock: new(clock.Clock), Log: backendtest.Log(t), Register: prometheus.NewRegistry()})}
+	s := &shop{t: t, db: db, redis: redis, sale: backendtest.Sale(t, db, o), auditor: audit.New(audit.Config{DB: db, Redis: redis, QueuedBound: bound})}
+	clk, log, reg := new(clock.Clock), backendtest.Log(t), prometheus.NewRegistry()
+	s.intents = intent.New(intent.Config{DB: db, Redis: redis, Clock: clk, Log: log, Register: reg})
+	s.book = order.NewStore(order.Config{DB: db, Redis: redis, Intents: s.intents, Clock: clk, Log: log, Register: reg})
 	backendtest.Load(t, db, redis, s.sale)
 	return s
 }
@@ -209,7 +213,7 @@ func TestAPendingReleaseIsNoFinding(t *testing.T) {
 	if !r.Balanced || r.Available != 10 || r.Redis.Stock != 8 || r.MySQL.Releasing != 2 {
 		t.Errorf("got %+v", r)
 	}
-	if n, err := s.book.RunIntents(t.Context()); n != 1 || err != nil {
+	if n, err := s.intents.Run(t.Context()); n != 1 || err != nil {
 		t.Fatalf("intents: %d, %v", n, err)
 	}
 	s.balanced(10, 0, 0, 0, 10)

@@ -16,6 +16,7 @@ import (
 
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/cart"
+	"floodgate.internal/backend/intent"
 	orders "floodgate.internal/backend/order"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/sku"
@@ -25,13 +26,14 @@ import (
 
 // store is carts on the real stores.
 type store struct {
-	t     *testing.T
-	db    *sql.DB
-	redis *reserve.Store
-	carts *cart.Carts
-	book  *orders.Store
-	shelf *sku.Cache
-	n     int
+	t       *testing.T
+	db      *sql.DB
+	redis   *reserve.Store
+	carts   *cart.Carts
+	book    *orders.Store
+	intents *intent.Runner
+	shelf   *sku.Cache
+	n       int
 }
 
 func newStore(t *testing.T) *store {
@@ -40,7 +42,8 @@ func newStore(t *testing.T) *store {
 	clk, log, reg := new(clock.Clock), backendtest.Log(t), prometheus.NewRegistry()
 	s.shelf = sku.NewCache(sku.Config{DB: s.db, Redis: s.redis.Client(), Log: log, Register: reg})
 	s.carts = cart.New(cart.Config{PayWithin: time.Minute, MaxInFlight: 10, DB: s.db, SKUs: s.shelf, Clock: clk, Log: log, Register: reg})
-	s.book = orders.NewStore(orders.Config{DB: s.db, Redis: s.redis, Clock: clk, Log: log, Register: reg})
+	s.intents = intent.New(intent.Config{DB: s.db, Redis: s.redis, Clock: clk, Log: log, Register: reg})
+	s.book = orders.NewStore(orders.Config{Intents: s.intents, DB: s.db, Redis: s.redis, Clock: clk, Log: log, Register: reg})
 	return s
 }
 
@@ -128,7 +131,7 @@ func TestASKUInOrderIsBalanced(t *testing.T) {
 	s.exec(`INSERT INTO sku_intents (sku_id, kind, order_id, lock_id, quantity, created_at) SELECT sku_id, 'sold', order_id, lock_id, 0, NOW() FROM cart_lines WHERE order_id = ?`, unpaid)
 	s.exec(`INSERT INTO sku_intents (sku_id, kind, quantity, created_at) VALUES (?, 'adjust', 6, NOW())`, skuID)
 	want(func(r SKU) bool { return r.Redis.InFlight == 4 && r.Intents == 2 })
-	if n, err := (sku.Intents{DB: s.db, Redis: s.redis.Client(), Clock: new(clock.Clock)}).Run(t.Context()); n != 2 || err != nil {
+	if n, err := s.intents.RunSKUs(t.Context()); n != 2 || err != nil {
 		t.Fatal(n, err)
 	}
 	want(func(r SKU) bool { return r.Redis.Sold == 5 && r.Redis.Available == 13 && r.Intents == 0 })

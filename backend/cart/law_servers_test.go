@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"floodgate.internal/backend/backendtest"
+	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/store"
@@ -89,7 +90,7 @@ func TestRandomCarts(t *testing.T) {
 			case 0:
 				_, err = sh.Sweep(t.Context())
 			case 1:
-				_, err = sh.intents().Run(t.Context())
+				_, err = sh.intents.RunSKUs(t.Context())
 			case 2:
 				_, err = sh.book.Expire(t.Context())
 			}
@@ -111,7 +112,7 @@ func TestRandomCarts(t *testing.T) {
 			mu.Lock()
 			restocked[i] += n
 			mu.Unlock()
-			report(s.intents().OfSKU(t.Context(), skus[i]))
+			report(s.intents.OfSKU(t.Context(), skus[i]))
 		}
 		for range r.IntN(8) { // else nothing is ever loaded for long enough
 			select {
@@ -278,11 +279,11 @@ func (s *shop) restock(ctx context.Context, skuID, units int64) error {
 		if _, err := tx.ExecContext(ctx, `UPDATE skus SET available = available + ?, total = total + ? WHERE id = ?`, units, units, skuID); err != nil {
 			return err
 		}
-		id, err := sku.Intend(ctx, tx, time.Now(), skuID, units)
+		i, err := intent.AdjustSKU(ctx, tx, time.Now(), skuID, units)
 		if err != nil {
 			return err
 		}
-		c := sku.Change{SKU: skuID, Kind: sku.Restock, Ref: fmt.Sprint("intent:", id), Available: units}
+		c := sku.Change{SKU: skuID, Kind: sku.Restock, Ref: i.Ref(), Available: units}
 		return sku.Record(ctx, tx, time.Now(), c, rows[skuID].Available, rows[skuID].Locked)
 	})
 }

@@ -18,6 +18,7 @@ import (
 
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/backendtest"
+	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/redis"
 	"floodgate.internal/backend/reserve"
@@ -32,10 +33,11 @@ import (
 // shop is carts on the real stores, in one process of several.
 type shop struct {
 	*Carts
-	t      *testing.T
-	redis  *reserve.Store
-	book   *order.Store
-	reader *order.Reader
+	t       *testing.T
+	redis   *reserve.Store
+	book    *order.Store
+	intents *intent.Runner
+	reader  *order.Reader
 }
 
 func config() Config {
@@ -53,8 +55,9 @@ func shopOn(t *testing.T, db *sql.DB, redis *reserve.Store, c Config) *shop {
 	clk, log, reg := new(clock.Clock), backendtest.Log(t), prometheus.NewRegistry()
 	cache := sku.NewCache(sku.Config{DB: db, Redis: redis.Client(), Log: log, Register: reg})
 	c.DB, c.SKUs, c.Clock, c.Log, c.Register = db, cache, clk, log, reg
-	return &shop{Carts: New(c), t: t, redis: redis,
-		book: order.NewStore(order.Config{DB: db, Redis: redis, Clock: clk, Log: log, Register: reg}), reader: order.NewReader(order.ReaderConfig{DB: db, Redis: redis, Log: log, Register: reg})}
+	intents := intent.New(intent.Config{DB: db, Redis: redis, Clock: clk, Log: log, Register: reg})
+	return &shop{Carts: New(c), t: t, redis: redis, intents: intents,
+		book: order.NewStore(order.Config{Intents: intents, DB: db, Redis: redis, Clock: clk, Log: log, Register: reg}), reader: order.NewReader(order.ReaderConfig{DB: db, Redis: redis, Log: log, Register: reg})}
 }
 
 // behind is a shop whose connections to MySQL go through a Link.
@@ -166,15 +169,11 @@ func (s *shop) sweep() int {
 	return n
 }
 
-func (s *shop) intents() sku.Intents {
-	return sku.Intents{DB: s.db, Redis: s.redis.Client(), Clock: s.clk}
-}
-
 // rest does what the timer does until there is nothing to do.
 func (s *shop) rest() {
 	s.t.Helper()
 	for n := 1; n > 0; {
-		done, err := s.intents().Run(s.t.Context())
+		done, err := s.intents.RunSKUs(s.t.Context())
 		s.must(err)
 		n = done + s.sweep()
 	}

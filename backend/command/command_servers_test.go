@@ -21,6 +21,7 @@ import (
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/deadletter"
+	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reconcile"
@@ -39,9 +40,10 @@ func backend(t *testing.T) Config {
 	db := backendtest.OpenMySQL(t, dsn, 4)
 	reg := prometheus.NewRegistry()
 	clk := new(clock.Clock)
-	book := order.NewStore(order.Config{DB: db, Redis: store, Clock: clk, Log: log, Register: reg})
+	intents := intent.New(intent.Config{DB: db, Redis: store, Clock: clk, Log: log, Register: reg})
+	book := order.NewStore(order.Config{DB: db, Redis: store, Intents: intents, Clock: clk, Log: log, Register: reg})
 	box := deadletter.NewStore(deadletter.Config{DB: db, Orders: book, Clock: clk, Log: log, Register: reg})
-	a := admin.New(admin.Config{Book: book, Letters: box, Token: "dev-admin", DB: db, Redis: store, Clock: clk, Audit: audit.New(audit.Config{DB: db, Redis: store, QueuedBound: time.Minute}),
+	a := admin.New(admin.Config{Book: book, Intents: intents, Letters: box, Token: "dev-admin", DB: db, Redis: store, Clock: clk, Audit: audit.New(audit.Config{DB: db, Redis: store, QueuedBound: time.Minute}),
 		Reconcile: reconcile.New(reconcile.Config{DB: db, Redis: store, Log: log, Register: reg}).Sale, Changed: func(context.Context) error { return nil },
 		Ready: func(context.Context) []string { return nil }, Log: log, Gatherer: reg, Register: reg})
 	ln, err := net.Listen("tcp", "127.0.0.1:0")

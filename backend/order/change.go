@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"time"
 
+	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/failpoint"
@@ -109,16 +110,16 @@ func (b *Store) change(ctx context.Context, uid, orderID string, now time.Time, 
 		return wire.Order{}, ErrNotFound
 	}
 	var won []row
-	var intent int64
+	var release int64
 	err := store.InTx(ctx, b.db, func(tx *sql.Tx) (err error) {
-		won, intent, err = b.transition(ctx, tx, orderID, now, c)
+		won, release, err = b.transition(ctx, tx, orderID, now, c)
 		return err
 	})
 	if err != nil && !errors.Is(err, store.ErrUnknown) {
 		return wire.Order{}, fmt.Errorf("order %s to %s: %w", orderID, c.to, err)
 	}
 	if err == nil && len(won) == 1 {
-		b.changed(ctx, c, intent, won)
+		b.changed(ctx, c, release, won)
 		return won[0].wire(), nil
 	}
 	stands, lookup := b.stands(ctx, uid, orderID)
@@ -138,7 +139,7 @@ func (b *Store) change(ctx context.Context, uid, orderID string, now time.Time, 
 }
 
 // transition is the conditional UPDATE and its consequences. won is the order if this call made the change, else nothing.
-func (b *Store) transition(ctx context.Context, tx *sql.Tx, orderID string, now time.Time, c change) (won []row, intent int64, err error) {
+func (b *Store) transition(ctx context.Context, tx *sql.Tx, orderID string, now time.Time, c change) (won []row, release int64, err error) {
 	n, err := changed(tx.ExecContext(ctx, `UPDATE orders SET status = ?, reason = ?, ended_at = ? WHERE id = ? AND status = ?`+c.where,
 		append([]any{string(c.to), c.reason, now, orderID, string(wire.PendingPayment)}, c.args...)...))
 	if err != nil || n == 0 {
@@ -150,26 +151,26 @@ func (b *Store) transition(ctx context.Context, tx *sql.Tx, orderID string, now 
 	if err := readItems(ctx, tx, won); err != nil {
 		return nil, 0, err
 	}
-	intent, err = b.follow(ctx, tx, now, c, won)
-	return won, intent, err
+	release, err = b.follow(ctx, tx, now, c, won)
+	return won, release, err
 }
 
 // changed continues after the COMMIT of an order's change: it gives back the units of an order that ended, and sells
 // those of a cart's order that was paid.
-func (b *Store) changed(ctx context.Context, c change, intent int64, won []row) {
+func (b *Store) changed(ctx context.Context, c change, release int64, won []row) {
 	b.metrics.changes.WithLabelValues(string(c.to)).Inc()
 	switch {
 	case won[0].ofCart():
 		b.unlockNow(ctx, won)
 	case !c.to.Live():
 		failpoint.Hit("cancel.before-release")
-		b.releaseNow(ctx, intent, won)
+		b.releaseNow(ctx, release, won)
 	}
 }
 
 // follow writes the consequences of orders' change in its transaction: the slots, the stock, the ledger, the intents. It
 // returns the first of the release intents for sales' orders.
-func (b *Store) follow(ctx context.Context, tx *sql.Tx, now time.Time, c change, orders []row) (intent int64, err error) {
+func (b *Store) follow(ctx context.Context, tx *sql.Tx, now time.Time, c change, orders []row) (release int64, err error) {
 	carts, orders := apart(orders)
 	ids := make([]string, len(orders))
 	moves := make([]move, len(orders))
@@ -187,7 +188,11 @@ func (b *Store) follow(ctx context.Context, tx *sql.Tx, now time.Time, c change,
 			return 0, fmt.Errorf("free the slots of %d orders: %w", len(ids), err)
 		}
 	}
-	if err := sku.End(ctx, tx, now, c.kind, c.to.Live(), carts); err != nil {
+	holds, err := sku.End(ctx, tx, now, c.kind, c.to.Live(), carts)
+	if err == nil {
+		err = intent.EndLocks(ctx, tx, now, c.to.Live(), holds)
+	}
+	if err != nil {
 		return 0, err
 	}
 	if len(ids) == 0 {
@@ -199,7 +204,7 @@ func (b *Store) follow(ctx context.Context, tx *sql.Tx, now time.Time, c change,
 	if c.to.Live() {
 		return 0, nil
 	}
-	return writeReleases(ctx, tx, now, orders)
+	return intent.Release(ctx, tx, now, forRelease(orders)...)
 }
 
 // apart separates the ids of carts' orders from the orders of sales.
@@ -222,7 +227,7 @@ func (b *Store) unlockNow(ctx context.Context, orders []row) {
 		return
 	}
 	failpoint.Hit("cart.before-unlock")
-	if err := (sku.Intents{DB: b.db, Redis: b.redis.Client(), Clock: b.clk}).OfOrders(ctx, carts); err != nil {
+	if err := b.intents.LocksEnded(ctx, carts); err != nil {
 		b.log.Warn("order: carts' units are unlocked later, by the timer", "orders", len(carts), "error", err)
 	}
 }

@@ -107,7 +107,7 @@ func TestFiftyWhoCancelAndReleaseGiveOneUnitBack(t *testing.T) {
 	for i := range 50 {
 		g.Go(func() error {
 			if i%5 == 4 {
-				_, err := s.book.RunIntents(t.Context())
+				_, err := s.book.intents.Run(t.Context())
 				return err
 			}
 			o, err := s.book.Cancel(t.Context(), []string{"u", ""}[i%2], id)
@@ -120,7 +120,7 @@ func TestFiftyWhoCancelAndReleaseGiveOneUnitBack(t *testing.T) {
 	if err := g.Wait(); err != nil {
 		t.Error(err)
 	}
-	if _, err := s.book.RunIntents(t.Context()); err != nil {
+	if _, err := s.book.intents.Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if got := s.stock(sale); got != 4 || s.stands(other) != "pending_payment" {
@@ -217,7 +217,7 @@ func TestExpireTakesBoundedBatchesByIndex(t *testing.T) {
 	if total.Load() != 450 || s.count(sale, wire.Expired) != 450 {
 		t.Errorf("the passes ended %d orders, %d are expired; want 450", total.Load(), s.count(sale, wire.Expired))
 	}
-	if _, err := s.book.RunIntents(t.Context()); err != nil {
+	if _, err := s.book.intents.Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if got := s.stock(sale); got != 500 {
@@ -314,7 +314,7 @@ func TestIntentsBehindAClosedGateStarveNobody(t *testing.T) {
 	s.exec(`UPDATE intents SET done_at = NULL WHERE sale_id = ?`, open)
 	s.exec(`INSERT INTO intents (sale_id, kind, quantity, created_at) VALUES (?, 'adjust', 5, NOW()), (?, 'adjust', -1000, NOW()), (?, 'adjust', -3, NOW()), (?, 'define', 0, NOW())`, open, open, open, open)
 	s.exec(`UPDATE sales SET paused = TRUE, version = version + 1 WHERE id = ?`, open)
-	if n, err := s.book.RunIntents(t.Context()); n != 4 || err != nil {
+	if n, err := s.book.intents.Run(t.Context()); n != 4 || err != nil {
 		t.Errorf("got %d, %v; want the open sale's four, past 450 older ones", n, err)
 	}
 	if n := s.number(`SELECT COUNT(*) FROM intents WHERE sale_id = ? AND done_at IS NULL`, open); n != 1 {
@@ -322,7 +322,7 @@ func TestIntentsBehindAClosedGateStarveNobody(t *testing.T) {
 	}
 	for range 3 { // done twice it has one effect
 		s.exec(`UPDATE intents SET done_at = NULL WHERE sale_id = ?`, open)
-		if _, err := s.book.RunIntents(t.Context()); err != nil {
+		if _, err := s.book.intents.Run(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -335,7 +335,7 @@ func TestIntentsBehindAClosedGateStarveNobody(t *testing.T) {
 	}
 	s.reload(shut, nil, 1000, true)
 	for want := 450; want > 0; {
-		n, err := s.book.RunIntents(t.Context())
+		n, err := s.book.intents.Run(t.Context())
 		if n == 0 || err != nil {
 			t.Fatalf("%d are left: got %d, %v", want, n, err)
 		}

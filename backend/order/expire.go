@@ -91,7 +91,7 @@ func (b *Store) expire(ctx context.Context, now time.Time, these []row) (n int, 
 	}
 	query += oldestFirst + ` FOR UPDATE SKIP LOCKED`
 	c := change{to: wire.Expired, kind: ledgerExpire}
-	var intent int64
+	var release int64
 	err = store.InTx(ctx, b.db, func(tx *sql.Tx) (err error) {
 		if won, err = read(ctx, tx, query, due...); err != nil || len(won) == 0 {
 			return err
@@ -108,7 +108,7 @@ func (b *Store) expire(ctx context.Context, now time.Time, these []row) (n int, 
 		if n != int64(len(won)) {
 			return fmt.Errorf("%d of %d locked orders changed", n, len(won))
 		}
-		intent, err = b.follow(ctx, tx, now, c, won)
+		release, err = b.follow(ctx, tx, now, c, won)
 		return err
 	})
 	if err != nil {
@@ -120,6 +120,6 @@ func (b *Store) expire(ctx context.Context, now time.Time, these []row) (n int, 
 	b.metrics.changes.WithLabelValues(string(c.to)).Add(float64(len(won)))
 	failpoint.Hit("timer.before-release")
 	b.unlockNow(ctx, won)
-	b.releaseNow(ctx, intent, won)
+	b.releaseNow(ctx, release, won)
 	return len(won), won, nil
 }

@@ -11,8 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/shared/wire"
 )
@@ -75,7 +73,7 @@ func TestExpireTouchesOnlyWhatIsDue(t *testing.T) {
 	}
 
 	session := backendtest.OpenMySQL(t, s.dsn, 1)
-	book := NewStore(Config{DB: session, Redis: s.redis, Clock: s.clk, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
+	book := newBook(session, s.redis, s.clk, backendtest.Log(t))
 	count := func(what string, do func()) (reads, changes int64) {
 		t.Helper()
 		reads, changes = backendtest.Rows(t, session, do)

@@ -19,7 +19,6 @@ import (
 	"time"
 
 	"github.com/go-sql-driver/mysql"
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"floodgate.internal/backend/backendtest"
@@ -77,7 +76,7 @@ func claimAll(text string) error {
 	}
 	clk := new(clock.Clock)
 	clk.Set(time.Now(), time.Now())
-	book := NewStore(Config{DB: db, Redis: redis, Clock: clk, Log: slog.New(slog.DiscardHandler), Register: prometheus.NewRegistry()})
+	book := newBook(db, redis, clk, slog.New(slog.DiscardHandler))
 	if err := db.PingContext(ctx); err != nil {
 		return err
 	}
@@ -260,7 +259,7 @@ func (s *shop) interrupted(do func()) (*Store, *netfault.Link) {
 	c.Addr = cutter.Addr()
 	cutter.BeforeAnswerTo(readsVersion, do)
 	db := backendtest.OpenMySQL(s.t, c.FormatDSN(), 4)
-	return NewStore(Config{DB: db, Redis: s.redis, Clock: s.clk, Log: backendtest.Log(s.t), Register: prometheus.NewRegistry()}), cutter
+	return newBook(db, s.redis, s.clk, backendtest.Log(s.t)), cutter
 }
 
 // Row C3: units that went and came back between reading and writing are not taken for unchanged.

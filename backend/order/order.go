@@ -20,6 +20,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/shared/clock"
@@ -61,19 +62,21 @@ const (
 type Store struct {
 	db      *sql.DB
 	redis   *reserve.Store
+	intents *intent.Runner
 	clk     *clock.Clock
 	log     *slog.Logger
 	metrics metrics
 	bound   time.Duration // 0: none
 
 	acceptWithin time.Duration    // of an offer to the standby line
-	returned     func(sale int64) // units of the sale were given back in Redis, or its standby line moved on
+	returned     func(sale int64) // the sale's standby line moved on
 }
 
 // Config is what a Store needs.
 type Config struct {
 	DB       *sql.DB
 	Redis    *reserve.Store
+	Intents  *intent.Runner
 	Clock    *clock.Clock // follows Redis's clock before anything is decided
 	Log      *slog.Logger
 	Register prometheus.Registerer
@@ -91,7 +94,7 @@ func NewStore(c Config) *Store {
 	if c.Returned == nil {
 		c.Returned = func(int64) {}
 	}
-	return &Store{db: c.DB, redis: c.Redis, clk: c.Clock, log: c.Log, metrics: newBookMetrics(c.Register), bound: c.QueuedBound,
+	return &Store{db: c.DB, redis: c.Redis, intents: c.Intents, clk: c.Clock, log: c.Log, metrics: newBookMetrics(c.Register), bound: c.QueuedBound,
 		acceptWithin: c.AcceptWithin, returned: c.Returned}
 }
 
@@ -120,7 +123,6 @@ type metrics struct {
 	batch    prometheus.Histogram
 	duration prometheus.Histogram
 	changes  *prometheus.CounterVec
-	releases *prometheus.CounterVec
 	unsent   prometheus.Counter
 	queued   prometheus.Histogram
 	late     prometheus.Counter
@@ -145,8 +147,6 @@ func newBookMetrics(reg prometheus.Registerer) metrics {
 			Help: "How long one call of Settle took.", Buckets: prometheus.ExponentialBuckets(0.001, 2, 14)}),
 		changes: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "backend_order_changes_total",
 			Help: "Orders that changed after they were settled, by their new status."}, []string{"status"}),
-		releases: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "backend_intents_total",
-			Help: "Intents tried in Redis, by kind and result: done, or kept for later."}, []string{"kind", "result"}),
 		unsent: prometheus.NewCounter(prometheus.CounterOpts{Name: "backend_settled_unsent_total",
 			Help: "Settle notifications that could not be published; waiting clients learn the status by the fallback."}),
 	}
@@ -161,7 +161,7 @@ func newBookMetrics(reg prometheus.Registerer) metrics {
 		Help: "Changes of a stock row under the guard version that found the row changed since it was read, and read it again."})
 	m.deferredSales = prometheus.NewGauge(prometheus.GaugeOpts{Name: "backend_sales_with_deferred_orders",
 		Help: "Sales of which orders of older epochs wait in MySQL until the sale takes them."})
-	reg.MustRegister(m.deferredSales, m.overtaken, m.settled, m.rejected, m.poison, m.batch, m.duration, m.changes, m.releases, m.unsent, m.queued, m.late, m.stuck)
+	reg.MustRegister(m.deferredSales, m.overtaken, m.settled, m.rejected, m.poison, m.batch, m.duration, m.changes, m.unsent, m.queued, m.late, m.stuck)
 	return m
 }
 

@@ -19,8 +19,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/redis"
 	"floodgate.internal/backend/reserve"
@@ -67,7 +65,7 @@ func race(role string, in io.Reader, out io.Writer) error {
 	}
 	clk := new(clock.Clock)
 	clk.Set(now, asked)
-	book := NewStore(Config{DB: db, Redis: redis, Clock: clk, Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})), Register: prometheus.NewRegistry()})
+	book := newBook(db, redis, clk, slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})))
 	for lines := bufio.NewScanner(in); lines.Scan(); {
 		ids := strings.Fields(lines.Text())
 		if role == timer {
@@ -211,7 +209,7 @@ func TestPaymentExpiryAndCancellationRace(t *testing.T) {
 		t.Errorf("got the ends %v, want three", slices.Collect(maps.Keys(ends)))
 	}
 	for { // what a closed gate or a dead process had left
-		if n, err := s.book.RunIntents(t.Context()); err != nil {
+		if n, err := s.book.intents.Run(t.Context()); err != nil {
 			t.Fatal(err)
 		} else if n == 0 {
 			break

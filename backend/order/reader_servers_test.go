@@ -130,7 +130,7 @@ func TestALongPollIsWokenWithoutTheNotification(t *testing.T) {
 		return err
 	})
 	s.until("it waits", func() bool { return r.waiters.waiting() == 1 })
-	quiet := NewStore(Config{DB: s.db, Redis: backendtest.Redis(t), Clock: s.clk, Log: backendtest.Log(t), Register: prometheus.NewRegistry()}) // it notifies another prefix
+	quiet := newBook(s.db, backendtest.Redis(t), s.clk, backendtest.Log(t)) // it notifies another prefix
 	if err := quiet.Settle(t.Context(), s.outbox(sale)); err != nil {
 		t.Fatal(err)
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/standby"
 	"floodgate.internal/backend/store"
@@ -67,7 +68,7 @@ func (s *settling) reject(ctx context.Context, e queued.Entry, f facts, v verdic
 }
 
 // insertRejected returns the id of the release intent.
-func (b *Store) insertRejected(ctx context.Context, e queued.Entry, f facts, v verdict, withKey bool) (intent int64, err error) {
+func (b *Store) insertRejected(ctx context.Context, e queued.Entry, f facts, v verdict, withKey bool) (release int64, err error) {
 	err = store.InTx(ctx, b.db, func(tx *sql.Tx) error {
 		now := b.now()
 		created, quantity, key := now, min(max(e.Quantity, 0), maxUnits), ""
@@ -98,10 +99,10 @@ func (b *Store) insertRejected(ctx context.Context, e queued.Entry, f facts, v v
 		if epoch != f.epoch || v.unless > 0 && available >= v.unless {
 			return errMoved
 		}
-		intent, err = writeReleases(ctx, tx, now, []row{{id: e.ID, sale: e.Sale}})
+		release, err = intent.Release(ctx, tx, now, intent.Order{ID: e.ID, Sale: e.Sale})
 		return err
 	})
-	return intent, err
+	return release, err
 }
 
 // Reject ends an order that cannot be processed (a dead letter), unless MySQL has decided it already. The errors are those

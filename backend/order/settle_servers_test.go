@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/go-sql-driver/mysql"
-	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
 	"floodgate.internal/backend/backendtest"
@@ -45,7 +44,7 @@ func TestWhatOthersCommittedIsDurableBeforeItCounts(t *testing.T) {
 				_, _, err := s.book.transition(t.Context(), tx, id, s.book.now(), change{to: wire.Cancelled, kind: ledgerCancel})
 				return err
 			})
-		}, func() error { _, err := s.book.RunIntents(t.Context()); return err }},
+		}, func() error { _, err := s.book.intents.Run(t.Context()); return err }},
 		{"a cancellation of an order that is cancelled", func() error { return nil }, func() error { _, err := s.book.Cancel(t.Context(), "alice", id); return err }},
 	}
 	for _, step := range steps {
@@ -87,7 +86,7 @@ func TestABatchOfManySalesIsOneTransaction(t *testing.T) {
 	rand.Shuffle(len(batch), func(i, j int) { batch[i], batch[j] = batch[j], batch[i] })
 
 	one := backendtest.OpenMySQL(t, s.dsn, 1) // the only connection: its counters are those of Settle
-	book := NewStore(Config{DB: one, Redis: s.redis, Clock: s.clk, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
+	book := newBook(one, s.redis, s.clk, backendtest.Log(t))
 	counters := func() map[string]int64 {
 		got := map[string]int64{}
 		rows, err := one.QueryContext(t.Context(), `SHOW SESSION STATUS WHERE Variable_name IN ('Com_commit', 'Com_insert', 'Com_update', 'Com_rollback')`)
@@ -254,7 +253,7 @@ func TestAnOrderOfAnOlderEpochIsAdopted(t *testing.T) {
 	if got := s.count(sale, wire.PendingPayment); got != 2 {
 		t.Errorf("got %d orders, want 2", got)
 	}
-	if n, err := s.book.RunIntents(t.Context()); n != 1 || err != nil {
+	if n, err := s.book.intents.Run(t.Context()); n != 1 || err != nil {
 		t.Errorf("got %d, %v; want the rejected order's intent done", n, err)
 	}
 	if _, err := s.book.Cancel(t.Context(), "held", held); err != nil {
@@ -464,7 +463,7 @@ func TestALostCommitIsReadBack(t *testing.T) {
 	}
 	cut := netfault.New(t, c.Addr)
 	c.Addr = cut.Addr()
-	book := NewStore(Config{DB: backendtest.OpenMySQL(t, c.FormatDSN(), 4), Redis: s.redis, Clock: s.clk, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
+	book := newBook(backendtest.OpenMySQL(t, c.FormatDSN(), 4), s.redis, s.clk, backendtest.Log(t))
 	batch := s.outbox(sale)
 	cut.LoseAnswerTo("\x03COMMIT")
 	if err := book.Settle(t.Context(), batch); err != nil && !errors.Is(err, store.ErrUnknown) {
@@ -494,7 +493,7 @@ func TestALostCommitIsReadBack(t *testing.T) {
 func TestEverythingWorksWithOneConnection(t *testing.T) {
 	s := newShop(t)
 	sale := s.sale(backendtest.SaleOptions{Stock: 3, PayWithin: time.Minute})
-	s.book = NewStore(Config{DB: backendtest.OpenMySQL(t, s.dsn, 1), Redis: s.redis, Clock: s.clk, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
+	s.book = newBook(backendtest.OpenMySQL(t, s.dsn, 1), s.redis, s.clk, backendtest.Log(t))
 	paid, cancelled, expired := s.ordered(sale, "a"), s.ordered(sale, "b"), s.ordered(sale, "c")
 	if err := s.book.Settle(t.Context(), []queued.Entry{forged(sale, "d", queued.Entry{}), forged(sale, "d", queued.Entry{Epoch: 9}), forged(sale, "e", queued.Entry{Slots: "x"})}); !errors.Is(err, reserve.ErrGateClosed) && err != nil {
 		t.Fatal(err)
@@ -509,7 +508,7 @@ func TestEverythingWorksWithOneConnection(t *testing.T) {
 	if n, err := s.book.Expire(t.Context()); n != 1 || err != nil {
 		t.Errorf("expire: got %d, %v; want 1", n, err)
 	}
-	if _, err := s.book.RunIntents(t.Context()); err != nil {
+	if _, err := s.book.intents.Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if got := []string{s.stands(paid), s.stands(cancelled), s.stands(expired)}; !slices.Equal(got, []string{"paid", "cancelled", "expired"}) {

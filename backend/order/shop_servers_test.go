@@ -7,6 +7,7 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"log/slog"
 	"testing"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"floodgate.internal/backend/backendtest"
+	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/store"
@@ -64,7 +66,13 @@ func (s *shop) clockAhead(d time.Duration) *clock.Clock {
 }
 
 func (s *shop) bookAt(clk *clock.Clock) *Store {
-	return NewStore(Config{DB: s.db, Redis: s.redis, Clock: clk, Log: backendtest.Log(s.t), Register: prometheus.NewRegistry()})
+	return newBook(s.db, s.redis, clk, backendtest.Log(s.t))
+}
+
+func newBook(db *sql.DB, redis *reserve.Store, clk *clock.Clock, log *slog.Logger) *Store {
+	reg := prometheus.NewRegistry()
+	return NewStore(Config{DB: db, Redis: redis, Clock: clk, Log: log, Register: reg,
+		Intents: intent.New(intent.Config{DB: db, Redis: redis, Clock: clk, Log: log, Register: reg})})
 }
 
 func (s *shop) sale(o backendtest.SaleOptions) int64 {

@@ -21,6 +21,7 @@ import (
 	"pgregory.net/rapid"
 
 	"floodgate.internal/backend/backendtest"
+	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
@@ -38,15 +39,16 @@ const (
 
 // shop is a Desk and what it stands on: goods of 49.00 EUR a unit.
 type shop struct {
-	t     *testing.T
-	dsn   string
-	db    *sql.DB
-	redis *reserve.Store
-	clk   *clock.Clock
-	book  *order.Store
-	desk  *Webhooks
-	sale  int64
-	n     int
+	t       *testing.T
+	dsn     string
+	db      *sql.DB
+	redis   *reserve.Store
+	clk     *clock.Clock
+	book    *order.Store
+	intents *intent.Runner
+	desk    *Webhooks
+	sale    int64
+	n       int
 }
 
 // newShop makes one; when the test ends its books must balance.
@@ -58,6 +60,7 @@ func newShop(t *testing.T, stock int64) *shop {
 	}
 	s.clk = s.clockAhead(0)
 	s.book, s.desk = s.open(s.db, s.clk)
+	s.intents = intent.New(intent.Config{DB: s.db, Redis: s.redis, Clock: s.clk, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
 	s.sale = backendtest.Sale(t, s.db, backendtest.SaleOptions{Stock: stock, Price: 4900, PayWithin: time.Minute, Limit: 2})
 	backendtest.Load(t, s.db, s.redis, s.sale)
 	t.Cleanup(func() {
@@ -82,7 +85,8 @@ func (s *shop) clockAhead(d time.Duration) *clock.Clock {
 
 func (s *shop) open(db *sql.DB, clk *clock.Clock) (*order.Store, *Webhooks) {
 	reg := prometheus.NewRegistry()
-	book := order.NewStore(order.Config{DB: db, Redis: s.redis, Clock: clk, Log: backendtest.Log(s.t), Register: reg})
+	book := order.NewStore(order.Config{Intents: intent.New(intent.Config{DB: db, Redis: s.redis, Clock: clk, Log: backendtest.Log(s.t), Register: reg}),
+		DB: db, Redis: s.redis, Clock: clk, Log: backendtest.Log(s.t), Register: reg})
 	return book, New(Config{Providers: []Provider{{"acme", []string{secret}}, {"beta", []string{other}}}, DB: db, Orders: book, Clock: clk, Log: backendtest.Log(s.t), Register: reg})
 }
 
@@ -644,7 +648,7 @@ func TestPaymentsRaceTheEndOfTheirOrder(t *testing.T) {
 		t.Errorf("%d units are sold, want %d", got, ends[wire.Paid])
 	}
 	for {
-		if n, err := s.book.RunIntents(t.Context()); err != nil {
+		if n, err := s.intents.Run(t.Context()); err != nil {
 			t.Fatal(err)
 		} else if n == 0 {
 			break

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/reserve"
 )
 
@@ -76,8 +77,8 @@ func (r *Reconciler) forgetLater(ctx context.Context, sales []int64) error {
 		if err != nil {
 			return err
 		}
-		if _, err := r.db.ExecContext(ctx, `INSERT INTO intents (sale_id, kind, created_at) VALUES (?, 'archive', ?)`, sale, now); err != nil {
-			return fmt.Errorf("intend to forget sale %d: %w", sale, err)
+		if _, err := intent.Archive(ctx, r.db, now, sale); err != nil {
+			return err
 		}
 	}
 	return nil

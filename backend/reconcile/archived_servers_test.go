@@ -27,7 +27,7 @@ func (s *system) archive(sale int64) {
 
 func (s *system) forgets(sale int64) {
 	s.t.Helper()
-	if _, err := s.book.RunIntents(s.t.Context()); err != nil {
+	if _, err := s.intents.Run(s.t.Context()); err != nil {
 		s.t.Fatal(err)
 	}
 	snap, err := s.redis.Snapshot(s.t.Context(), sale)

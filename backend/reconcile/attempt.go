@@ -7,10 +7,10 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"floodgate.internal/backend/catalog"
+	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
@@ -412,10 +412,6 @@ func (a *attempt) done(ctx context.Context, ids []int64) error {
 	if err != nil {
 		return err
 	}
-	args := []any{now}
-	for _, id := range ids {
-		args = append(args, id)
-	}
 	return store.InTx(ctx, a.r.db, func(tx *sql.Tx) error {
 		var token int64
 		if err := tx.QueryRowContext(ctx, `SELECT token FROM sale_stock WHERE sale_id = ? FOR UPDATE`, a.sale).Scan(&token); err != nil {
@@ -424,11 +420,7 @@ func (a *attempt) done(ctx context.Context, ids []int64) error {
 		if token != a.token {
 			return reserve.ErrLost
 		}
-		_, err := tx.ExecContext(ctx, `UPDATE intents SET done_at = ? WHERE done_at IS NULL AND id IN (?`+strings.Repeat(", ?", len(ids)-1)+`)`, args...)
-		if err != nil {
-			return fmt.Errorf("mark %d intents done: %w", len(ids), err)
-		}
-		return nil
+		return intent.Done(ctx, tx, now, ids)
 	})
 }
 

@@ -19,6 +19,7 @@ import (
 
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/broker"
+	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
@@ -34,12 +35,13 @@ func TestMain(m *testing.M) {
 
 // system is a backend without its API: real servers, a book and, where a test wants one, a broker.
 type system struct {
-	t      testing.TB
-	db     *sql.DB
-	redis  *reserve.Store
-	book   *order.Store
-	broker *broker.Broker // nil: the outbox is the queue
-	rec    *Reconciler
+	t       testing.TB
+	db      *sql.DB
+	redis   *reserve.Store
+	book    *order.Store
+	intents *intent.Runner
+	broker  *broker.Broker // nil: the outbox is the queue
+	rec     *Reconciler
 }
 
 func newSystem(t testing.TB, withBroker bool) *system {
@@ -58,7 +60,8 @@ func newSystemOn(t testing.TB, redis *reserve.Store, withBroker bool) *system {
 		t.Fatal(err)
 	}
 	clk.Set(now, asked)
-	s.book = order.NewStore(order.Config{DB: s.db, Redis: s.redis, Clock: &clk, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
+	s.intents = intent.New(intent.Config{DB: s.db, Redis: s.redis, Clock: &clk, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
+	s.book = order.NewStore(order.Config{Intents: s.intents, DB: s.db, Redis: s.redis, Clock: &clk, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
 	var fence Fence
 	if withBroker {
 		s.broker, err = broker.Open(broker.Config{URL: backendtest.AMQP(t), Partitions: 2}, backendtest.Log(t), prometheus.NewRegistry())
@@ -480,7 +483,7 @@ func TestReleasesWaitForTheGateAndHappenOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if n, err := s.book.RunIntents(t.Context()); n != 0 || err != nil {
+	if n, err := s.intents.Run(t.Context()); n != 0 || err != nil {
 		t.Errorf("before the gate is open: %d intents done, %v; want none", n, err)
 	}
 	if got := s.state(sale).Stock; got != 3 {
@@ -489,7 +492,7 @@ func TestReleasesWaitForTheGateAndHappenOnce(t *testing.T) {
 	if err := a.open(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if n, err := s.book.RunIntents(t.Context()); n != 2 || err != nil {
+	if n, err := s.intents.Run(t.Context()); n != 2 || err != nil {
 		t.Errorf("%d intents done, %v; want 2", n, err)
 	}
 	if got := s.state(sale).Stock; got != 4 {
@@ -604,7 +607,7 @@ func TestAGhostGetsWhatIsLeft(t *testing.T) {
 			if got := s.status(orphan.ID); got != string(c.want) {
 				t.Errorf("the orphan is %s, want %s", got, c.want)
 			}
-			if _, err := s.book.RunIntents(t.Context()); err != nil {
+			if _, err := s.intents.Run(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			s.balanced(sale)
@@ -662,7 +665,7 @@ func TestARebuildLeavesOutWhatHasEnded(t *testing.T) {
 		t.Errorf("the stock is %d, want 1", st.Stock)
 	}
 	s.settleOutbox(sale)
-	if _, err := s.book.RunIntents(t.Context()); err != nil {
+	if _, err := s.intents.Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	s.balanced(sale)

@@ -512,7 +512,7 @@ func TestNothingPromisedIsLostWhileRedisIsEmptiedAgainAndAgain(t *testing.T) {
 	}
 	background(t, func(ctx context.Context) error { // the timer
 		for ctx.Err() == nil {
-			if _, err := s.book.RunIntents(ctx); err != nil && ctx.Err() == nil {
+			if _, err := s.intents.Run(ctx); err != nil && ctx.Err() == nil {
 				t.Logf("intents: %v", err)
 			}
 			select {

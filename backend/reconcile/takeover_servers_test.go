@@ -311,7 +311,7 @@ func TestASaleGoesOnWhileItIsRead(t *testing.T) {
 	if st := s.state(sale); st.Gate != lua.GateOpen || st.Stock != 4 { // as of the moment that was read
 		t.Errorf("the gate is %q and the stock %d, want 4", st.Gate, st.Stock)
 	}
-	if n, err := s.book.RunIntents(t.Context()); n != 2 || err != nil {
+	if n, err := s.intents.Run(t.Context()); n != 2 || err != nil {
 		t.Errorf("%d intents done, %v; want 2", n, err)
 	}
 	s.settle(late)

@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"floodgate.internal/backend/backendtest"
+	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/lock"
 	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
@@ -77,10 +78,10 @@ func TestEveryScriptOnARedisCluster(t *testing.T) {
 
 	db := backendtest.MySQL(t)
 	shelf := sku.NewCache(sku.Config{DB: db, Redis: s.Client(), Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
-	must(forgetAndTeach(t, s))
+	must(forgetAndLoad(t, s))
 	var clk clock.Clock
 	clk.Set(time.Now(), time.Now())
-	intents := sku.Intents{DB: db, Redis: s.Client(), Clock: &clk}
+	intents := intent.New(intent.Config{DB: db, Redis: s, Clock: &clk, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
 	for range 8 {
 		skuID := backendtest.SKU(t, db, 5, 100, "EUR")
 		must(shelf.Load(ctx, skuID))
@@ -91,7 +92,7 @@ func TestEveryScriptOnARedisCluster(t *testing.T) {
 		if n, err := shelf.Unlock(ctx, lua.ToBack, sku.Hold{SKU: skuID, Order: "o", Lock: v[0].Lock}); n != 1 || err != nil {
 			t.Fatalf("got %d, %v", n, err)
 		}
-		must(store.InTx(ctx, db, func(tx *sql.Tx) error { _, err := sku.Intend(ctx, tx, time.Now(), skuID, 3); return err }))
+		must(store.InTx(ctx, db, func(tx *sql.Tx) error { _, err := intent.AdjustSKU(ctx, tx, time.Now(), skuID, 3); return err }))
 		must(intents.OfSKU(ctx, skuID))
 	}
 
@@ -118,8 +119,8 @@ func TestEveryScriptOnARedisCluster(t *testing.T) {
 	}
 }
 
-// forgetAndTeach gives the primaries the sku_lock.lua of the life that is believed in; no SKU is there yet.
-func forgetAndTeach(t *testing.T, s *reserve.Store) error {
+// forgetAndLoad gives the primaries the sku_lock.lua of the incarnation in use; no SKU is there yet.
+func forgetAndLoad(t *testing.T, s *reserve.Store) error {
 	t.Helper()
 	script := s.Client().Incarnation().Lock
 	nodes := s.Client().Hold(t.Context())

@@ -9,8 +9,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-
-	"floodgate.internal/lua"
 )
 
 // What a row of the ledger is for. Those of orders name the order, those of operators their intent.
@@ -126,29 +124,25 @@ func writeLedger(ctx context.Context, tx *sql.Tx, rows int, args []any) error {
 }
 
 // End ends the lock that carts' orders have on their units, in the transaction that ends the orders: they are sold, or
-// available again. kind is that of the ledger rows. Redis follows by the intents that it writes: see Intents.
-func End(ctx context.Context, tx *sql.Tx, at time.Time, kind string, sold bool, orders []string) error {
+// available again. kind is that of the ledger rows. It returns the holds that end with the locks: Redis is to follow.
+func End(ctx context.Context, tx *sql.Tx, at time.Time, kind string, sold bool, orders []string) ([]Hold, error) {
 	if len(orders) == 0 {
-		return nil
+		return nil, nil
 	}
 	rows, err := tx.QueryContext(ctx, `SELECT order_id, sku_id, quantity, lock_id FROM cart_lines WHERE order_id IN (`+marks(len(orders))+`) ORDER BY sku_id, order_id`, anys(orders)...)
 	if err != nil {
-		return fmt.Errorf("lines of %d orders: %w", len(orders), err)
+		return nil, fmt.Errorf("lines of %d orders: %w", len(orders), err)
 	}
 	defer rows.Close()
 	var changes []Change
 	var skus []int64
-	to := lua.ToBack
-	if sold {
-		to = lua.ToSold
-	}
-	var intents []any
+	var holds []Hold
 	for rows.Next() {
 		c := Change{Kind: kind}
 		var units int64
 		var lock string
 		if err := rows.Scan(&c.Ref, &c.SKU, &units, &lock); err != nil {
-			return fmt.Errorf("lines of %d orders: %w", len(orders), err)
+			return nil, fmt.Errorf("lines of %d orders: %w", len(orders), err)
 		}
 		c.Locked = -units
 		if sold {
@@ -158,27 +152,22 @@ func End(ctx context.Context, tx *sql.Tx, at time.Time, kind string, sold bool, 
 		}
 		changes = append(changes, c)
 		skus = append(skus, c.SKU)
-		intents = append(intents, c.SKU, to, c.Ref, lock, at)
+		holds = append(holds, Hold{c.SKU, c.Ref, lock})
 	}
 	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
-		return fmt.Errorf("lines of %d orders: %w", len(orders), err)
+		return nil, fmt.Errorf("lines of %d orders: %w", len(orders), err)
 	}
 	locked, err := Lock(ctx, tx, slices.Compact(skus))
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if err := locked.Move(ctx, tx, at, changes); err != nil {
-		return err
+		return nil, err
 	}
 	if _, err := tx.ExecContext(ctx, `UPDATE cart_lines SET held = FALSE WHERE order_id IN (`+marks(len(orders))+`)`, anys(orders)...); err != nil {
-		return fmt.Errorf("lines of %d orders: %w", len(orders), err)
+		return nil, fmt.Errorf("lines of %d orders: %w", len(orders), err)
 	}
-	for part := range slices.Chunk(intents, 5*500) {
-		if _, err := tx.ExecContext(ctx, `INSERT INTO sku_intents (sku_id, kind, order_id, lock_id, created_at) VALUES `+tuples(len(part)/5, 5), part...); err != nil {
-			return fmt.Errorf("write the intents of %d orders: %w", len(orders), err)
-		}
-	}
-	return nil
+	return holds, nil
 }
 
 // changed is how many rows a statement changed.

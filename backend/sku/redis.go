@@ -27,30 +27,31 @@ func (k keys) all() []string { return []string{k.state, k.orders, k.open, k.appl
 // held are the keys of sku_lock.lua and sku_unlock.lua.
 func (k keys) held() []string { return []string{k.state, k.orders, k.open} }
 
-// errLoading: the SKU is being brought into Redis: keep the intent, ask again.
-var errLoading = errors.New("the SKU is being loaded into redis")
+// ErrLoading: the SKU is being brought into Redis: keep the intent, ask again.
+var ErrLoading = errors.New("the SKU is being loaded into redis")
 
-// unlock calls sku_unlock.lua. A SKU that is not in Redis needs none: loading it brings what MySQL has. errLoading.
-func unlock(ctx context.Context, redis *redis.Client, h Hold, to string) error {
+// EndLock gives the units of a hold back in Redis (lua.ToBack) or says that they are sold (lua.ToSold). Idempotent. A SKU that is
+// not in Redis needs none: loading it brings what MySQL has. ErrLoading.
+func EndLock(ctx context.Context, redis *redis.Client, h Hold, to string) error {
 	answer, err := redis.Call(ctx, lua.SKUUnlock, keysOf(redis, h.SKU).held(), h.Order, h.Lock, to)
 	if err != nil {
 		return fmt.Errorf("unlock order %s at SKU %d: %w", h.Order, h.SKU, err)
 	}
 	if answer[0] == lua.GateClosed {
-		return errLoading
+		return ErrLoading
 	}
 	return nil
 }
 
-// adjust calls sku_adjust.lua. A SKU that is not in Redis needs none. errLoading.
-func adjust(ctx context.Context, redis *redis.Client, sku, intent, units int64) error {
+// Adjust changes a SKU's available units in Redis, once for each intent. A SKU that is not in Redis needs none. ErrLoading.
+func Adjust(ctx context.Context, redis *redis.Client, sku, intent, units int64) error {
 	k := keysOf(redis, sku)
 	answer, err := redis.Call(ctx, lua.SKUAdjust, []string{k.state, k.applied}, strconv.FormatInt(intent, 10), strconv.FormatInt(units, 10))
 	if err != nil {
 		return fmt.Errorf("adjust SKU %d by %d: %w", sku, units, err)
 	}
 	if answer[0] == lua.GateClosed {
-		return errLoading
+		return ErrLoading
 	}
 	return nil
 }
@@ -111,10 +112,10 @@ type Hold struct {
 func (s *Cache) Unlock(ctx context.Context, to string, holds ...Hold) (n int, err error) {
 	var errs []error
 	for _, h := range holds {
-		switch err := unlock(ctx, s.redis, h, to); {
+		switch err := EndLock(ctx, s.redis, h, to); {
 		case err == nil:
 			n++
-		case !errors.Is(err, errLoading):
+		case !errors.Is(err, ErrLoading):
 			errs = append(errs, err)
 		}
 	}

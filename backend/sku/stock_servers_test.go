@@ -25,7 +25,6 @@ import (
 	"floodgate.internal/backend/redis"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
-	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/wire"
 )
 
@@ -81,8 +80,6 @@ func (r *room) loads(result string) float64 {
 	return testutil.ToFloat64(r.results.WithLabelValues(result))
 }
 
-func (r *room) intents() Intents { return Intents{DB: r.db, Redis: r.redis, Clock: new(clock.Clock)} }
-
 // restock is what an operator's restock does to MySQL.
 func (r *room) restock(sku, units int64) (intent int64) {
 	r.t.Helper()
@@ -94,7 +91,11 @@ func (r *room) restock(sku, units int64) (intent int64) {
 		if _, err := tx.ExecContext(r.t.Context(), `UPDATE skus SET available = available + ?, total = total + ? WHERE id = ?`, units, units, sku); err != nil {
 			return err
 		}
-		if intent, err = Intend(r.t.Context(), tx, time.Now(), sku, units); err != nil {
+		written, err := tx.ExecContext(r.t.Context(), `INSERT INTO sku_intents (sku_id, kind, quantity, created_at) VALUES (?, 'adjust', ?, ?)`, sku, units, time.Now())
+		if err != nil {
+			return err
+		}
+		if intent, err = written.LastInsertId(); err != nil {
 			return err
 		}
 		return Record(r.t.Context(), tx, time.Now(), Change{SKU: sku, Kind: Restock, Ref: fmt.Sprint("intent:", intent), Available: units}, rows[sku].Available, rows[sku].Locked)
@@ -118,9 +119,7 @@ func TestLoadBringsWhatMySQLHas(t *testing.T) {
 	if v := r.reduce(order, sku, 4); v.Answer != lua.AlreadyApplied || v.Lock != "0.9" {
 		t.Errorf("its order: got %+v", v)
 	}
-	if n, err := r.intents().Run(t.Context()); n != 1 || err != nil {
-		t.Errorf("intents: got %d, %v", n, err)
-	}
+	r.must(Adjust(t.Context(), r.redis, sku, intent, 5))
 	if got := r.state(sku).Available; got != 18 {
 		t.Errorf("the restock came twice: available %d", got)
 	}
@@ -334,60 +333,6 @@ func TestHerdAfterADeadLoader(t *testing.T) {
 	}
 }
 
-// Row E10, and that an intent has its effect once, whatever Redis does meanwhile.
-func TestIntents(t *testing.T) {
-	t.Attr("row", "E10")
-	r := newRoom(t)
-	sku := backendtest.SKU(t, r.db, 10, 100, "EUR")
-	run := func(want int) {
-		t.Helper()
-		if n, err := r.intents().Run(t.Context()); n != want || err != nil {
-			t.Errorf("intents: got %d, %v; want %d", n, err, want)
-		}
-	}
-	r.restock(sku, 1)
-	run(1) // it is not in Redis, and will be loaded with it
-	r.must(r.Load(t.Context(), sku))
-	r.restock(sku, 2)
-	r.must(r.intents().OfSKU(t.Context(), sku))
-	run(0)
-	if got := r.state(sku); got.Available != 13 || got.Total != 13 {
-		t.Errorf("got %+v", got)
-	}
-
-	// While it is being loaded, they wait; another SKU's do not.
-	other := backendtest.SKU(t, r.db, 10, 100, "EUR")
-	r.must(r.Load(t.Context(), other))
-	if _, err := r.step(t.Context(), sku, "slow", lua.StepClaim, "60000", "1"); err != nil {
-		t.Fatal(err)
-	}
-	r.restock(sku, 4)
-	r.restock(other, 4)
-	run(1)
-	r.must(r.fill(t.Context(), sku, "slow"))
-	run(1)
-	run(0)
-	for _, id := range []int64{sku, other} {
-		backendtest.SKUBalanced(t, r.db, r.redis, id)
-	}
-	if a, b := r.state(sku).Available, r.state(other).Available; a != 17 || b != 14 {
-		t.Errorf("available %d and %d, want 17 and 14", a, b)
-	}
-
-	// Carried out again, by one who slept since before the SKU was loaded anew.
-	slept := r.restock(sku, 8)
-	r.must(r.intents().OfSKU(t.Context(), sku))
-	r.must(r.Rebuild(t.Context(), sku))
-	r.must(adjust(t.Context(), r.redis, sku, slept, 8))
-	if got := backendtest.SKUBalanced(t, r.db, r.redis, sku).Available; got != 25 {
-		t.Errorf("available %d, want 25", got)
-	}
-	r.exec(`INSERT INTO sku_intents (sku_id, kind, created_at) VALUES (?, 'nonsense', ?)`, sku, time.Now())
-	if _, err := r.intents().Run(t.Context()); err == nil || !strings.Contains(err.Error(), "nonsense") {
-		t.Errorf("an unknown kind: got %v", err)
-	}
-}
-
 // Row E6: a Redis that was started anew, and may have lost anything, has every SKU forgotten before it locks units again.
 func TestRestartedRedisForgetsEverySKU(t *testing.T) {
 	t.Attr("row", "E6")
@@ -464,37 +409,6 @@ func TestAnotherLifeOfRedisForgetsEverySKU(t *testing.T) {
 	}
 	if _, err := r.Reduce(t.Context(), "q", []Line{{sku, 1}}); !errors.Is(err, redis.ErrRestarted) {
 		t.Errorf("without a life: got %v, want ErrRestarted", err)
-	}
-}
-
-// Intents that were done long ago are forgotten, a bounded number at a time; never one that is open, nor an operator's.
-func TestDoneIntentsAreForgotten(t *testing.T) {
-	r := newRoom(t)
-	i := r.intents()
-	old, young := i.Clock.Now().Add(-kept-time.Minute), i.Clock.Now().Add(-kept+time.Hour)
-	write := func(n int, kind string, done any) {
-		t.Helper()
-		for n > 0 {
-			some := min(n, 500)
-			var args []any
-			for range some {
-				args = append(args, 1, kind, old, done)
-			}
-			r.exec(`INSERT INTO sku_intents (sku_id, kind, created_at, done_at) VALUES `+tuples(some, 4), args...)
-			n -= some
-		}
-	}
-	write(1200, lua.ToSold, old)
-	write(3, adjusts, old)
-	write(5, lua.ToBack, young)
-	write(7, lua.ToBack, nil)
-	for _, want := range []int{1000, 200, 0} {
-		if n, err := i.Prune(t.Context()); n != want || err != nil {
-			t.Errorf("got %d, %v; want %d", n, err, want)
-		}
-	}
-	if n := r.count(`SELECT COUNT(*) FROM sku_intents`); n != 15 {
-		t.Errorf("%d are left, want 15", n)
 	}
 }
 

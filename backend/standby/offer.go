@@ -130,7 +130,7 @@ func (l *Line) offer(ctx context.Context, sale int64, hasty bool) (n int, err er
 			if why == "" {
 				answer, err = l.ask(ctx, sale, h, &epoch)
 				if errors.Is(err, reserve.ErrGateClosed) || errors.Is(err, reserve.ErrNotLoaded) || errors.Is(err, redis.ErrRestarted) {
-					return n, nil // not now, or not by this process, which uses no incarnation of Redis
+					return n, nil // not now; or not by this process, which does not use the newest incarnation
 				}
 				if err != nil {
 					return n, err

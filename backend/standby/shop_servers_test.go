@@ -17,6 +17,7 @@ import (
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/catalog"
+	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/reconcile"
 	"floodgate.internal/backend/reserve"
@@ -71,7 +72,8 @@ func (s *shop) process(clk *clock.Clock) (*standby.Line, *order.Store) {
 		s.t.Fatal(err)
 	}
 	line := standby.New(standby.Config{MaxLine: most, DB: s.db, Redis: s.redis, Catalog: known, Clock: clk, Log: backendtest.Log(s.t), Register: reg})
-	book := order.NewStore(order.Config{DB: s.db, Redis: s.redis, Clock: clk, Log: backendtest.Log(s.t), Register: reg, AcceptWithin: accept, Returned: line.Wake})
+	book := order.NewStore(order.Config{Intents: intent.New(intent.Config{DB: s.db, Redis: s.redis, Clock: clk, Log: backendtest.Log(s.t), Register: reg, Returned: line.Wake}),
+		DB: s.db, Redis: s.redis, Clock: clk, Log: backendtest.Log(s.t), Register: reg, AcceptWithin: accept, Returned: line.Wake})
 	return line, book
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"floodgate.internal/backend/backendtest"
+	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/store"
@@ -50,7 +51,8 @@ func newDesk(t *testing.T, rows int64) *desk {
 func (d *desk) another(db *sql.DB, rows int64) *Store {
 	clk := &clock.Clock{}
 	log, reg := backendtest.Log(d.t), prometheus.NewRegistry()
-	book := order.NewStore(order.Config{DB: db, Redis: d.redis, Clock: clk, Log: log, Register: reg})
+	book := order.NewStore(order.Config{Intents: intent.New(intent.Config{DB: db, Redis: d.redis, Clock: clk, Log: log, Register: reg}),
+		DB: db, Redis: d.redis, Clock: clk, Log: log, Register: reg})
 	return New(Config{DB: db, Orders: book, Clock: clk, Keep: 24 * time.Hour, MaxRows: rows, Log: log, Register: reg})
 }
 

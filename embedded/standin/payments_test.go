@@ -13,6 +13,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/payment"
 	"floodgate.internal/shared/clock"
@@ -25,7 +26,8 @@ func TestPaymentsAndExpiry(t *testing.T) {
 	clk, log, reg := new(clock.Clock), slog.New(slog.DiscardHandler), prometheus.NewRegistry()
 	now := clk.Now()
 	clk.Set(now, time.Now())
-	book := order.NewStore(order.Config{DB: db, Redis: redis, Clock: clk, Log: log, Register: reg})
+	intents := intent.New(intent.Config{DB: db, Redis: redis, Clock: clk, Log: log, Register: reg})
+	book := order.NewStore(order.Config{Intents: intents, DB: db, Redis: redis, Clock: clk, Log: log, Register: reg})
 	const secret = "a-secret-of-at-least-thirty-two-bytes"
 	desk := payment.New(payment.Config{Providers: []payment.Provider{{Name: "acme", Secrets: []string{secret}}}, DB: db, Orders: book, Clock: clk, Log: log, Register: reg})
 	exec(t, db, `INSERT INTO sales (id, sku_id, kind, title, price, currency, starts_at, ends_at, per_user_limit, pay_within_s, created_at)
@@ -76,7 +78,7 @@ func TestPaymentsAndExpiry(t *testing.T) {
 	}
 	clk.Set(now.Add(payment.Kept+time.Hour), time.Now())
 	for what, pass := range map[string]func() (int, error){
-		"events": func() (int, error) { return desk.Tend(t.Context()) }, "intents": func() (int, error) { return book.PruneIntents(t.Context()) },
+		"events": func() (int, error) { return desk.Tend(t.Context()) }, "intents": func() (int, error) { return intents.Prune(t.Context()) },
 	} {
 		exec(t, db, `UPDATE intents SET done_at = ?`, now)
 		if n, err := pass(); n == 0 || err != nil {

@@ -1,0 +1,11 @@
+//go:build servers
+
+package intent
+
+import (
+	"testing"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -22,7 +22,7 @@ import (
 	"floodgate.internal/shared/wire"
 )
 
-// Answer is one line of a client-side log of answers to orders: what a shopper was told.
+// Answer is one line of a client-side log of answers to orders.
 type Answer struct {
 	UID     string       `json:"uid"`
 	Sale    int64        `json:"sale"`
@@ -36,7 +36,7 @@ type Answer struct {
 
 func (a Answer) accepted() bool { return a.Status == http.StatusAccepted }
 
-// unknown: the request may have been carried out. A 503 that does not say that nothing was done is one.
+// unknown: the request may have been carried out. A 503 that does not say that nothing was done is unknown.
 func (a Answer) unknown() bool {
 	return a.Status == 0 || a.Status >= 500 && a.Code != problem.Overloaded
 }
@@ -44,8 +44,8 @@ func (a Answer) unknown() bool {
 // maxLine bounds a line of the log.
 const maxLine = 64 << 10
 
-// ReadAnswers reads a log of answers: a JSON object a line; sale_id and idempotency_key are taken for sale and key, other
-// members are ignored, empty lines too.
+// ReadAnswers reads a log of answers, a JSON object a line. sale_id and idempotency_key may stand for sale and key. It
+// skips other members and empty lines.
 func ReadAnswers(r io.Reader) ([]Answer, error) {
 	all := []Answer{}
 	lines := bufio.NewScanner(r)
@@ -78,7 +78,7 @@ func ReadAnswers(r io.Reader) ([]Answer, error) {
 	return all, nil
 }
 
-// Answered is a log of answers held against the stores.
+// Answered is the comparison of a log of answers with the stores.
 type Answered struct {
 	Balanced bool `json:"balanced"` // nothing in it contradicts the stores
 	Lines    int  `json:"lines"`
@@ -103,8 +103,8 @@ const (
 	eqNamed   = "a 202 names an order of its sale"
 )
 
-// Answers holds a log against the stores: every 202 is in MySQL, or queued for less than the bound, and not rejected for
-// want of stock; a refused request has no order; the same key has one order. It is safe on live sales. A sale that MySQL
+// Answers compares a log with the stores. Every 202 is in MySQL, or queued for less than the bound, and not rejected for
+// want of stock. A refused request has no order. The same key has one order. It is safe on live sales. A sale that MySQL
 // does not have is a finding.
 func (a *Auditor) Answers(ctx context.Context, log []Answer) (Answered, error) {
 	bySale := map[int64][]Answer{}
@@ -128,9 +128,9 @@ func (a *Auditor) Answers(ctx context.Context, log []Answer) (Answered, error) {
 	return r, nil
 }
 
-// still reads a sale, Redis before MySQL: an order moves from the one to the other. While a reconciler has the gate closed an
-// order may be in the broker alone, until a consumer has adopted it: it is given time to finish. Of a sale that MySQL does not
-// have the books are empty.
+// still reads a sale, Redis before MySQL, for orders move from the one to the other. While a reconciler has the gate
+// closed an order may be in the broker alone, until a consumer has adopted it: still waits for that. If MySQL does not
+// have the sale the books are empty.
 func (a *Auditor) still(ctx context.Context, sale int64) (now time.Time, snap reserve.Snapshot, b books, err error) {
 	for round := 1; ; round++ {
 		if now, err = a.redis.Client().Now(ctx); err != nil {
@@ -174,7 +174,7 @@ type request struct{ uid, key string }
 func (h *holding) hold(log []Answer) {
 	promised := map[string]Answer{} // order -> its first line
 	keys := map[request]Answer{}
-	told := map[string]bool{}      // orders that their buyers were told of
+	told := map[string]bool{}      // orders that an answer named
 	open := map[string]int{}       // requests of a buyer of unknown outcome
 	refused := map[string]Answer{} // a buyer's first refusal
 	for _, line := range log {
@@ -267,8 +267,8 @@ func (h *holding) promise(line Answer) {
 	}
 }
 
-// refusals: a buyer who was only refused has no order, under the key of the request or without one. An order that its buyer
-// was not told of is allowed for each request whose outcome nobody knows. An offer to the standby line answers no request.
+// refusals: a buyer who was only refused has no order, under the key of the request or without one. For each request of
+// unknown outcome one unnamed order is allowed. An offer to the standby line answers no request.
 func (h *holding) refusals(log []Answer, keys map[request]Answer, told map[string]bool, open map[string]int, refused map[string]Answer) {
 	byKey, untold := map[request]string{}, map[string][]string{}
 	note := func(id, uid, key string) {

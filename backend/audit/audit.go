@@ -1,4 +1,4 @@
-// Package audit proves, or disproves, that every unit of a sale is accounted for: the equations of ARCHITECTURE.md.
+// Package audit checks that every unit of a sale is accounted for.
 //
 // With S the stock in Redis, R its reservations, O the orders in the outbox, M the orders in MySQL, L the live ones and T
 // the total stock:
@@ -6,12 +6,13 @@
 //	S + |R| = T                                 in Redis
 //	available + locked + sold = T               in MySQL, and the ledger's sum is the stock
 //	|L| <= T, and no buyer holds more than the limit
-//	each unit of an issued order is one claim, of its buyer's
-//	R = L ∪ (O \ M)                             but for releases under way, and ghosts (ARCHITECTURE.md) on their way to an end
-//	O is empty, and the broker holds nothing     but for what is younger than the bound
+//	each unit of an issued order is one claim, of its buyer
+//	R = L ∪ (O \ M)                             except for releases under way, and orphans (docs/reconciling.md) until they are handled
+//	O is empty, and the broker holds nothing     except for what is younger than the bound
 //
-// It asks Redis, MySQL and the broker and believes none. Answers holds a log of what shoppers were told against them. It is safe on a live sale: it changes nothing, and reads Redis, then MySQL
-// at one moment, then Redis again, so that an order that was on its way meanwhile is no finding.
+// It compares Redis, MySQL and the broker, and trusts none of them. Answers compares a log of shoppers' answers with them. It is
+// safe on a live sale: it changes nothing. It reads Redis, then MySQL at one moment, then Redis again, so an order that moved
+// meanwhile is no finding.
 package audit
 
 import (
@@ -137,17 +138,17 @@ func New(c Config) *Auditor {
 	return a
 }
 
-// How often a sale is read before something odd counts as a finding, and how long to wait in between: what is under way
-// at the first reading is over at the next.
+// How often a sale is read before a deviation counts as a finding, and how long to wait in between. What is under way at
+// the first reading is over at the next.
 const (
 	rounds = 3
 	pause  = 100 * time.Millisecond
-	// closedRounds: a gate that is closed belongs to a reconciler, which is given this many pauses to finish.
+	// closedRounds: a closed gate belongs to a reconciler, which gets this many pauses to finish.
 	closedRounds = 30
 )
 
-// Sale audits one sale: ErrUnknownSale, or an error of a server that does not answer; what is wrong with the sale is in
-// the Result.
+// Sale audits one sale. It returns ErrUnknownSale, or the error of a server that does not answer. What is wrong with the
+// sale is in the Result.
 func (a *Auditor) Sale(ctx context.Context, sale int64) (Result, error) {
 	var last Result
 	for round := 1; ; round++ {
@@ -222,7 +223,7 @@ func common(a, b []Finding) []Finding {
 	return both
 }
 
-// maxFindings bounds a Result; what is more is counted.
+// maxFindings bounds a Result. Further findings are only counted.
 const maxFindings = 100
 
 func bounded(r Result) Result {

@@ -17,44 +17,45 @@ import (
 	"floodgate.internal/backend/broker"
 )
 
-// Queues is the broker, as the auditor asks it: broker.Broker.
+// Queues is the broker, as the auditor needs it: broker.Broker.
 type Queues interface {
 	Queues(ctx context.Context) ([]broker.QueueState, error)
 	Partition(sale int64) int
 }
 
-// Broker is what the broker says of the queues that a sale's orders go through. What it holds in flight is no finding: what
-// it holds for longer than the bound is, though all that time no outbox had an entry that it could be.
+// Broker is the state of the queues that a sale's orders go through. What the broker holds in flight is no finding. It is
+// one if the broker holds it for longer than the bound while no outbox has an entry for it.
 type Broker struct {
 	Queue     string `json:"queue"` // of the sale's partition
 	Ready     int64  `json:"ready"`
 	Unacked   int64  `json:"unacked"` // as of at most broker.StatisticsAge ago; -1: it does not say
 	Consumers int64  `json:"consumers"`
 	Unrouted  int64  `json:"unrouted"` // that found no queue
-	Dead      int64  `json:"dead"`     // dead messages that nobody has taken yet
-	// Deferred are messages of this sale that wait in MySQL, acknowledged, until the sale takes orders of older epochs.
+	Dead      int64  `json:"dead"`     // dead messages that were not taken yet
+	// Deferred are acknowledged messages of this sale that wait in MySQL until the sale takes orders of older epochs.
 	Deferred int64 `json:"deferred"`
 	// DeadLetters of this sale are kept in MySQL, and were not replayed.
 	DeadLetters int64 `json:"dead_letters"`
-	// Unexplained says that it holds something that no outbox accounts for; Error, why it does not say.
+	// Unexplained says that the broker holds something that no outbox accounts for. Error says why the broker's state is
+	// unknown.
 	Unexplained bool   `json:"unexplained"`
 	Error       string `json:"error"`
 }
 
-// oddities are since when what should pass has been seen at every look.
+// oddities are since when a passing deviation has been seen at every look.
 type oddities struct {
 	mu    sync.Mutex // guards since
 	since map[string]sighting
 }
 
-// sighting is when something odd was seen first, and what stood still since.
+// sighting is when a deviation was first seen, and what has stood still since.
 type sighting struct {
 	at    time.Time
 	still string
 }
 
-// age notes whether something odd is there, and says for how long it has been. Looks may be far apart, and what passes may
-// be there at each of them: it is the same thing only if still, which moves with it, is the same.
+// age notes whether a deviation is there, and returns for how long it has been. Looks may be far apart, and different
+// deviations may be seen at each. It is the same one only if still has not changed.
 func (o *oddities) age(what string, there bool, still string) time.Duration {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -70,7 +71,7 @@ func (o *oddities) age(what string, there bool, still string) time.Duration {
 	return time.Since(first.at)
 }
 
-// asked is what the broker and the outboxes of a partition say.
+// asked is the state of a partition in the broker and in the outboxes.
 type asked struct {
 	broker   *Broker
 	findings []Finding
@@ -78,7 +79,7 @@ type asked struct {
 
 const seeQueue = "see backend queue: does a process with the role consumer run, and does it reach MySQL?"
 
-// ask asks the broker about the queues of a sale. Only a server that must answer is an error.
+// ask reads the queues of a sale. It returns an error only for a server that must answer.
 func (a *Auditor) ask(ctx context.Context, sale int64) (asked, error) {
 	if a.queues == nil {
 		return asked{}, nil

@@ -40,10 +40,10 @@ const (
 
 func open(s reserve.State) bool { return s.Present && s.Gate == lua.GateOpen }
 
-// compare finds what does not hold, given Redis before and after one reading of MySQL, which began at now by Redis's clock.
-// What decides is chosen so that an order on its way is never a finding: an order that MySQL did not have must have been in
-// the first reading's outbox; one that was live must be in one of the two readings, or was pressed since they began (and
-// may have come and gone); one that ended without an open release must not be in the second.
+// compare returns the equations that do not hold, given Redis before and after one reading of MySQL, which began at now
+// by Redis's clock. The conditions are such that an order on its way is never a finding. An order that MySQL did not have
+// must have been in the first reading's outbox. One that was live must be in one of the two readings, or was accepted
+// since they began (and may have come and gone). One that ended without an open release must not be in the second.
 func compare(before, after reserve.Snapshot, b books, now time.Time, bound time.Duration) Result {
 	c := &comparison{before: before, after: after, b: b, now: now, bound: bound}
 	c.r = Result{SaleID: b.sale, CheckedAt: wire.At(now), Total: b.total, Findings: []Finding{}}
@@ -67,7 +67,7 @@ func compare(before, after reserve.Snapshot, b books, now time.Time, bound time.
 	return c.r
 }
 
-// archived: every order has ended, and but for a change under way nothing of the sale is in Redis.
+// archived: every order has ended and, except for a change under way, nothing of the sale is in Redis.
 func (c *comparison) archived() {
 	b := c.b
 	c.r.Available, c.r.Locked, c.r.Sold = b.available, b.locked, b.sold
@@ -99,7 +99,7 @@ type comparison struct {
 	now           time.Time
 	bound         time.Duration
 	r             Result
-	traces        map[string]bool // of orders, in MySQL's slots and ledger; nil until somebody asks
+	traces        map[string]bool // of orders, in MySQL's slots and ledger; nil until it is needed
 }
 
 func (c *comparison) find(equation, orderID, key, fix, detail string, args ...any) {
@@ -116,7 +116,7 @@ func (c *comparison) rebuild() string {
 
 const byHand = "somebody changed MySQL by hand or it was restored from a backup: put the row back, or correct the stock row and write the ledger row that says so"
 
-// stockRow: the hot row adds up by itself.
+// stockRow: the sums of the stock row agree.
 func (c *comparison) stockRow() {
 	b := c.b
 	if b.available+b.locked+b.sold != b.total || b.available < 0 || b.locked < 0 || b.sold < 0 {
@@ -177,7 +177,7 @@ func (c *comparison) live() {
 	}
 }
 
-// claims: each unit of an issued order is one claim of its buyer's, and nothing else is.
+// claims: each unit of an issued order is one claim of its buyer, and there are no others.
 func (c *comparison) claims() {
 	units := map[string]int64{}
 	for _, x := range c.b.claims {
@@ -236,7 +236,7 @@ var rowsOf = map[wire.OrderStatus]int{
 	wire.Issued:         rowIssue,
 }
 
-// ledger: its sum is the stock, its rows join, and each order has exactly its own.
+// ledger: its sum is the stock, its rows join, and each order has exactly its own rows.
 func (c *comparison) ledger() {
 	var available, locked int64
 	rows := map[string]int{}
@@ -289,7 +289,7 @@ func changes(kind int, quantity int64) [2]int64 {
 	}
 }
 
-// gap says where the first row is missing: each begins where the one before it ended.
+// gap returns where the first row is missing: each begins where the one before it ended.
 func gap(ledger []entry) string {
 	var last entry
 	for _, e := range ledger {

@@ -20,8 +20,8 @@ func (c *comparison) offers() {
 	}
 }
 
-// line: while somebody waits who holds nothing, Redis keeps what is available from the public, and it is offered in time; and
-// when nobody waits it is the public's. What has been so for less than the bound is under way.
+// line: while a user without a unit waits, Redis keeps what is available from the public, and it is offered in time.
+// While nobody waits the public gets it. A deviation younger than the bound is under way.
 func (c *comparison) line() {
 	s, after, now := c.before.State, c.after.State, c.now.UnixMilli()
 	d := c.b.definition

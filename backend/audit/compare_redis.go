@@ -66,7 +66,7 @@ func (c *comparison) unapplied() int64 {
 	return n
 }
 
-// buyers: who holds which slot is exactly what the reservations say.
+// buyers: the buyers' slots are exactly those of the reservations.
 func (c *comparison) buyers() {
 	type held struct{ uid, slot string }
 	want := map[held]string{}
@@ -95,7 +95,7 @@ func (c *comparison) buyers() {
 	}
 }
 
-// orders: R = L ∪ (O \ M), order by order, and what is counted where.
+// orders: R = L ∪ (O \ M), order by order, and where each unit is counted.
 func (c *comparison) orders() {
 	b := c.b
 	first, second := byID(c.before.Orders), byID(c.after.Orders)
@@ -160,7 +160,7 @@ func (c *comparison) orders() {
 		}
 		c.r.Redis.Queued++
 		_, held := first[id]
-		if held || e.Epoch >= c.before.State.Epoch { // else a ghost, which nobody was promised: it gets what is left when it is adopted
+		if held || e.Epoch >= c.before.State.Epoch { // else an orphan, which was promised to nobody: it gets what is left when it is adopted
 			c.r.Queued += int64(e.Quantity)
 			if !held && readable {
 				c.find(eqOrders, id, c.key("outbox"), c.rebuild(), "uid %s's order is in the outbox, but its %d units are not reserved", e.UID, e.Quantity)

@@ -33,14 +33,14 @@ type books struct {
 	releasing   map[string]bool // orders whose release is not done yet
 	adjusts     []adjust
 	redefining  bool // a definition is not in Redis yet
-	archiving   bool // the sale's keys are still to leave Redis
+	archiving   bool // the sale's keys are still to be removed from Redis
 	openIntents int
 	skuUnits    skuUnits
 	line        []place
 	settledAt   int64 // when an intent was last done, in milliseconds: whatever it gave back has been there since
 }
 
-// place is one in the standby line.
+// place is a place in the standby line.
 type place struct {
 	uid, order, state string
 	joined, changed   int64 // milliseconds

@@ -30,8 +30,8 @@ const (
 	eqSKUEpoch   = "the SKU's epoch in Redis = that in MySQL"
 )
 
-// SKU is the audit of one SKU: available + allotted + locked + sold = total, in MySQL, and what carts can have is the same in
-// Redis, but for what is in flight.
+// SKU is the audit of one SKU. available + allotted + locked + sold = total in MySQL, and what carts can have is the same
+// in Redis, except for what is in flight.
 type SKU struct {
 	SKUID     int64     `json:"sku_id"`
 	CheckedAt wire.Time `json:"checked_at"`
@@ -47,7 +47,7 @@ type SKU struct {
 	Findings  []Finding `json:"findings"`
 }
 
-// SKURedis is what Redis says, read in one moment. A SKU that nobody asks for is not there.
+// SKURedis is the state in Redis, read in one moment. A SKU that nobody uses is not there.
 type SKURedis struct {
 	Loaded    bool  `json:"loaded"`
 	Epoch     int64 `json:"epoch"`
@@ -77,7 +77,7 @@ func (a *Auditor) SKUs(ctx context.Context) ([]int64, error) {
 	return ids, rows.Err()
 }
 
-// SKU audits one SKU: ErrUnknownSKU, or an error of a server that does not answer.
+// SKU audits one SKU. It returns ErrUnknownSKU, or the error of a server that does not answer.
 func (a *Auditor) SKU(ctx context.Context, skuID int64) (SKU, error) {
 	var last SKU
 	for round := 1; ; round++ {
@@ -221,7 +221,7 @@ func (b *skuBooks) find(equation, order, key, detail string, args ...any) {
 	b.wrong = append(b.wrong, Finding{Equation: equation, OrderID: order, Key: key, Detail: fmt.Sprintf(detail, args...), Fix: byHand})
 }
 
-// readOrders holds the lines against the orders and the requests that they belong to.
+// readOrders compares the lines with the orders and the requests that they belong to.
 func (b *skuBooks) readOrders(ctx context.Context, tx *sql.Tx, skuID int64) error {
 	err := each(ctx, tx, "orders", `SELECT COALESCE(SUM(l.quantity), 0) FROM cart_lines l JOIN orders o ON o.id = l.order_id WHERE l.sku_id = ? AND o.status = 'paid'`, skuID,
 		func(rows *sql.Rows) error { return rows.Scan(&b.paid) })
@@ -317,8 +317,8 @@ func (b *skuBooks) readHeld(ctx context.Context, tx *sql.Tx, skuID int64, orders
 	return nil
 }
 
-// compareSKU finds what does not hold. Units that are locked in Redis and of which MySQL has nothing are in flight until
-// they are older than abandoned.
+// compareSKU returns the equations that do not hold. Units that are locked in Redis and of which MySQL has nothing are in
+// flight until they are older than abandoned.
 func compareSKU(skuID int64, before, after sku.Snapshot, b skuBooks, now time.Time, abandoned time.Duration) SKU {
 	k := b.units
 	r := SKU{SKUID: skuID, CheckedAt: wire.At(now), Total: k.total, Available: k.available, Allotted: k.allotted, Locked: k.locked, Sold: k.sold,
@@ -348,7 +348,7 @@ func compareSKU(skuID int64, before, after sku.Snapshot, b skuBooks, now time.Ti
 
 	s := before.State
 	r.Redis = SKURedis{Loaded: s.Gate == lua.GateOpen, Epoch: s.Epoch, Available: s.Available, Locked: s.Locked, Sold: s.Sold, Total: s.Total, Orders: len(before.Orders)}
-	if s.Gate == "" || after.State.Gate == "" { // nobody asks for it, or it was forgotten just now
+	if s.Gate == "" || after.State.Gate == "" { // it is not in use, or was removed just now
 		r.Balanced = len(r.Findings) == 0
 		return r
 	}

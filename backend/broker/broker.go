@@ -1,8 +1,8 @@
 // Package broker carries orders from the outbox to the order consumers through RabbitMQ.
 //
-// A sale always uses the same partition, a quorum queue with a single active consumer, so that its orders are settled in
-// order. Nothing depends on the broker keeping anything: the outbox holds every order until it is settled, and what the
-// broker loses is published again.
+// A sale always uses the same partition, a quorum queue with a single active consumer, so its orders are settled in order. Nothing
+// depends on the broker keeping anything: the outbox holds every order until it is settled, and what the broker loses is
+// published again. See docs/rabbitmq.md.
 package broker
 
 import (
@@ -23,13 +23,12 @@ import (
 // The names in RabbitMQ.
 const (
 	Exchange = "fg.orders"   // direct; routing key: the partition's number
-	Unrouted = "fg.unrouted" // exchange and queue: what found its partition's queue missing
-	Dead     = "fg.dead"     // exchange and queue: what cannot be read, or was delivered too often
+	Unrouted = "fg.unrouted" // exchange and queue: messages whose partition's queue was missing
+	Dead     = "fg.dead"     // exchange and queue: messages that are no orders, or were delivered too often
 )
 
-// DeliveryLimit is how often a message is delivered before it is a dead letter. A consumer that goes away returns up to
-// Prefetch messages, and each return counts, so that the limit is generous: a consumer holds a message that MySQL cannot
-// take now, it does not return it.
+// DeliveryLimit is how often a message is delivered before it is a dead letter. It is generous, for a consumer that goes away
+// returns all that it held, and each return counts. A message that MySQL cannot take now is held, not returned.
 const DeliveryLimit = 50
 
 // Config says where RabbitMQ is and how it is used.
@@ -65,7 +64,7 @@ type Broker struct {
 	out     *publisher    // nil: not connected
 	outErr  error         // why out is nil; nil before the first attempt ended
 	lost    time.Time     // since when out is nil
-	changed chan struct{} // closed, and made anew, when out or outErr changes
+	changed chan struct{} // closed and replaced when out or outErr changes
 }
 
 // Open checks the configuration and starts to connect; it does not wait for RabbitMQ. Close ends it.
@@ -169,10 +168,9 @@ func (b *Broker) dial(ctx context.Context, role string) (*amqp.Connection, error
 	return conn, nil
 }
 
-// timedConn gives each write a deadline: the library has none, and a peer that does not read would hold every publisher.
-// A deadline for everything is set only to hang up (CloseDeadline); from then on it stands: the library would put off the
-// reading side's with each frame that still comes, and wait for a broker that keeps the connection for a queue without a
-// leader.
+// timedConn gives each write a deadline. The library sets none, and a peer that does not read would block every publisher.
+// A deadline for everything is set only to hang up (CloseDeadline), and then stays. The library would extend the reading
+// side's with each frame, and wait for a broker that keeps the connection open for a queue without a leader.
 type timedConn struct {
 	net.Conn
 	mu  sync.Mutex // guards end
@@ -209,7 +207,7 @@ func hangUp(conn *amqp.Connection) {
 	_ = conn.CloseDeadline(time.Now().Add(2 * time.Second)) // it is given up either way
 }
 
-// topology declares exchanges, queues and bindings, all of which may be there already.
+// topology declares exchanges, queues and bindings. All of them may exist already.
 func (b *Broker) topology(conn *amqp.Connection) error {
 	ch, err := conn.Channel()
 	if err != nil {

@@ -317,7 +317,7 @@ func TestAFenceInABatchWaitsForTheBatch(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	publish(t, b, orders(4, 1)) // then the lane no longer takes one message at a time
+	publish(t, b, orders(4, 1)) // then the consumer no longer takes one message at a time
 	bk.until(t, "the first order", func() bool { return len(bk.retired) == 1 })
 	publish(t, b, last)
 	passed := make(chan error, 1)

@@ -15,24 +15,24 @@ import (
 	"floodgate.internal/shared/failpoint"
 )
 
-// maxBatch is the largest batch: an outbox retires at most that many entries at once, and a quorum queue's consumer may
-// hold 2,000 messages.
+// maxBatch is the largest batch: an outbox retires at most so many entries at once, and a quorum queue's consumer may hold
+// 2,000 messages.
 const maxBatch = 1000
 
-// drainGrace is how long a settle that is under way may go on after its context was cancelled.
+// drainGrace is how long a running settle may go on after its context was cancelled.
 const drainGrace = 5 * time.Second
 
-// Consume settles every partition's orders, as long as ctx lives; of all processes that consume, one at a time gets a
-// partition's. Orders come in batches of at most batch, in the partition's order, but for those that came back after a consumer
-// was lost; a batch that is not full waits for more, at most wait after its first order.
+// Consume settles every partition's orders until ctx is cancelled, and then returns nil. Of all processes that consume, one at a
+// time gets a partition's orders. They come in batches of at most batch, in the partition's order, except those that came back
+// after a consumer was lost. A batch that is not full waits for more, at most wait after its first order.
 //
-// settle is called until it succeeds, with growing pauses: meanwhile the batch is held, never returned to the queue. Then
-// the batch is acknowledged, then settled is called. A queued.PoisonError is a success, but for the entries that it names:
-// they become dead letters. So is a queued.DeferredError: the entries that it names are safe elsewhere, so they are
-// acknowledged, but settled is not called with them. When the connection is lost, what was delivered over it is forgotten
-// and delivered anew. When ctx is cancelled, a settle under way may finish (within 5 s) and is acknowledged; what is not
-// settled goes back. It returns nil after that; it never returns on account of the broker. Settle and settled are called
-// concurrently for different partitions.
+// Consume calls settle until it succeeds, with growing pauses. Meanwhile it holds the batch, and never returns it to the queue.
+// Then it acknowledges the batch, then it calls settled. A queued.PoisonError is a success, except for the entries that it
+// names: they become dead letters. So is a queued.DeferredError: the entries that it names are stored elsewhere, so they are
+// acknowledged, but settled is not called with them.
+//
+// When the connection is lost, what it delivered is dropped and delivered again. When ctx is cancelled, a running settle may
+// finish within 5 s and is acknowledged; the rest goes back. settle and settled are called concurrently for different partitions.
 func (b *Broker) Consume(ctx context.Context, batch int, wait time.Duration,
 	settle func(context.Context, []queued.Entry) error, settled func(context.Context, []queued.Entry)) error {
 	if batch < 1 || batch > maxBatch {
@@ -52,7 +52,7 @@ func (b *Broker) Consume(ctx context.Context, batch int, wait time.Duration,
 	}
 }
 
-// errGone ends one life of the consuming connection.
+// errGone ends a consuming connection.
 var errGone = errors.New("the connection, a channel or a queue is gone")
 
 func (b *Broker) consumeOnce(ctx context.Context, batch int, wait time.Duration,
@@ -65,7 +65,7 @@ func (b *Broker) consumeOnce(ctx context.Context, batch int, wait time.Duration,
 	var watch errgroup.Group // ends with the connection
 	blockings := conn.NotifyBlocked(make(chan amqp.Blocking, 1))
 	watch.Go(func() error {
-		for range blockings { // nothing is published here; it is drained all the same
+		for range blockings { // nothing is published here, but the channel must be drained
 		}
 		return nil
 	})
@@ -74,8 +74,8 @@ func (b *Broker) consumeOnce(ctx context.Context, batch int, wait time.Duration,
 		_ = watch.Wait() // always nil
 	}()
 	g, gctx := errgroup.WithContext(ctx)
-	// What waits for the broker's answer does not look at a context, and a queue without a leader (after a crash) may keep
-	// one waiting for long: so until every lane runs, the end of one of them or of ctx ends the connection.
+	// The library's calls take no context, and a queue without a leader (after a crash) may block one for long. So until every
+	// consumer runs, the end of one of them or of ctx ends the connection.
 	var starting atomic.Int64
 	starting.Store(int64(b.cfg.Partitions) + 1)
 	defer context.AfterFunc(gctx, func() {
@@ -92,36 +92,13 @@ func (b *Broker) consumeOnce(ctx context.Context, batch int, wait time.Duration,
 		return f()
 	}
 	var opened sync.Once
-	// Each lane starts by itself: one that waits for its queue does not hold up the others.
-	partition := func(queue string, lane lane) {
-		lane.b, lane.queue, lane.ask, lane.patience = b, queue, ask, b.cfg.StallAfter
+	// Each consumer starts by itself: one that waits for its queue does not hold up the others.
+	partition := func(queue string, c consumer) {
+		c.b, c.queue, c.ask, c.patience = b, queue, ask, b.cfg.StallAfter
 		g.Go(func() error {
-			for lane.careful = true; ; {
-				if err := lane.open(conn, &watch); err != nil {
-					return err
-				}
-				if starting.Add(-1) == 0 {
-					opened.Do(func() { b.log.Info("rabbitmq: consuming connection is open", "partitions", b.cfg.Partitions) })
-				}
-				switch err := lane.run(gctx); {
-				case errors.Is(err, errPace):
-					lane.careful = !lane.careful
-				case errors.Is(err, errStalled):
-					b.m.stalled.Inc()
-					b.log.Info("rabbitmq: a consumer got nothing though its queue is not empty, and begins anew", "queue", queue, "after", lane.patience)
-					lane.careful = true
-					lane.patience = min(2*lane.patience, maxPatience)
-				default:
-					return err
-				}
-				starting.Add(1)
-				if gctx.Err() != nil {
-					return gctx.Err()
-				}
-				if err := lane.ch.Close(); err != nil { // what it holds goes back
-					return fmt.Errorf("close the channel of %s: %w", queue, err)
-				}
-			}
+			return c.keep(gctx, conn, &watch, &starting, func() {
+				opened.Do(func() { b.log.Info("rabbitmq: consuming connection is open", "partitions", b.cfg.Partitions) })
+			})
 		})
 	}
 	if err := b.topology(conn); err != nil {
@@ -129,10 +106,10 @@ func (b *Broker) consumeOnce(ctx context.Context, batch int, wait time.Duration,
 		return g.Wait()
 	}
 	for i := range b.cfg.Partitions {
-		partition(QueueName(i), lane{batch: batch, wait: wait, settle: settle, settled: settled, answer: b.answerFence})
+		partition(QueueName(i), consumer{batch: batch, wait: wait, settle: settle, settled: settled, answer: b.answerFence})
 	}
-	// What found no queue is not lost: it may be the only copy of an order.
-	partition(Unrouted, lane{batch: batch, wait: wait, settle: b.Publish, settled: func(_ context.Context, es []queued.Entry) {
+	// An unrouted message may be the only copy of an order.
+	partition(Unrouted, consumer{batch: batch, wait: wait, settle: b.Publish, settled: func(_ context.Context, es []queued.Entry) {
 		b.m.rerouted.Add(float64(len(es)))
 	}, answer: func(context.Context, amqp.Delivery) {}}) // a fence that missed its partition passed nothing
 	return g.Wait()
@@ -141,27 +118,27 @@ func (b *Broker) consumeOnce(ctx context.Context, batch int, wait time.Duration,
 // suspicious is how often a message was delivered, and came back, before it is settled alone.
 const suspicious = 3
 
-// errPace: the lane is to go on at the other pace.
+// errPace: the consumer is to go on at the other pace.
 var errPace = errors.New("the other pace")
 
-// errStalled: the queue holds messages, and the lane gets none.
+// errStalled: the queue holds messages, and the consumer gets none.
 var errStalled = errors.New("nothing is delivered")
 
-// maxPatience bounds a lane's patience, which doubles with each stall: a lane that only stands by for the active consumer of
-// its queue, which is held up, looks stalled, too.
+// maxPatience bounds a consumer's patience, which doubles with each stall. A consumer that is not its queue's active one looks
+// stalled, too, while the active one is held up.
 const maxPatience = 5 * time.Minute
 
-// lane is one partition's consumer on one life of the connection.
+// consumer is one partition's consumer on one connection.
 //
-// A message over which its consumer dies comes back, its count one higher, with all that the consumer held besides. So that
-// the culprit alone reaches the delivery limit, a lane begins carefully: it holds one message at a time, until one comes
-// that is not suspicious. When it meets one that is while it goes at its full pace, it is careful again. Each change of
-// pace is a new channel: the old one gives everything back at once, so that the partition has one consumer at any time.
+// A message that kills its consumer comes back with all that the consumer held, each delivered once more. So that the culprit
+// alone reaches the delivery limit, a consumer begins carefully: it holds one message at a time, until one comes that is not
+// suspicious. It is careful again when it meets a suspicious message at its full pace. Each change of pace is a new channel: the
+// old one gives everything back at once, so the partition has one consumer at any time.
 //
-// A delivery may be lost on its way, in the broker, when a queue's leader dies: then the queue waits for an acknowledgement of
-// what the consumer never saw, for ever, and a careful lane waits for it. So a lane that got nothing for long looks whether its
-// queue holds something, and then begins anew.
-type lane struct {
+// The broker may lose a delivery when a queue's leader dies. Then the queue waits for ever for an acknowledgement of what the
+// consumer never saw, and a careful consumer waits, too. So a consumer that got nothing for long checks whether its queue holds
+// something, and begins again if it does.
+type consumer struct {
 	careful    bool
 	b          *Broker
 	ch         *amqp.Channel
@@ -173,37 +150,68 @@ type lane struct {
 	settle     func(context.Context, []queued.Entry) error
 	settled    func(context.Context, []queued.Entry)
 	answer     func(context.Context, amqp.Delivery) // a fence
-	patience   time.Duration                        // without a delivery, before it looks
-	ask        func(func() error) error             // calls what waits for the broker; the end of the consumer ends it
+	patience   time.Duration                        // without a delivery, before it checks the queue
+	ask        func(func() error) error             // makes a call that waits for the broker; the end of the consumer ends it
+}
+
+// keep consumes until ctx ends or the connection is lost, at one pace and then the other. starting counts the consumers that do
+// not run yet; the last of them calls opened.
+func (c *consumer) keep(ctx context.Context, conn *amqp.Connection, watch *errgroup.Group, starting *atomic.Int64, opened func()) error {
+	for c.careful = true; ; {
+		if err := c.open(conn, watch); err != nil {
+			return err
+		}
+		if starting.Add(-1) == 0 {
+			opened()
+		}
+		switch err := c.run(ctx); {
+		case errors.Is(err, errPace):
+			c.careful = !c.careful
+		case errors.Is(err, errStalled):
+			c.b.m.stalled.Inc()
+			c.b.log.Info("rabbitmq: a consumer got nothing though its queue is not empty, and begins anew", "queue", c.queue, "after", c.patience)
+			c.careful = true
+			c.patience = min(2*c.patience, maxPatience)
+		default:
+			return err
+		}
+		starting.Add(1)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err := c.ch.Close(); err != nil { // what it holds goes back
+			return fmt.Errorf("close the channel of %s: %w", c.queue, err)
+		}
+	}
 }
 
 // batch is what is settled at once.
 type batch struct {
 	entries []queued.Entry
-	tags    []uint64       // of their deliveries, and of those that are deferred
-	clean   bool           // the first of them was hardly delivered before
+	tags    []uint64       // of their deliveries, and of deferred ones
+	clean   bool           // one of them is not suspicious
 	fence   *amqp.Delivery // after them; nil for none
 }
 
-// open gives the lane a channel at its pace.
-func (l *lane) open(conn *amqp.Connection, watch *errgroup.Group) error {
+// open gives the consumer a channel at its pace.
+func (c *consumer) open(conn *amqp.Connection, watch *errgroup.Group) error {
 	ch, err := conn.Channel()
 	if err != nil {
 		return fmt.Errorf("open a channel: %w", err)
 	}
-	prefetch := min(2*l.batch, 2*maxBatch)
-	if l.careful {
+	prefetch := min(2*c.batch, 2*maxBatch)
+	if c.careful {
 		prefetch = 1
 	}
 	if err := ch.Qos(prefetch, 0, false); err != nil {
-		return fmt.Errorf("prefetch of %s: %w", l.queue, err)
+		return fmt.Errorf("prefetch of %s: %w", c.queue, err)
 	}
 	closed, gone := ch.NotifyClose(make(chan *amqp.Error, 1)), make(chan struct{})
 	watch.Go(func() error { <-closed; close(gone); return nil })
-	if l.deliveries, err = ch.Consume(l.queue, "", false, false, false, false, nil); err != nil {
-		return fmt.Errorf("consume %s: %w", l.queue, err)
+	if c.deliveries, err = ch.Consume(c.queue, "", false, false, false, false, nil); err != nil {
+		return fmt.Errorf("consume %s: %w", c.queue, err)
 	}
-	l.ch, l.gone = ch, gone
+	c.ch, c.gone = ch, gone
 	return nil
 }
 
@@ -213,69 +221,69 @@ func returned(d amqp.Delivery) int64 {
 	return n
 }
 
-// run ends with an error when the lane is gone, with ctx, or with errPace.
-func (l *lane) run(ctx context.Context) error {
+// run ends with an error: the channel is gone, ctx has ended, errPace or errStalled.
+func (c *consumer) run(ctx context.Context) error {
 	for {
-		b, err := l.collect(ctx)
+		b, err := c.collect(ctx)
 		if err != nil {
 			return err
 		}
 		if len(b.entries) > 0 {
-			if err := l.hold(ctx, &b); err != nil {
+			if err := c.hold(ctx, &b); err != nil {
 				return err
 			}
 		}
 		if len(b.tags) > 0 {
 			failpoint.Hit("consumer.before-ack")
-			ackErr := l.ch.Ack(b.tags[len(b.tags)-1], true)
+			ackErr := c.ch.Ack(b.tags[len(b.tags)-1], true)
 			failpoint.Hit("consumer.before-retire")
 			if len(b.entries) > 0 {
 				after, cancel := lasting(ctx)
-				l.settled(after, b.entries) // true whether or not the broker learns of it
+				c.settled(after, b.entries) // they are settled whether or not the broker gets the acknowledgement
 				cancel()
 			}
 			if ackErr != nil {
-				return fmt.Errorf("%s: acknowledge: %w", l.queue, ackErr)
+				return fmt.Errorf("%s: acknowledge: %w", c.queue, ackErr)
 			}
-			l.b.m.consumed.Add(float64(len(b.entries)))
-			l.patience = l.b.cfg.StallAfter
+			c.b.m.consumed.Add(float64(len(b.entries)))
+			c.patience = c.b.cfg.StallAfter
 		}
 		if b.fence != nil {
-			l.answer(ctx, *b.fence)
+			c.answer(ctx, *b.fence)
 			if err := b.fence.Ack(false); err != nil {
-				return fmt.Errorf("%s: acknowledge a fence: %w", l.queue, err)
+				return fmt.Errorf("%s: acknowledge a fence: %w", c.queue, err)
 			}
 		}
-		if l.careful && b.clean {
+		if c.careful && b.clean {
 			return errPace
 		}
 	}
 }
 
-// look returns errStalled where the queue holds something to deliver.
-func (l lane) look() error {
+// look returns errStalled if the queue holds something to deliver.
+func (c consumer) look() error {
 	var q amqp.Queue
-	err := l.ask(func() (err error) {
-		q, err = l.ch.QueueDeclarePassive(l.queue, true, false, false, false, nil)
+	err := c.ask(func() (err error) {
+		q, err = c.ch.QueueDeclarePassive(c.queue, true, false, false, false, nil)
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("look at %s: %w", l.queue, err)
+		return fmt.Errorf("look at %s: %w", c.queue, err)
 	}
 	if q.Messages > 0 {
-		return fmt.Errorf("%s: %w", l.queue, errStalled)
+		return fmt.Errorf("%s: %w", c.queue, errStalled)
 	}
 	return nil
 }
 
-// collect waits for a first delivery, then for a full batch, a fence or the end of the wait. A cancelled ctx is an error:
-// what was collected then goes back to the queue.
-func (l lane) collect(ctx context.Context) (b batch, err error) {
-	idle := time.NewTimer(l.patience)
+// collect waits for a first delivery, then for a full batch, a fence or the end of the wait. It returns an error if ctx is
+// cancelled. What it has collected then goes back to the queue.
+func (c consumer) collect(ctx context.Context) (b batch, err error) {
+	idle := time.NewTimer(c.patience)
 	defer idle.Stop()
 	var full <-chan time.Time
-	most := l.batch
-	if l.careful {
+	most := c.batch
+	if c.careful {
 		most = 1
 	}
 	for len(b.entries) < most {
@@ -286,34 +294,34 @@ func (l lane) collect(ctx context.Context) (b batch, err error) {
 			return b, nil
 		case <-idle.C:
 			if len(b.entries) == 0 {
-				if err := l.look(); err != nil {
+				if err := c.look(); err != nil {
 					return b, err
 				}
 			}
-			idle.Reset(l.patience)
-		case d, ok := <-l.deliveries:
+			idle.Reset(c.patience)
+		case d, ok := <-c.deliveries:
 			if !ok {
-				return b, fmt.Errorf("%s: %w", l.queue, errGone)
+				return b, fmt.Errorf("%s: %w", c.queue, errGone)
 			}
 			if d.Type == typeFence {
 				b.fence = &d
 				return b, nil
 			}
-			if n := returned(d); n >= suspicious && !l.careful {
+			if n := returned(d); n >= suspicious && !c.careful {
 				return b, errPace
 			} else if n < suspicious-1 { // it may come back once more when the pace changes
 				b.clean = true
 			}
 			e, err := decode(d)
 			if err != nil {
-				if err := l.bury(d.DeliveryTag, err); err != nil {
+				if err := c.reject(d.DeliveryTag, err); err != nil {
 					return b, err
 				}
 				continue
 			}
 			b.entries, b.tags = append(b.entries, e), append(b.tags, d.DeliveryTag)
 			if full == nil {
-				t := time.NewTimer(l.wait)
+				t := time.NewTimer(c.wait)
 				defer t.Stop()
 				full = t.C
 			}
@@ -322,18 +330,18 @@ func (l lane) collect(ctx context.Context) (b batch, err error) {
 	return b, nil
 }
 
-// bury sends a message to the dead letters.
-func (l lane) bury(tag uint64, why error) error {
-	l.b.m.unreadable.Inc()
-	l.b.log.Error("rabbitmq: a message that is no order goes to the dead letters", "queue", l.queue, "error", why)
-	if err := l.ch.Reject(tag, false); err != nil {
-		return fmt.Errorf("%s: reject: %w", l.queue, err)
+// reject sends a message to the dead letters.
+func (c consumer) reject(tag uint64, why error) error {
+	c.b.m.unreadable.Inc()
+	c.b.log.Error("rabbitmq: a message that is no order goes to the dead letters", "queue", c.queue, "error", why)
+	if err := c.ch.Reject(tag, false); err != nil {
+		return fmt.Errorf("%s: reject: %w", c.queue, err)
 	}
 	return nil
 }
 
-// exclude buries the entries of a batch that can never be settled, and leaves only the deliveries of those that are deferred.
-func (l lane) exclude(b *batch, poison *queued.PoisonError, deferred *queued.DeferredError) error {
+// exclude rejects the poison of a batch, and removes the deferred entries but not their deliveries, which are acknowledged.
+func (c consumer) exclude(b *batch, poison *queued.PoisonError, deferred *queued.DeferredError) error {
 	bad, later := map[string]bool{}, map[string]bool{}
 	if poison != nil {
 		for _, e := range poison.Entries {
@@ -348,7 +356,7 @@ func (l lane) exclude(b *batch, poison *queued.PoisonError, deferred *queued.Def
 	var good batch
 	for i, e := range b.entries {
 		if bad[e.ID] {
-			if err := l.bury(b.tags[i], poison.Err); err != nil {
+			if err := c.reject(b.tags[i], poison.Err); err != nil {
 				return err
 			}
 			continue
@@ -362,18 +370,18 @@ func (l lane) exclude(b *batch, poison *queued.PoisonError, deferred *queued.Def
 	return nil
 }
 
-// hold settles a batch, however long that takes; it gives up only when the lane is gone or ctx is cancelled. What can never be
-// settled, or is deferred, is no longer among the batch's entries then.
-func (l lane) hold(ctx context.Context, b *batch) error {
+// hold settles a batch, however long that takes. It gives up only when the channel is gone or ctx is cancelled. After it poison and
+// deferred entries are no longer in the batch.
+func (c consumer) hold(ctx context.Context, b *batch) error {
 	held := false
 	defer func() {
 		if held {
-			l.b.m.held.Dec()
+			c.b.m.held.Dec()
 		}
 	}()
 	for pause := newPause(); ; {
 		sctx, cancel := lasting(ctx)
-		err := l.settle(sctx, b.entries)
+		err := c.settle(sctx, b.entries)
 		cancel()
 		if err == nil {
 			return nil
@@ -382,18 +390,18 @@ func (l lane) hold(ctx context.Context, b *batch) error {
 		var deferred *queued.DeferredError
 		isPoison, isDeferred := errors.As(err, &poison), errors.As(err, &deferred)
 		if isPoison || isDeferred {
-			return l.exclude(b, poison, deferred)
+			return c.exclude(b, poison, deferred)
 		}
-		l.b.m.settleErrors.Inc()
+		c.b.m.settleErrors.Inc()
 		if !held {
 			held = true
-			l.b.m.held.Inc()
-			l.b.log.Warn("orders are held: they cannot be settled now", "queue", l.queue, "orders", len(b.entries), "error", err)
+			c.b.m.held.Inc()
+			c.b.log.Warn("orders are held: they cannot be settled now", "queue", c.queue, "orders", len(b.entries), "error", err)
 		}
-		pause.Wait(ctx, l.gone)
+		pause.Wait(ctx, c.gone)
 		select {
-		case <-l.gone:
-			return fmt.Errorf("%s: %w while orders were held: %w", l.queue, errGone, err)
+		case <-c.gone:
+			return fmt.Errorf("%s: %w while orders were held: %w", c.queue, errGone, err)
 		default:
 		}
 		if ctx.Err() != nil {
@@ -402,7 +410,7 @@ func (l lane) hold(ctx context.Context, b *batch) error {
 	}
 }
 
-// lasting is ctx, but lives drainGrace longer when that is cancelled.
+// lasting is ctx, but lives drainGrace longer when ctx is cancelled.
 func lasting(ctx context.Context) (context.Context, context.CancelFunc) {
 	long, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() {

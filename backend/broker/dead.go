@@ -14,9 +14,9 @@ import (
 // deadAtOnce is how many dead letters a consumer of them holds.
 const deadAtOnce = 20
 
-// ConsumeDead hands each message of the dead-letter queue to take, as long as ctx lives, on a connection of its own. take is
-// called until it succeeds, with growing pauses; then the message is acknowledged. When ctx is cancelled, a take under
-// way may finish (within 5 s); what is not taken goes back. It returns nil after that, never on account of the broker.
+// ConsumeDead hands each message of the dead-letter queue to take until ctx is cancelled, and then returns nil. It uses its own
+// connection. It calls take until it succeeds, with growing pauses, and then acknowledges the message. When ctx is cancelled, a
+// running take may finish within 5 s; the rest goes back.
 func (b *Broker) ConsumeDead(ctx context.Context, take func(context.Context, queued.DeadMessage) error) error {
 	for pause := newPause(); ; {
 		began := time.Now()
@@ -41,7 +41,7 @@ func (b *Broker) consumeDeadOnce(ctx context.Context, take func(context.Context,
 	var watch errgroup.Group // ends with the connection
 	blockings := conn.NotifyBlocked(make(chan amqp.Blocking, 1))
 	watch.Go(func() error {
-		for range blockings { // nothing is published here; it is drained all the same
+		for range blockings { // nothing is published here, but the channel must be drained
 		}
 		return nil
 	})
@@ -49,7 +49,7 @@ func (b *Broker) consumeDeadOnce(ctx context.Context, take func(context.Context,
 		hangUp(conn)
 		_ = watch.Wait() // always nil
 	}()
-	// What waits for the broker's answer does not look at a context.
+	// The library's calls take no context.
 	unwatch := context.AfterFunc(ctx, func() { hangUp(conn) })
 	defer unwatch()
 	if err := b.topology(conn); err != nil {
@@ -117,7 +117,7 @@ func (b *Broker) takeDead(ctx context.Context, d amqp.Delivery, gone <-chan stru
 	return nil
 }
 
-// deadMessage is a dead message, with what RabbitMQ says of how it died.
+// deadMessage is a message of the dead-letter queue, with RabbitMQ's reason.
 func deadMessage(d amqp.Delivery) queued.DeadMessage {
 	m := queued.DeadMessage{Queue: Dead, Payload: d.Body, Deliveries: 1}
 	how := ""

@@ -11,7 +11,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 )
 
-// fences are those that this process sent and that wait for their answer.
+// fences are this process's calls that wait for an answer.
 type fences struct {
 	mu      sync.Mutex // guards waiting
 	waiting map[string]fence
@@ -19,8 +19,8 @@ type fences struct {
 
 // fence is one call that waits.
 type fence struct {
-	passed   chan struct{} // closed when it has
-	returned chan struct{} // holds one when it came back to its queue: it is to be sent anew
+	passed   chan struct{} // closed when it has passed the partition
+	returned chan struct{} // holds one when it came back to its queue, and must be sent again
 }
 
 func (f *fences) add(id string) fence {
@@ -58,13 +58,13 @@ func (f *fences) answered(id, answer string) {
 	}
 }
 
-// Fence returns nil once everything that was published to the sale's partition, and confirmed, before the call is settled
-// by its consumer. It sends a message through the partition, and sends it anew when the connection was lost, when the message
-// came back to its queue or when no answer came for a while. It is bounded by ctx alone: without a consumer there is no answer.
+// Fence returns nil once everything that was published to the sale's partition and confirmed before the call is settled. It
+// sends a message through the partition, and sends it again when the connection was lost, when the message came back to its
+// queue, or when no answer came for a while. Only ctx bounds it, for without a consumer there is no answer.
 //
 // Only a fence that is delivered for the first time has passed what was before it. A quorum queue puts what a lost consumer
-// held behind what others gave back earlier, so with two losses in a row a fence that came back may be ahead of orders that
-// it followed; a message that never came back is delivered only when none that did is left.
+// held behind what came back earlier. So after two losses a fence that came back may be ahead of orders that it followed. A
+// message that never came back is delivered only when none that did is left.
 func (b *Broker) Fence(ctx context.Context, sale int64) error {
 	id := uuid.NewString()
 	answer := b.fences.add(id)
@@ -85,7 +85,7 @@ func (b *Broker) Fence(ctx context.Context, sale int64) error {
 			case <-p.done:
 			case <-ctx.Done():
 			case <-t.C:
-				again = min(2*again, time.Minute) // it may stand in a long queue: do not add to that
+				again = min(2*again, time.Minute) // the queue may be long: do not add to it
 			}
 			t.Stop()
 		}
@@ -116,7 +116,7 @@ func (b *Broker) sendFence(ctx context.Context, sale int64, id string) (*publish
 	})
 }
 
-// answerFence tells the sender. An answer that is lost is asked for anew.
+// answerFence answers the sender, which asks again if the answer is lost.
 func (b *Broker) answerFence(ctx context.Context, d amqp.Delivery) {
 	answer := typeFence
 	if d.Redelivered {

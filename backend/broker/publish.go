@@ -15,16 +15,16 @@ import (
 	"floodgate.internal/shared/failpoint"
 )
 
-// publisher is one life of the publishing connection.
+// publisher is a publishing connection.
 type publisher struct {
 	conn    *amqp.Connection
 	orders  *amqp.Channel // in confirm mode
 	fences  *amqp.Channel // fences, their answers, and the direct reply-to of our own fences
 	done    chan struct{} // closed when the connection or a channel is gone
-	drained chan struct{} // closed when every goroutine of this life is gone
-	err     error         // why; set before done is closed
-	passed  chan struct{} // received from by watch, which thereby says that what came before is recorded
-	refused chan error    // holds one when this life is to end because the broker did not confirm
+	drained chan struct{} // closed when every goroutine of this connection is gone
+	err     error         // why it is gone; set before done is closed
+	passed  chan struct{} // watch sends on it when all returns that came before are recorded
+	refused chan error    // holds one when the connection is to end because the broker did not confirm
 	proven  atomic.Int64  // how many messages the broker confirmed
 	seq     atomic.Uint64 // of publishings
 
@@ -35,9 +35,9 @@ type publisher struct {
 	since    time.Time         // when it began to
 }
 
-// keepPublisher connects, for ever, and connects anew when the broker does not confirm. A channel of RabbitMQ looks up a queue's
-// leader once: one that was opened while the leader had just died may ask a dead node about every message, and refuse all of
-// them for as long as that node is away, though the queue has another leader long since.
+// keepPublisher connects for ever, and replaces a connection on which the broker does not confirm. A channel of RabbitMQ looks up a
+// queue's leader once. If it was opened just after the leader died, it may ask the dead node about every message, and refuse all
+// of them until that node is back, though the queue has a new leader.
 func (b *Broker) keepPublisher(ctx context.Context) {
 	defer close(b.ended)
 	for pause := newPause(); ctx.Err() == nil; {
@@ -78,7 +78,7 @@ func result(err error) string {
 	return "ok"
 }
 
-// giveUp ends this life of the connection: nobody gets it from now on.
+// giveUp ends a connection: publisher no longer returns it.
 func (b *Broker) giveUp(p *publisher, why error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -154,8 +154,8 @@ func (b *Broker) openPublisher(ctx context.Context) (p *publisher, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("consume replies: %w", err)
 	}
-	// All are unbuffered and read by one goroutine: when the library has handed over a return, and then tells of the
-	// confirm that follows it, a receive from passed comes after the return was recorded.
+	// All are unbuffered and read by one goroutine. The library hands over a return before the confirm that follows it, so a
+	// receive from passed after that confirm comes after the return was recorded.
 	returns := p.orders.NotifyReturn(make(chan amqp.Return))
 	blockings := conn.NotifyBlocked(make(chan amqp.Blocking))
 	closed := []chan *amqp.Error{
@@ -208,7 +208,7 @@ func (b *Broker) watch(p *publisher, returns chan amqp.Return, blockings chan am
 			}
 			close(p.done)
 			hung := make(chan struct{})
-			go func() { hangUp(p.conn); close(hung) }() // also where only a channel is gone; it closes what is drained here
+			go func() { hangUp(p.conn); close(hung) }() // also if only a channel is gone; it closes what is drained here
 			drain(returns, blockings, replies)
 			<-hung
 			for range len(closed) - 1 {
@@ -255,7 +255,7 @@ func (p *publisher) setBlocked(bl amqp.Blocking) {
 	}
 }
 
-// blockedNow also tells why.
+// blockedNow also returns the reason.
 func (p *publisher) blockedNow() (string, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -288,10 +288,10 @@ func (p *publisher) blockedChan() chan struct{} {
 // window is how many messages one Publish has unconfirmed at most.
 const window = 1000
 
-// Publish sends the orders to their partitions. Nil: each of them is confirmed and was not returned. An error: some may
-// be in the broker all the same. It takes at most the confirm time-out for each 1,000 orders, and fails at once while there
-// is no connection or the broker blocks publishers. When the broker refuses an order, or confirms nothing in that time, the
-// connection is replaced: what others publish over it then is unconfirmed, too.
+// Publish sends the orders to their partitions. After nil each of them is confirmed and was not returned. After an error some may
+// still be in the broker. It takes at most the confirm time-out for each 1,000 orders, and fails at once while there is no
+// connection or the broker blocks publishers. If the broker refuses an order, or confirms nothing in that time, the connection is
+// replaced, and what others publish over it is unconfirmed, too.
 func (b *Broker) Publish(ctx context.Context, entries []queued.Entry) error {
 	for len(entries) > 0 {
 		n := min(len(entries), window)

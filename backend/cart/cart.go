@@ -1,10 +1,11 @@
-// Package cart makes orders of several SKUs: each line succeeds or fails on its own, and the answer says which.
+// Package cart makes orders of several SKUs. Each line succeeds or fails on its own, and the answer says which. See
+// docs/carts.md.
 //
-// A request is a row of cart_requests before anything else is done, and its answer stands in that row from the one
-// transaction that decides: so a repeat under the same Idempotency-Key, at the same time, from another process, or days
-// later, gets the first answer. In between, units are locked in Redis under the order id that the row names; every step is
-// idempotent by it. A request that nobody goes on with has its units given back by Sweep, which first gives the row another
-// order id: whoever was only slow finds that, and goes on with the new one.
+// A request is first written as a row of cart_requests. The transaction that decides it writes the answer into that row.
+// So a repeat under the same Idempotency-Key gets the first answer, at the same time, from another process, or days
+// later. In between, units are locked in Redis under the order id in the row, by which every step is idempotent. Sweep
+// gives back the units of a request that was abandoned. First it gives the row another order id, so a process that was
+// only slow finds that and continues with the new id.
 package cart
 
 import (
@@ -34,7 +35,7 @@ import (
 var (
 	// ErrKeyReused: the Idempotency-Key was used for other lines.
 	ErrKeyReused = errors.New("the Idempotency-Key was used for another cart")
-	// ErrBusy: as many carts are being decided as may be. Nothing was done.
+	// ErrBusy: too many carts are being decided. Nothing was done.
 	ErrBusy = errors.New("too many carts are being decided")
 	// ErrUndecided: MySQL was asked to decide, and it is not known whether it did. A repeat under the same key finds out.
 	ErrUndecided = errors.New("the cart's outcome is unknown")
@@ -138,7 +139,7 @@ type request struct {
 	results  []wire.CartResult
 }
 
-// line is what Redis said of one.
+// line is what Redis answered about an item.
 type line struct {
 	lock string // the units are locked in Redis
 	code wire.CartCode
@@ -197,7 +198,7 @@ func (c *Carts) before(ctx context.Context, uid, key, hash string) (order string
 	return order, answer, err
 }
 
-// digest is what a request is told apart by.
+// digest identifies the content of a request.
 func digest(items []wire.CartItem) string {
 	text, err := json.Marshal(items)
 	if err != nil {
@@ -242,7 +243,7 @@ func (c *Carts) decide(ctx context.Context, r *request) (err error) {
 			failpoint.Hit("cart.after-commit")
 			c.giveBack(ctx, r)
 			return nil
-		case errors.Is(err, store.ErrUnknown): // the lock of the request's row tells, at the next attempt
+		case errors.Is(err, store.ErrUnknown): // the next attempt finds out under the lock of the request's row
 			unsure = true
 		case errors.As(err, &retired):
 			if _, err := c.compare(ctx, r.fresh); err != nil {
@@ -256,7 +257,7 @@ func (c *Carts) decide(ctx context.Context, r *request) (err error) {
 					continue
 				}
 				r.lines[i] = line{}
-				if attempt > 1 { // once it was loaded in between; if that comes again, Redis may not have what was loaded last
+				if attempt > 1 { // the first time it was loaded in between; a second time Redis may not have what was loaded last
 					if err := c.skus.Renew(ctx, item.SKU, epoch); err != nil {
 						return err
 					}
@@ -273,10 +274,10 @@ func (c *Carts) decide(ctx context.Context, r *request) (err error) {
 	}
 }
 
-// loadRounds bounds how often SKUs are loaded for one attempt: each may be forgotten again before it is asked.
+// loadRounds bounds how often SKUs are loaded for one attempt: each may be removed again before it is used.
 const loadRounds = 3
 
-// lock asks Redis for the units of every line that it was not asked about, and loads the SKUs that it does not have.
+// lock locks in Redis the units of every line that was not asked for yet, and loads the SKUs that Redis does not have.
 func (c *Carts) lock(ctx context.Context, r *request) error {
 	for round := 0; ; round++ {
 		var ask []sku.Line
@@ -457,7 +458,7 @@ func (c *Carts) write(ctx context.Context, tx *sql.Tx, r *request) error {
 	return nil
 }
 
-// giveBack unlocks in Redis what the answer does not have. What cannot be done now, Sweep does.
+// giveBack unlocks in Redis what the answer does not have. Sweep does what cannot be done now.
 func (c *Carts) giveBack(ctx context.Context, r *request) {
 	var err error
 	if r.mine {

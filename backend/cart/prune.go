@@ -7,12 +7,13 @@ import (
 	"floodgate.internal/backend/store"
 )
 
-// Kept is how long the request of a cart without an order is remembered: one that was refused, or that nobody went on with. No client
-// retries for so long, and nothing was taken: a later repeat is decided anew. A request that has an order is kept with it.
+// Kept is how long the request of a cart without an order is remembered: one that was refused or abandoned. No client
+// retries for so long, and nothing was taken, so a later repeat is decided again. A request with an order is kept as long
+// as the order.
 const Kept = 24 * time.Hour
 
-// Prune forgets requests that are older than that, a bounded number, and says how many: call again at once while that is more than none.
-// Whoever still decides on one that is forgotten finds no row, and decides nothing.
+// Prune deletes a bounded number of older requests, and returns how many: call again at once until that is 0. A process
+// that still decides on a deleted request finds no row, and decides nothing.
 func (c *Carts) Prune(ctx context.Context) (int, error) {
 	before := c.now().Add(-Kept)
 	n, err := store.Prune(ctx, c.db, `DELETE FROM cart_requests WHERE refused = TRUE AND answered_at < ? ORDER BY answered_at`, before)

@@ -19,8 +19,9 @@ const (
 )
 
 // Sweep is one pass over units that were locked in Redis longer than AbandonedAfter ago and were not compared with MySQL
-// since: those of orders that MySQL has stay, others are given back. It looks at the next sweepSKUs SKUs, loads those whose
-// loader died, and returns how many holds it settled. One call at a time; any number of processes.
+// since. Units of orders that MySQL has stay locked, others are given back. It looks at the next sweepSKUs SKUs, loads
+// those whose loader died, and returns how many holds it settled. Only one call at a time in a process, but in any number
+// of processes.
 func (c *Carts) Sweep(ctx context.Context) (n int, err error) {
 	skus, err := c.skus.After(ctx, c.swept, sweepSKUs)
 	if err != nil {
@@ -40,9 +41,9 @@ func (c *Carts) Sweep(ctx context.Context) (n int, err error) {
 	return c.compare(ctx, due)
 }
 
-// compare asks MySQL about holds and does what it says, and returns how many holds are settled. A request that is not
-// decided gets another order id first, under its row's lock: nothing can be decided under the old one afterwards. A hold
-// that is not the one that the order was made with came late, and is given back.
+// compare settles holds by what MySQL has, and returns how many. An undecided request first gets another order id, under
+// its row's lock, so nothing can be decided under the old one afterwards. A hold that is not the one with which the order
+// was made came late, and is given back.
 func (c *Carts) compare(ctx context.Context, holds []sku.Hold) (n int, err error) {
 	if len(holds) == 0 {
 		return 0, nil
@@ -127,7 +128,7 @@ func (c *Carts) answered(ctx context.Context, orders []string) (map[string]bool,
 	return found, nil
 }
 
-// retire gives a request that is not decided another order id; false: it was decided in between.
+// retire gives an undecided request another order id. False: it was decided in between.
 func (c *Carts) retire(ctx context.Context, order string) (bool, error) {
 	next, err := newOrder()
 	if err != nil {

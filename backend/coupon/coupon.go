@@ -1,8 +1,8 @@
 // Package coupon keeps what coupon campaigns have issued: one claim for each unit, which its owner uses once, or which
-// expires.
+// expires. See docs/coupons.md.
 //
-// A claim is written in the transaction that issues its order, and never deleted. Whether it is used or expires is decided
-// by one conditional UPDATE of its row (... WHERE state = 'new'), and stays so.
+// A claim is written in the transaction that issues its order, and never deleted. One conditional UPDATE of its row (...
+// WHERE state = 'new') decides whether it is used or expires.
 package coupon
 
 import (
@@ -88,8 +88,8 @@ func Issue(ctx context.Context, tx *sql.Tx, at time.Time, orders []Issued) error
 	return nil
 }
 
-// Use marks a claim as used, exactly once. ErrNotFound; an *EndedError when it was used before or has expired;
-// store.ErrUnknown: it may or may not be used now, List says which.
+// Use marks a claim as used, exactly once. ErrNotFound. An *EndedError if it was used before or has expired.
+// store.ErrUnknown: it may be used now or not, which List shows.
 func (c *Claims) Use(ctx context.Context, uid, id string) (wire.Claim, error) {
 	if !wire.ValidClaimID(id) || uid == "" {
 		return wire.Claim{}, ErrNotFound
@@ -186,9 +186,9 @@ func read(ctx context.Context, q interface {
 // expireOnce bounds one pass of Expire.
 const expireOnce = 500
 
-// Expire is one pass over the claims that nobody used in time, the longest overdue first, at most expireOnce of them: found
-// by an index, ended in one transaction. It returns how many it ended; call again at once while that is more than none. Any
-// number of passes may run at once, in any number of processes.
+// Expire is one pass over the claims that were not used in time, the longest overdue first, at most expireOnce of them.
+// It finds them by an index and ends them in one transaction. It returns how many it ended: call again at once until that
+// is 0. Any number of passes may run at once, in any number of processes.
 func (c *Claims) Expire(ctx context.Context) (int, error) {
 	now := c.now()
 	var n int64

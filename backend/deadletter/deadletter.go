@@ -1,9 +1,9 @@
-// Package deadletter is where messages end that no consumer can process: each is kept for operators in the MySQL table
-// dead_letters, with its payload and the reason; a readable order gets its terminal row besides, and gives its units back
-// once. It is the same with both queue drivers.
+// Package deadletter keeps messages that no consumer can process, for operators: in the MySQL table dead_letters, with
+// payload and reason. A readable order also gets its terminal row, and its units are given back once. It is the same with
+// both queue drivers. See docs/rabbitmq.md.
 //
-// Everything is keyed by what it is about, the letter by its queue and payload, the order by its id, so a message that dies
-// again, or is taken twice, changes nothing.
+// A dead letter is keyed by its queue and payload, and an order by its id. So a message that dies again, or is taken
+// twice, changes nothing.
 package deadletter
 
 import (
@@ -34,10 +34,10 @@ const (
 	maxPayload = 64 << 10 // bytes of one payload
 	maxReason  = 1000     // characters
 	maxQueue   = 64       // characters
-	keep       = 100_000  // letters, about: the oldest go first
+	keep       = 100_000  // dead letters, about: the oldest are deleted first
 )
 
-// Orders is what order.Book does for a dead letter.
+// Orders is what order.Store does for a dead letter.
 type Orders interface {
 	Reject(ctx context.Context, e queued.Entry, reason string) error
 	Settle(ctx context.Context, batch []queued.Entry) error
@@ -71,9 +71,9 @@ func NewStore(c Config) *Store {
 	return s
 }
 
-// Take keeps a message, and ends the order that it is, unless MySQL has decided it already; then the order's outbox entry
-// is retired. An order for which MySQL takes no row at all stays in its outbox, which holds its units until MySQL takes it.
-// Nil: the message may be forgotten where it came from. An error: call again.
+// Take keeps a message. If it is an order that MySQL has not decided, Take rejects the order and retires its outbox
+// entry. An order for which MySQL takes no row at all stays in its outbox, with its units, until MySQL takes it. After
+// nil the message may be removed from its queue. After an error call again.
 func (s *Store) Take(ctx context.Context, m queued.DeadMessage) error {
 	id, err := s.record(ctx, m)
 	if err != nil {
@@ -99,7 +99,7 @@ func (s *Store) Take(ctx context.Context, m queued.DeadMessage) error {
 	return nil
 }
 
-// retire takes the outbox entry of an order that has a row out. What came from outside may name none.
+// retire removes the outbox entry of an order that has a row. A message from outside may name no entry.
 func (s *Store) retire(ctx context.Context, e queued.Entry) error {
 	ms, n, ok := strings.Cut(e.Entry, "-")
 	_, err1 := strconv.ParseUint(ms, 10, 64)
@@ -120,12 +120,12 @@ func (s *Store) Poison(ctx context.Context, queue string, poison *queued.PoisonE
 	return nil
 }
 
-// Deferred takes a deferred order that no process can settle (order.Bury).
+// Deferred takes a deferred order that no process can settle (order.DeadLetter).
 func (s *Store) Deferred(ctx context.Context, e queued.Entry, tries int64, why error) error {
 	return s.Take(ctx, queued.DeadMessage{Queue: "deferred_orders", Reason: why.Error(), Payload: queued.Encode(e), Deliveries: tries, Entry: &e})
 }
 
-// record writes the letter, or that it died once more.
+// record writes the dead letter, or that it died once more.
 func (s *Store) record(ctx context.Context, m queued.DeadMessage) (id int64, err error) {
 	sum := sha256.New()
 	fmt.Fprintf(sum, "%s\n", m.Queue)
@@ -160,7 +160,7 @@ func (s *Store) record(ctx context.Context, m queued.DeadMessage) (id int64, err
 		}
 		return err
 	})
-	if store.Duplicate(err) { // another process takes it too: its letter is this one
+	if store.Duplicate(err) { // another process has just written the same dead letter
 		err = s.db.QueryRowContext(ctx, `SELECT id FROM dead_letters WHERE digest = ?`, digest).Scan(&id)
 	}
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 	"floodgate.internal/shared/wire"
 )
 
-// ErrNotFound: there is no such letter.
+// ErrNotFound: there is no such dead letter.
 var ErrNotFound = errors.New("no such dead letter")
 
 // Letter is a dead letter as operators see it.
@@ -63,7 +63,7 @@ func (l *Letter) scan(from interface{ Scan(...any) error }) error {
 	return nil
 }
 
-// List returns the newest letters with an id below, at most limit; with open, only those that were not replayed yet.
+// List returns the newest dead letters with an id below, at most limit. With open, only those that were not replayed yet.
 func (s *Store) List(ctx context.Context, below, limit int64, open bool) ([]Letter, error) {
 	where := ` WHERE d.id < ?`
 	if open {
@@ -125,8 +125,8 @@ type Replayed struct {
 	Detail string `json:"detail"` // for the operator
 }
 
-// Replay processes the order of a letter anew. An order that has a row is left as it is: what MySQL decided stands, so it
-// may be repeated. It does not mark the letter: see Mark. An error, but for ErrNotFound: nothing is lost, ask again.
+// Replay settles the order of a dead letter again. An order that has a row is left as it is, so a replay may be repeated.
+// It does not mark the dead letter: see Mark. After an error other than ErrNotFound nothing is lost: call again.
 func (s *Store) Replay(ctx context.Context, id int64) (Replayed, error) {
 	l, err := s.Get(ctx, id)
 	if err != nil {
@@ -163,7 +163,7 @@ func (s *Store) Replay(ctx context.Context, id int64) (Replayed, error) {
 	return Replayed{l, Settled, fmt.Sprintf("order %s is %s now", l.OrderID, l.Status)}, nil
 }
 
-// Mark notes in an operator's transaction that a letter was replayed, unless it was before, and says when.
+// Mark notes in an operator's transaction that a dead letter was replayed, unless it was before, and returns when.
 func (s *Store) Mark(ctx context.Context, tx *sql.Tx, id int64) (first bool, at wire.Time, err error) {
 	now := s.now()
 	n, err := store.Changed(tx.ExecContext(ctx, `UPDATE dead_letters SET replayed_at = ? WHERE id = ? AND replayed_at IS NULL`, now, id))

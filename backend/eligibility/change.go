@@ -41,7 +41,7 @@ type Changed struct {
 var (
 	// ErrInactive: the sale has no list: anybody may buy.
 	ErrInactive = errors.New("the sale has no list")
-	// ErrFull: the list, or all of them together, would be larger than may be; the error is a *FullError.
+	// ErrFull: the list, or all lists together, would become too large. The error is a *FullError.
 	ErrFull = errors.New("the list is full")
 )
 
@@ -61,9 +61,9 @@ func (e *FullError) Error() string {
 // Is makes a FullError match ErrFull.
 func (e *FullError) Is(target error) bool { return target == ErrFull }
 
-// Change puts uids on a list and takes uids off it, at most MaxChunk together, none of them in both; before is the list as it
-// was. Those that are on it already, or not on it, are left out of what it did; if nothing is left nothing has changed.
-// ErrInactive, ErrFull.
+// Change puts uids on a list and takes uids off it, at most MaxChunk together, none of them in both. before is the list
+// as it was. Uids that are on it already, or not on it, do not count. If none is left nothing has changed. ErrInactive,
+// ErrFull.
 func Change(ctx context.Context, tx *sql.Tx, list int64, at time.Time, add, remove []string) (before State, done Changed, err error) {
 	if before, err = lock(ctx, tx, list, at); err != nil {
 		return before, done, err
@@ -94,7 +94,7 @@ func Change(ctx context.Context, tx *sql.Tx, list int64, at time.Time, add, remo
 	return before, done, write(ctx, tx, list, at, before, &done)
 }
 
-// Replace makes uids, at most MaxChunk, the whole list of a sale, which from then on only they may buy; Change adds more.
+// Replace makes uids, at most MaxChunk, the whole list of a sale. From then on only they may buy. Change adds more.
 // ErrFull.
 func Replace(ctx context.Context, tx *sql.Tx, list int64, at time.Time, uids []string) (before State, done Changed, err error) {
 	if before, err = lock(ctx, tx, list, at); err != nil {
@@ -105,7 +105,7 @@ func Replace(ctx context.Context, tx *sql.Tx, list int64, at time.Time, uids []s
 	return before, done, write(ctx, tx, list, at, before, &done)
 }
 
-// Lift ends a sale's list: anybody may buy. Lifting what is lifted changes nothing.
+// Lift ends a sale's list: anybody may buy. Lifting it again changes nothing.
 func Lift(ctx context.Context, tx *sql.Tx, list int64, at time.Time) (before State, done Changed, err error) {
 	if before, err = lock(ctx, tx, list, at); err != nil || !before.Active {
 		return before, Changed{State: before, Added: []string{}, Removed: []string{}}, err
@@ -114,7 +114,7 @@ func Lift(ctx context.Context, tx *sql.Tx, list int64, at time.Time) (before Sta
 	return before, done, write(ctx, tx, list, at, before, &done)
 }
 
-// End makes the list of a sale that is archived count no more; its uids stay in MySQL.
+// End makes the list of an archived sale count no more. Its uids stay in MySQL.
 func End(ctx context.Context, tx *sql.Tx, list int64) error {
 	if _, err := tx.ExecContext(ctx, `UPDATE uid_lists SET active = FALSE WHERE list_id = ?`, list); err != nil {
 		return fmt.Errorf("end list %d: %w", list, err)
@@ -122,8 +122,8 @@ func End(ctx context.Context, tx *sql.Tx, list int64) error {
 	return nil
 }
 
-// lock reads a list, which is made where there is none, and keeps every list from being changed until the transaction ends:
-// the bound of all of them is exact.
+// lock reads a list, which it creates if it is missing. It keeps every list from being changed until the transaction
+// ends, so the bound of all of them is exact.
 func lock(ctx context.Context, tx *sql.Tx, list int64, at time.Time) (s State, err error) {
 	for _, id := range []int64{Bans, list} {
 		if _, err := tx.ExecContext(ctx, `INSERT INTO uid_lists (list_id, generation, version, size, active, changed_at) VALUES (?, 1, 0, 0, ?, ?)
@@ -139,7 +139,7 @@ func lock(ctx context.Context, tx *sql.Tx, list int64, at time.Time) (s State, e
 	return s, nil
 }
 
-// write writes what a change did. A generation that is new begins empty: what the older ones had is pruned later.
+// write writes a change. A new generation begins empty: Prune deletes what the older ones had.
 func write(ctx context.Context, tx *sql.Tx, list int64, at time.Time, before State, c *Changed) error {
 	if c.Size > MaxList && c.Size > before.Size {
 		return &FullError{Bound: MaxList, Would: c.Size}
@@ -229,8 +229,8 @@ func each(ctx context.Context, q store.Querier, row func(*sql.Rows) error, query
 	return nil
 }
 
-// Page is a list with at most limit of its uids, those after a uid ("" for the first), ascending. Of a list that nobody has
-// made it is the empty one, which of a sale is not active.
+// Page is a list with at most limit of its uids, those after a uid ("" for the first), ascending. A list that was never
+// made is empty, and of a sale not active.
 func Page(ctx context.Context, db *sql.DB, list int64, after string, limit int64) (s State, uids []string, err error) {
 	if s, err = read(ctx, db, list); err != nil {
 		return s, nil, err
@@ -254,7 +254,8 @@ func Has(ctx context.Context, db *sql.DB, list int64, uid string) (s State, has 
 	return s, listed[uid], err
 }
 
-// Among says which of the uids, at most MaxChunk, may not buy in a sale, as MySQL has it now: for who decides on a few, seldom.
+// Among returns which of the uids, at most MaxChunk, may not buy in a sale, as MySQL has it now. It is for rare decisions
+// about a few.
 func Among(ctx context.Context, q store.Querier, sale int64, uids []string) (map[string]Refusal, error) {
 	refused := map[string]Refusal{}
 	if len(uids) == 0 {
@@ -294,8 +295,8 @@ func read(ctx context.Context, q store.Querier, list int64) (s State, err error)
 // pruneOnce bounds one pass of Prune.
 const pruneOnce = 1000
 
-// Prune removes members of generations that were replaced, at most pruneOnce of each list, and says how many: call again at
-// once while that is more than none. Any number may run at once.
+// Prune deletes members of generations that were replaced, at most pruneOnce of each list, and returns how many: call
+// again at once until that is 0. Any number may run at once.
 func Prune(ctx context.Context, db *sql.DB) (n int, err error) {
 	present := map[int64]int64{}
 	if err := each(ctx, db, func(rows *sql.Rows) error {

@@ -1,9 +1,9 @@
-// Package eligibility is who may buy: a list of banned uids, and for a sale that has one the list of the only uids that may
-// buy in it. Operators change the lists while the sale runs.
+// Package eligibility is who may buy: a list of banned uids, and for some sales a list of the only uids that may buy in
+// it. Operators change the lists while a sale runs. See docs/limits.md.
 //
-// MySQL has them. Every api process holds those that count in memory and asks four times a second which have a newer
-// version, then for what has changed since its own: a change counts everywhere within a second. A process whose MySQL is
-// away goes on with what it knows, until it takes no orders at all (orders.max_outage).
+// The lists are in MySQL. Every api process holds those that count in memory. Four times a second it asks which have a
+// newer version, and then what has changed: a change counts everywhere within a second. A process whose MySQL is away
+// continues with the lists that it has, until it accepts no orders at all (orders.max_outage).
 package eligibility
 
 import (
@@ -39,7 +39,7 @@ const (
 type Lists struct {
 	db    *sql.DB
 	log   *slog.Logger
-	slot  chan struct{} // of one: who holds it reads
+	slot  chan struct{} // of one: its holder reads
 	wake  chan struct{} // of one: Run looks at once; never closed
 	ready atomic.Bool
 
@@ -49,7 +49,7 @@ type Lists struct {
 	failures prometheus.Counter
 }
 
-// roll is one list, by the heads of its uids' SHA-256: 128 bits, no pointers, and of a size that does not depend on the uid.
+// roll is one list, as the first 128 bits of its uids' SHA-256: no pointers, and a size that does not depend on the uid.
 type roll struct {
 	generation, version int64
 	uids                map[key]struct{}
@@ -69,7 +69,7 @@ type Config struct {
 	Register prometheus.Registerer
 }
 
-// New makes Lists and registers their metrics; nothing is known before Run or Refresh.
+// New makes Lists and registers their metrics. They are empty before Run or Refresh.
 func New(c Config) *Lists {
 	l := &Lists{db: c.DB, log: c.Log, slot: make(chan struct{}, 1), wake: make(chan struct{}, 1), rolls: map[int64]*roll{},
 		failures: prometheus.NewCounter(prometheus.CounterOpts{Name: "backend_lists_failures_total", Help: "Readings of the lists of uids that failed."})}
@@ -87,10 +87,10 @@ func (l *Lists) uids() (n int) {
 	return n
 }
 
-// Ready reports whether the lists were read once: before, nobody may buy.
+// Ready reports whether the lists were read once. Before that nobody may buy.
 func (l *Lists) Ready() bool { return l.ready.Load() }
 
-// Refuse says why this uid may not buy in this sale, or, for Bans, anywhere.
+// Refuse returns why this uid may not buy in this sale or, for Bans, anywhere.
 func (l *Lists) Refuse(sale int64, uid string) Refusal {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
@@ -112,7 +112,8 @@ func (l *Lists) Refuse(sale int64, uid string) Refusal {
 	return ""
 }
 
-// Run keeps the lists up to date until ctx ends. What cannot be read stays as it was, and is read again at the next turn.
+// Run keeps the lists up to date until ctx ends. A list that cannot be read stays as it was, and is read again at the
+// next turn.
 func (l *Lists) Run(ctx context.Context) error {
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
@@ -149,7 +150,7 @@ func (l *Lists) Wake() {
 	}
 }
 
-// Refresh reads what is new, however large; ctx alone bounds it.
+// Refresh reads what is new, however much. Only ctx bounds it.
 func (l *Lists) Refresh(ctx context.Context) error {
 	select {
 	case l.slot <- struct{}{}:
@@ -191,15 +192,15 @@ func (l *Lists) Refresh(ctx context.Context) error {
 	return nil
 }
 
-// roll is a list as it is known; who holds the slot alone changes it.
+// roll returns a list as this process has it. Only the holder of the slot changes it.
 func (l *Lists) roll(id int64) *roll {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	return l.rolls[id]
 }
 
-// load reads a whole list, beside the one that is in force, and puts it in force. What changes meanwhile is in it or not; it
-// has a version newer than the head's, and is read at the next turn.
+// load reads a whole list beside the one in force, and then puts it in force. A change meanwhile is in it or not. It has
+// a version newer than the head's, so it is read at the next turn.
 func (l *Lists) load(ctx context.Context, id int64, head State) error {
 	fresh := &roll{generation: head.generation, version: head.Version, uids: make(map[key]struct{}, head.Size)}
 	for after, more := "", true; more; {
@@ -222,8 +223,8 @@ func (l *Lists) load(ctx context.Context, id int64, head State) error {
 	return nil
 }
 
-// follow reads what has changed since the version that is known. A page that is full may have cut its last version in two: that
-// one is read anew.
+// follow reads what has changed since the version that this process has. A full page may end within a version, so its
+// last version is read again.
 func (l *Lists) follow(ctx context.Context, id int64, have *roll, head State) error {
 	type news struct {
 		uid     string

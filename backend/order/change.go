@@ -26,8 +26,8 @@ type change struct {
 	args  []any
 }
 
-// Pay marks an order as paid. Paying again changes nothing and answers the same order. ErrNotFound; ErrState when it was
-// cancelled, rejected or expired, is still queued, is a coupon, or when its time to pay is over, expired already or not.
+// Pay marks an order as paid. Paying again changes nothing and returns the same order. ErrNotFound. ErrState if it was
+// cancelled, rejected or expired, is still queued, is a coupon, or if its time to pay is over, expired already or not.
 func (b *Store) Pay(ctx context.Context, uid, orderID string) (wire.Order, error) {
 	if uid == "" {
 		return wire.Order{}, ErrNotFound
@@ -36,10 +36,9 @@ func (b *Store) Pay(ctx context.Context, uid, orderID string) (wire.Order, error
 	return b.change(ctx, uid, orderID, now, change{to: wire.Paid, kind: ledgerPay, where: ` AND uid = ? AND pay_before > ?`, args: []any{uid, now}})
 }
 
-// PayIn is Pay as a part of the transaction in which a payment is recorded that was taken elsewhere, whoever the order's
-// owner is. paid: this made the order paid; else stands says what it is, and one that still is pending_payment is past its
-// time to pay. What the transaction locks besides, it locks before. Call Paid after the COMMIT; what a cart's order has locked in
-// Redis, the timer ends.
+// PayIn is Pay within the transaction that records a payment taken elsewhere, whoever owns the order. paid: this call
+// made the order paid. Otherwise stands is its status, and pending_payment means that its time to pay is over. Take other
+// locks before this call. Call Paid after the COMMIT. The timer ends what a cart's order has locked in Redis.
 func (b *Store) PayIn(ctx context.Context, tx *sql.Tx, orderID string) (paid bool, stands wire.OrderStatus, err error) {
 	now := b.now()
 	won, _, err := b.transition(ctx, tx, orderID, now, change{to: wire.Paid, kind: ledgerPay, where: ` AND pay_before > ?`, args: []any{now}})
@@ -60,7 +59,7 @@ func (b *Store) PayIn(ctx context.Context, tx *sql.Tx, orderID string) (paid boo
 	return false, o.status, nil
 }
 
-// Paid counts an order that PayIn made paid, and does what is left to do of it in Redis.
+// Paid counts an order that PayIn made paid, and does in Redis what is left to do.
 func (b *Store) Paid(ctx context.Context, orderID string) {
 	b.metrics.changes.WithLabelValues(string(wire.Paid)).Inc()
 	if wire.IsCartOrder(orderID) {
@@ -68,13 +67,13 @@ func (b *Store) Paid(ctx context.Context, orderID string) {
 	}
 }
 
-// Bill is what is to be paid for an order, and how the order stands. It never changes but for the status.
+// Bill is what is to be paid for an order, and the order's status. Only the status ever changes.
 type Bill struct {
 	wire.Order
 	Currency string
 }
 
-// Bill reads what is to be paid for an order, whoever's it is; one that is still queued has a bill, too. ErrNotFound.
+// Bill reads what is to be paid for an order, whoever owns it. A queued order has a bill, too. ErrNotFound.
 func (b *Store) Bill(ctx context.Context, orderID string) (Bill, error) {
 	if !wire.ValidOrderID(orderID) {
 		return Bill{}, ErrNotFound
@@ -96,8 +95,8 @@ func (b *Store) Bill(ctx context.Context, orderID string) (Bill, error) {
 	return bill, nil
 }
 
-// Cancel ends an order that is not paid; the units are back in Redis when it returns, or soon after. uid "" may cancel
-// anybody's. Cancelling again changes nothing and answers the same order. ErrNotFound; ErrState.
+// Cancel ends an order that is not paid. Its units are back in Redis when it returns, or soon after. uid "" may cancel
+// any order. Cancelling again changes nothing and returns the same order. ErrNotFound, ErrState.
 func (b *Store) Cancel(ctx context.Context, uid, orderID string) (wire.Order, error) {
 	c := change{to: wire.Cancelled, kind: ledgerCancel}
 	if uid != "" {
@@ -139,7 +138,7 @@ func (b *Store) change(ctx context.Context, uid, orderID string, now time.Time, 
 	}
 }
 
-// transition is the conditional UPDATE, and what follows from it. won is the order if the change was made, else nothing.
+// transition is the conditional UPDATE and its consequences. won is the order if this call made the change, else nothing.
 func (b *Store) transition(ctx context.Context, tx *sql.Tx, orderID string, now time.Time, c change) (won []row, release int64, err error) {
 	n, err := changed(tx.ExecContext(ctx, `UPDATE orders SET status = ?, reason = ?, ended_at = ? WHERE id = ? AND status = ?`+c.where,
 		append([]any{string(c.to), c.reason, now, orderID, string(wire.PendingPayment)}, c.args...)...))
@@ -156,8 +155,8 @@ func (b *Store) transition(ctx context.Context, tx *sql.Tx, orderID string, now 
 	return won, release, err
 }
 
-// changed carries on after the COMMIT of an order's change: the units of one that ended are given back, those of a cart's that
-// was paid are sold.
+// changed continues after the COMMIT of an order's change: it gives back the units of an order that ended, and sells
+// those of a cart's order that was paid.
 func (b *Store) changed(ctx context.Context, c change, release int64, won []row) {
 	b.metrics.changes.WithLabelValues(string(c.to)).Inc()
 	switch {
@@ -169,8 +168,8 @@ func (b *Store) changed(ctx context.Context, c change, release int64, won []row)
 	}
 }
 
-// follow carries the consequences of orders' change in its transaction: the slots, the stock, the ledger, the intents. The
-// intent it returns is the first of the releases of sales' orders.
+// follow writes the consequences of orders' change in its transaction: the slots, the stock, the ledger, the intents. It
+// returns the first of the release intents for sales' orders.
 func (b *Store) follow(ctx context.Context, tx *sql.Tx, now time.Time, c change, orders []row) (release int64, err error) {
 	carts, orders := apart(orders)
 	ids := make([]string, len(orders))
@@ -220,8 +219,8 @@ func apart(orders []row) (carts []string, ofSales []row) {
 	return carts, ofSales
 }
 
-// unlockNow ends in Redis what carts' orders have locked, after the COMMIT that ended them. What cannot be done now, the
-// timer does.
+// unlockNow ends in Redis what carts' orders have locked, after the COMMIT that ended them. The timer does what cannot be
+// done now.
 func (b *Store) unlockNow(ctx context.Context, orders []row) {
 	carts, _ := apart(orders)
 	if len(carts) == 0 {
@@ -233,7 +232,7 @@ func (b *Store) unlockNow(ctx context.Context, orders []row) {
 	}
 }
 
-// stands reads an order as its owner may see it: from MySQL, else from Redis, where it is queued.
+// stands reads an order as its owner may see it: from MySQL, else from Redis, where a queued order is.
 func (b *Store) stands(ctx context.Context, uid, orderID string) (row, error) {
 	found, err := find(ctx, b.db, []string{orderID})
 	if err != nil {

@@ -23,16 +23,17 @@ const (
 	deferredLook  = 50 * time.Millisecond
 )
 
-// A deferred order that suspiciousTries processes ended over is tried alone, one that maxTries ended over is a dead letter.
+// A deferred order is tried alone after suspiciousTries attempts in which the process ended, and is a dead letter after
+// maxTries.
 const (
 	suspiciousTries = 3
 	maxTries        = 50
 )
 
-// SettleOrDefer is Settle for a queue that several sales share: entries of a closed sale are written into MySQL's table
-// deferred_orders, behind those of their sale that are there already, so that none of them keeps other sales waiting. They are
-// named in a *queued.DeferredError, which may be joined with a *queued.PoisonError. SettleDeferred goes on with them. The table is bounded
-// by what the outboxes may hold: while a sale has deferred orders, no relay publishes its entries again.
+// SettleOrDefer is Settle for a queue that several sales share. It writes entries of a closed sale into the table
+// deferred_orders, behind those of their sale that are there already, so that they do not hold up other sales. A
+// *queued.DeferredError names them, and may be joined with a *queued.PoisonError. SettleDeferred settles them later. The
+// outboxes bound the table: while a sale has deferred orders, no relay publishes its entries again.
 func (b *Store) SettleOrDefer(ctx context.Context, batch []queued.Entry) error {
 	err := b.settle(ctx, batch, &settling{store: b, behind: true})
 	var closed *queued.ClosedError
@@ -52,7 +53,7 @@ func (b *Store) SettleOrDefer(ctx context.Context, batch []queued.Entry) error {
 	return left
 }
 
-// ahead returns the entries of sales that have no deferred orders; the others are to be deferred behind those.
+// ahead returns the entries of sales that have no deferred orders. The others are deferred behind those.
 func (s *settling) ahead(ctx context.Context, entries []queued.Entry) ([]queued.Entry, error) {
 	var sales []int64
 	for _, e := range entries {
@@ -130,11 +131,11 @@ func (b *Store) deferAll(ctx context.Context, entries []queued.Entry) error {
 	})
 }
 
-// Bury takes an order that no process can settle: each one that tried ended without a word, or MySQL takes no row for it.
+// DeadLetter takes an order that no process can settle: each process that tried it ended, or MySQL takes no row for it.
 type DeadLetter func(ctx context.Context, e queued.Entry, tries int64, why error) error
 
-// SettleDeferred tries one batch of each sale that has deferred orders, those of one sale in order, and returns how many it
-// has settled. Of any number of processes one tries a batch. A sale that is still closed costs one look at its gate.
+// SettleDeferred tries one batch of each sale that has deferred orders, in the order of their sale, and returns how many
+// it has settled. One process at a time tries a batch. A sale that is still closed costs one look at its gate.
 func (b *Store) SettleDeferred(ctx context.Context, deadLetter DeadLetter) (n int, err error) {
 	sales, err := deferredOf(ctx, b.db, "")
 	if err != nil || len(sales) == 0 {
@@ -228,7 +229,8 @@ func (b *Store) settleDeferred(ctx context.Context, sale int64, deadLetter DeadL
 	return len(done), nil
 }
 
-// claimDeferred takes the first orders of a sale for this process; none where another has them. A suspicious one is alone.
+// claimDeferred takes the first orders of a sale for this process, or none if another process has them. A suspicious
+// order gets a batch of its own.
 func (b *Store) claimDeferred(ctx context.Context, sale int64) (batch []deferredOrder, err error) {
 	err = store.InTx(ctx, b.db, func(tx *sql.Tx) error {
 		batch = batch[:0]

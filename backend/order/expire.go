@@ -18,15 +18,15 @@ const (
 	stuckFor   = 10 * time.Minute // how long an order that does not fit its stock row is left alone
 )
 
-// Expire is one pass over the orders whose time to pay is over, the longest overdue first, at most expireOnce of them:
-// found by a range of the index orders_due, ended in one transaction, their units given back. It returns how many it dealt
-// with; call again at once while that is more than none.
+// Expire is one pass over the orders whose time to pay is over, the longest overdue first, at most expireOnce of them. It
+// finds them by a range of the index orders_due, ends them in one transaction, and gives their units back. It returns how
+// many it handled: call again at once until that is 0.
 //
-// Any number of passes may run at once, in any number of processes, without a leader: each locks the orders that it finds
-// and skips those that others have locked (SKIP LOCKED: MySQL 8.0, MariaDB 10.6), so they share the work out.
+// Any number of passes may run at once, in any number of processes, without a leader. Each locks the orders that it finds
+// and skips those that others have locked (SKIP LOCKED: MySQL 8.0, MariaDB 10.6), so they share the work.
 //
-// An order that does not fit its stock row (whoever wrote one of them, it was no Book) stays as it is, for the auditor to
-// find: it is logged, counted, and left alone for stuckFor, so that it keeps no other from expiring.
+// An order that does not fit its stock row stays as it is for the auditor to find. It is logged, counted, and left alone
+// for stuckFor, so that it does not keep others from expiring.
 func (b *Store) Expire(ctx context.Context) (n int, err error) {
 	now := b.now()
 	n, won, err := b.expire(ctx, now, nil)
@@ -36,13 +36,13 @@ func (b *Store) Expire(ctx context.Context) (n int, err error) {
 	return b.expireApart(ctx, now, won, err)
 }
 
-// misfits reports whether err is MySQL's judgement of the orders themselves: anew it would be the same.
+// misfits reports whether err is MySQL's refusal of the orders themselves: another attempt would fail likewise.
 func misfits(err error) bool {
 	return errors.Is(err, errUnits) || errors.Is(err, sku.ErrUnits) || store.Refused(err)
 }
 
-// expireApart is done with orders that could not be expired together, for the reason that cause says: in halves, down to
-// those that are stuck.
+// expireApart handles orders that could not be expired together, for the reason in cause: in halves, down to those that
+// are stuck.
 func (b *Store) expireApart(ctx context.Context, now time.Time, due []row, cause error) (n int, err error) {
 	if len(due) == 1 {
 		return 1, b.setAside(ctx, now, due[0], cause)
@@ -79,8 +79,8 @@ const overdue = `SELECT ` + columns + ` FROM orders WHERE status = ? AND pay_bef
 // oldestFirst bounds it.
 var oldestFirst = fmt.Sprintf(` ORDER BY pay_before LIMIT %d`, expireOnce)
 
-// expire ends orders that are overdue and that nobody else is changing, at most expireOnce: of these, or with nil those
-// that are overdue the longest. won are those that it took, whatever the error.
+// expire ends overdue orders that no other transaction is changing, at most expireOnce: of these, or with nil those that
+// are overdue the longest. won are those that it took, whatever the error.
 func (b *Store) expire(ctx context.Context, now time.Time, these []row) (n int, won []row, err error) {
 	query, due := overdue, []any{string(wire.PendingPayment), now, now.Add(-stuckFor)}
 	if these != nil {

@@ -8,21 +8,21 @@ import (
 	"time"
 )
 
-// What guards a campaign's units (sales.stock_guard); everything but GuardVersion is as good as GuardConditional.
+// What guards a campaign's units (sales.stock_guard). Everything but GuardVersion works as GuardConditional.
 const (
 	GuardConditional = "conditional" // the UPDATE's own condition: enough is left
 	GuardVersion     = "version"     // the row's version is the one that was read
 )
 
-// guard changes one sale's stock row by sum, once, or says why not: errUnits, errOvertaken, or an error of MySQL. Whatever
-// the guard, the row's version counts the change.
+// guard changes one sale's stock row by sum, once, or returns errUnits, errOvertaken, or an error of MySQL. With either
+// guard the row's version counts the change.
 type guard func(ctx context.Context, tx *sql.Tx, sale int64, sum move) error
 
 var (
 	// errUnits: there are too few units, it is another epoch, or there is no such sale.
 	errUnits = errors.New("the stock row does not allow it")
-	// errOvertaken: whenever the stock row was about to be changed, somebody else had changed it since it was read. It says
-	// nothing of the units: roll back and begin anew.
+	// errOvertaken: each time the stock row was about to be changed, another transaction had changed it since it was
+	// read. The units may still be there: roll back and begin again.
 	errOvertaken = errors.New("the stock row was changed by others each time")
 )
 
@@ -47,11 +47,11 @@ const (
 	versionPause    = 2 * time.Millisecond // before the second attempt, at most; each further one may take that much longer
 )
 
-// byVersion is optimistic: it reads the row without a lock, decides, and changes the row only where its version is still
-// the one that was read (Kung and Robinson, "On Optimistic Methods for Concurrency Control", 1981). A version is never
-// used again, so that a row whose units went and came back meanwhile is not taken for unchanged (the ABA problem that
-// comparing the units themselves would have). Who was overtaken reads again, after a short random pause, a bounded number
-// of times: then it is errOvertaken. READ COMMITTED lets each reading see what was committed before it.
+// byVersion is optimistic. It reads the row without a lock, decides, and changes the row only if its version is still the
+// one that was read (Kung and Robinson, "On Optimistic Methods for Concurrency Control", 1981). A version is never used
+// again, so a row whose units went and came back is not taken for unchanged (the ABA problem of comparing the units). An
+// overtaken transaction reads again after a short random pause, a bounded number of times, and then returns errOvertaken.
+// READ COMMITTED makes each read see what was committed before it.
 func (b *Store) byVersion(ctx context.Context, tx *sql.Tx, sale int64, sum move) error {
 	for attempt := 1; ; attempt++ {
 		var available, locked, epoch, version int64

@@ -15,8 +15,8 @@ const (
 	lookupTimeout = 3 * time.Second // of one query
 )
 
-// lookups turns concurrent questions for single orders into few queries for many: who asks while the queries under way
-// are as many as may be joins the next one.
+// lookups turns concurrent lookups of single orders into few queries for many orders. While the maximum of queries is
+// under way, further lookups join the next one.
 type lookups struct {
 	query func(ctx context.Context, ids []string) (map[string]row, error)
 	sizes prometheus.Observer
@@ -26,7 +26,7 @@ type lookups struct {
 	next *gathering
 }
 
-// gathering is the questions of one query. After done is closed, by the first who asked, rows and err stand.
+// gathering is the lookups of one query. The first of them closes done; after that rows and err do not change.
 type gathering struct {
 	ids  []string
 	done chan struct{}
@@ -61,8 +61,8 @@ func (l *lookups) get(ctx context.Context, id string) (row, bool, error) {
 	return r, ok, g.err
 }
 
-// ask waits for a slot, ends the gathering, and asks for all who are in it. It goes on when the one who began it leaves:
-// the others stay.
+// ask waits for a slot, ends the gathering, and queries for all in it. It continues if the caller that began it leaves,
+// for the others stay.
 func (l *lookups) ask(ctx context.Context, g *gathering) {
 	ctx = context.WithoutCancel(ctx)
 	l.slots <- struct{}{}

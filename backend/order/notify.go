@@ -11,7 +11,7 @@ import (
 	"floodgate.internal/shared/wire"
 )
 
-// notice tells waiting clients' processes where an order stands now.
+// notice says to processes with waiting clients where an order stands now.
 type notice struct {
 	id     string
 	status wire.OrderStatus
@@ -20,10 +20,11 @@ type notice struct {
 // noticesOnce bounds one message: about 40 KB.
 const noticesOnce = 500
 
-// channel is where every process with waiting clients listens.
+// channel is the pub/sub channel to which every process with waiting clients subscribes.
 func channel(s *reserve.Store) string { return s.Client().Prefix() + "settled" }
 
-// notify publishes a message a batch, "id status" a line. One that is lost costs the waiting clients half a second.
+// notify publishes one message for each batch, with a line "id status" for each order. If it is lost, the clients wait
+// half a second longer.
 func (b *Store) notify(ctx context.Context, notices []notice) {
 	for chunk := range slices.Chunk(notices, noticesOnce) {
 		var text strings.Builder
@@ -41,7 +42,7 @@ func (b *Store) notify(ctx context.Context, notices []notice) {
 	}
 }
 
-// noticed reads a message: order ids. Whatever is no notice is passed over.
+// noticed reads the order ids of a message, and skips lines that are no notices.
 func noticed(message string) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		for line := range strings.Lines(message) {

@@ -1,12 +1,12 @@
-// Package order is what becomes of an accepted order: the Book settles orders into MySQL, takes payments, cancels,
-// expires and gives units back; the Reader tells owners where their orders stand.
+// Package order is what becomes of an accepted order. The Store settles orders into MySQL, takes payments, cancels,
+// expires and gives units back. The Reader tells owners how their orders stand.
 //
-// MySQL is the judge. Every change of an order's state is one conditional UPDATE or one INSERT under the order id, in one
+// MySQL decides. Every change of an order's state is one conditional UPDATE or one INSERT under the order id, in one
 // transaction with the stock row, the ledger, and an intent for what is left to do in Redis. Every transaction takes its
-// locks in the same order: standby, orders, order_slots, coupon_claims, skus by ascending id, sale_stock by ascending sale, ledgers,
-// intents.
+// locks in the same order: standby, orders, order_slots, coupon_claims, skus by ascending id, sale_stock by ascending
+// sale, ledgers, intents. See docs/mysql.md.
 //
-// A cart's order is a row with sale 0, made by package cart; its units are those of package stock.
+// A cart's order is a row with sale 0, made by package cart. Its units are those of package sku.
 package order
 
 import (

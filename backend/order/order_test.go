@@ -99,12 +99,12 @@ func TestWaitersAreBoundedAndWokenOnlyWhenWaitedFor(t *testing.T) {
 	if w.add("c") != nil {
 		t.Error("a fourth of three may wait")
 	}
-	w.heard("c")
+	w.settled("c")
 	if got := w.takeWoken(); len(got) != 0 || len(w.wake) != 0 {
 		t.Errorf("nobody waits for c: got %v", got)
 	}
-	w.heard("a")
-	w.heard("a")
+	w.settled("a")
+	w.settled("a")
 	if got := w.takeWoken(); !slices.Equal(got, []string{"a"}) || len(w.wake) != 1 {
 		t.Errorf("got %v woken, %d tokens; want a, 1", got, len(w.wake))
 	}
@@ -115,7 +115,7 @@ func TestWaitersAreBoundedAndWokenOnlyWhenWaitedFor(t *testing.T) {
 			t.Errorf("got %+v, want what was delivered first", got)
 		}
 	}
-	w.heard("b")
+	w.settled("b")
 	w.remove(b)
 	w.remove(a1)
 	if got, ids := w.takeWoken(), w.ids(); len(got) != 0 || !slices.Equal(ids, []string{"a"}) || w.waiting() != 1 {

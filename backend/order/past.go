@@ -12,7 +12,7 @@ import (
 	"floodgate.internal/shared/wire"
 )
 
-// Past is what became of an order, and when. Of one that is queued nothing but ID, Quantity and Created is set.
+// Past is what became of an order, and when. A queued order has only ID, Quantity and Created.
 type Past struct {
 	ID        string
 	Quantity  int
@@ -24,8 +24,8 @@ type Past struct {
 	Ended     time.Time // paid, cancelled or expired; zero: none of these
 }
 
-// PastOf is what became of a user's orders in a sale: the newest of those that MySQL has, at most so many, and those that
-// are queued. queued is why the latter could not be asked for; more says that there are older ones.
+// PastOf is what became of a user's orders in a sale: the newest that MySQL has, at most limit, and those that are
+// queued. queued is why the latter could not be read. more says that there are older ones.
 func (b *Store) PastOf(ctx context.Context, uid string, sale int64, most int) (list []Past, more bool, queued, err error) {
 	held, queued := b.heldBy(ctx, uid, sale) // Redis before MySQL: an order that is settled in between is found in MySQL
 	rows, err := b.db.QueryContext(ctx, fmt.Sprintf(`SELECT id, quantity, status, reason, created_at, decided_at, pay_before, ended_at

@@ -31,8 +31,8 @@ const (
 	priceFor      = time.Second
 )
 
-// Reader tells owners where their orders stand. Many clients that wait cost few queries: a settle notification wakes
-// those it is for, and one query each half second covers notifications that were lost.
+// Reader tells owners how their orders stand. Many waiting clients cost few queries: a settle notification wakes the
+// clients that it is for, and one query each half second covers lost notifications.
 type Reader struct {
 	db       *sql.DB
 	redis    *reserve.Store
@@ -80,7 +80,7 @@ func (r *Reader) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// listen hears the notifications, on a connection of its own, and connects anew for as long as ctx lives.
+// listen reads the notifications on its own connection until ctx ends, and connects again when that is lost.
 func (r *Reader) listen(ctx context.Context) {
 	pause := backoff.Backoff{First: 100 * time.Millisecond, Most: 2 * time.Second}
 	for ctx.Err() == nil {
@@ -88,7 +88,7 @@ func (r *Reader) listen(ctx context.Context) {
 		err := r.redis.Client().Dedicated(func(c rueidis.DedicatedClient) error {
 			return c.Receive(ctx, c.B().Subscribe().Channel(channel(r.redis)).Build(), func(m rueidis.PubSubMessage) {
 				for id := range noticed(m.Message) {
-					r.waiters.heard(id)
+					r.waiters.settled(id)
 				}
 			})
 		})
@@ -128,7 +128,7 @@ func (r *Reader) serve(ctx context.Context) {
 	}
 }
 
-// deliver reads orders and hands those that are settled to who waits for them.
+// deliver reads orders and hands those that are settled to the clients that wait for them.
 func (r *Reader) deliver(ctx context.Context, ids []string) error {
 	for chunk := range slices.Chunk(ids, lookupOnce) {
 		ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
@@ -145,14 +145,14 @@ func (r *Reader) deliver(ctx context.Context, ids []string) error {
 }
 
 // Order is an order as its owner sees it. With wait it answers when the order leaves queued, or after wait (at most
-// wire.MaxWait) with what it is then; when too many wait already, at once. ErrNotFound: there is none, or it is somebody
-// else's.
+// wire.MaxWait) with its status then, or at once when too many clients wait already. ErrNotFound: there is no such order,
+// or it is somebody else's.
 func (r *Reader) Order(ctx context.Context, uid, orderID string, wait time.Duration) (wire.Order, error) {
 	if !wire.ValidOrderID(orderID) {
 		return wire.Order{}, ErrNotFound
 	}
 	var w *waiter
-	if wait > 0 { // before the first look, so that no notification falls between
+	if wait > 0 { // before the first look, so that no notification is missed
 		if w = r.waiters.add(orderID); w != nil {
 			defer r.waiters.remove(w)
 		} else {
@@ -184,8 +184,8 @@ func (r *Reader) Order(ctx context.Context, uid, orderID string, wait time.Durat
 	}
 }
 
-// order looks in MySQL, then in Redis, where it is queued, then once more in MySQL: it may have moved in between. A cart's
-// order is never queued.
+// order looks in MySQL, then in Redis, where a queued order is, then once more in MySQL, for it may have been settled in
+// between. A cart's order is never queued.
 func (r *Reader) order(ctx context.Context, orderID string) (row, error) {
 	o, ok, err := r.lookups.get(ctx, orderID)
 	if err != nil || ok {
@@ -211,8 +211,8 @@ func (r *Reader) order(ctx context.Context, orderID string) (row, error) {
 	return o, err
 }
 
-// uncertain takes Lookup's error for an order that Redis does not hold. unsure: it may be on its way all the same, for the sale
-// is being brought into Redis, or has to be; err: nobody knows.
+// uncertain reads Lookup's error for an order that Redis does not hold. unsure: it may still be queued, for the sale is
+// being loaded into Redis, or has to be. err: the answer is unknown.
 func uncertain(ctx context.Context, q querier, sale int64, lookup error) (unsure, err error) {
 	switch {
 	case errors.Is(lookup, reserve.ErrGateClosed):
@@ -234,7 +234,7 @@ func uncertain(ctx context.Context, q querier, sale int64, lookup error) (unsure
 	return unsure, nil
 }
 
-// price is what a unit costs, at most priceFor old: for orders that have no row, and so no amount, yet.
+// price is what a unit costs, at most priceFor old. It is for orders that have no row, and so no amount, yet.
 func (r *Reader) price(ctx context.Context, sale int64) (int64, error) {
 	r.mu.Lock()
 	p, ok := r.prices[sale]
@@ -255,9 +255,9 @@ func (r *Reader) price(ctx context.Context, sale int64) (int64, error) {
 	return v, nil
 }
 
-// List is a page of a buyer's own orders, newest first, queued ones included: of one sale, or with sale 0 of all of them.
-// live are the sales whose queued orders are looked for; cursor is "" or the Next of the page before. Where queued orders of the
-// one sale may be missing it is an error, and where it is some of live, they are named. ErrCursor.
+// List is a page of a buyer's own orders, newest first, queued ones included: of one sale, or with sale 0 of all. live
+// are the sales in which it looks for queued orders. cursor is "" or the Next of the page before. If queued orders of the
+// one sale may be missing, it returns an error. If those of some sales in live may be, the answer names them. ErrCursor.
 func (r *Reader) List(ctx context.Context, uid string, sale int64, live []int64, cursor string, limit int) (wire.OrderList, error) {
 	if cursor != "" && !wire.ValidOrderID(cursor) {
 		return wire.OrderList{}, ErrCursor
@@ -333,8 +333,8 @@ func (r *Reader) List(ctx context.Context, uid string, sale int64, live []int64,
 	return list, nil
 }
 
-// reserved reads what a buyer's slots hold in Redis: live orders, queued ones among them. Of the sales in unsure some may be
-// missing.
+// reserved reads what a buyer's slots hold in Redis: live orders, queued ones among them. Those of the sales in unsure
+// may be missing.
 func (r *Reader) reserved(ctx context.Context, uid string, sales []int64, cursor string) (out []row, unsure []int64, err error) {
 	if len(sales) == 0 {
 		return nil, nil, nil

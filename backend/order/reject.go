@@ -23,12 +23,12 @@ type verdict struct {
 	gone   bool // there is nothing to release: MySQL does not know the sale, or has archived it
 }
 
-// errMoved: what a verdict rested on has changed.
+// errMoved: the state that a verdict was based on has changed.
 var errMoved = errors.New("the sale has moved on")
 
-// reject ends an order by inserting its terminal row under its primary key, with the intent to release it, so that it
-// cannot race a good delivery: whoever comes second finds what the first decided. The stock row is read under a lock: in
-// another epoch, or with units after all, the entry is settled anew.
+// reject ends an order by inserting its terminal row under its primary key, with the intent to release it. So it cannot
+// race a good delivery: the later of the two finds what the first decided. It reads the stock row under a lock. If the
+// epoch is another, or there are units after all, the entry is settled again.
 func (s *settling) reject(ctx context.Context, e queued.Entry, f facts, v verdict) error {
 	b := s.store
 	withKey := e.Key != "" && v.reason != DuplicateKey && wire.ValidIdempotencyKey(e.Key)

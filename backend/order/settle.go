@@ -28,13 +28,14 @@ const (
 	maxRounds = 1000    // how often one call of Settle sorts what is left anew, before it asks to be called again
 )
 
-// Settle brings a batch of orders, of any sales, any of them any number of times, to an end in MySQL. Nil: each is there,
-// inserted now or before; or rejected, with a terminal row and the intent to release it; or adopted into its sale's
-// present epoch, by a new outbox entry that comes by itself. A *queued.PoisonError, a *queued.ClosedError or both, joined: so is each but
-// those they name. Any other error: nothing may be acknowledged; hold the batch and call again.
+// Settle brings a batch of orders to an end in MySQL: orders of any sales, each any number of times. After nil each order
+// has been inserted, now or before, or rejected with a terminal row and an intent to release it, or re-queued in its
+// sale's current epoch. In the last case its new outbox entry is delivered separately. A *queued.PoisonError, a
+// *queued.ClosedError, or both joined, name the entries for which this does not hold. After any other error acknowledge
+// nothing: hold the batch and call again.
 //
-// A batch is one transaction. When that fails it is rolled back; what is in MySQL already is dropped from it; what is
-// left is tried in halves, down to the single order that does not go in, which is then decided by itself.
+// A batch is one transaction. If that fails, Settle drops what MySQL has already, and tries the rest in halves, down to
+// the single order that cannot be inserted, which it decides by itself.
 func (b *Store) Settle(ctx context.Context, batch []queued.Entry) error {
 	return b.settle(ctx, batch, &settling{store: b})
 }
@@ -63,8 +64,8 @@ func (b *Store) settle(ctx context.Context, batch []queued.Entry, s *settling) e
 	return errors.Join(left...)
 }
 
-// newest keeps one entry an order, the one of the highest epoch, sorted by order id: transactions take their locks in the
-// same order.
+// newest keeps one entry of each order, that of the highest epoch, sorted by order id, so that all transactions take
+// their locks in the same order.
 func newest(batch []queued.Entry) []queued.Entry {
 	sorted := slices.Clone(batch)
 	slices.SortFunc(sorted, func(x, y queued.Entry) int { return cmp.Or(cmp.Compare(x.ID, y.ID), cmp.Compare(y.Epoch, x.Epoch)) })
@@ -80,7 +81,7 @@ type settling struct {
 	cause   error
 	closed  []queued.Entry // they cannot be adopted now
 	why     error
-	behind  bool // what follows deferred orders of its sale is not adopted before them
+	behind  bool // orders behind deferred ones of their sale are not adopted before them
 }
 
 // facts is what inserting an order needs to know of its sale.
@@ -169,8 +170,9 @@ func (s *settling) settle(ctx context.Context, entries []queued.Entry) error {
 	return s.adopt(ctx, old, sales)
 }
 
-// tooLate ends entries of archived sales. MySQL has their orders: none was missing when the sale was archived. What it does
-// not have all the same had been lost by both Redis and the queue, and is rejected, loudly: there is no sale to adopt it.
+// tooLate ends entries of archived sales. MySQL has their orders, for none was missing when the sale was archived. An
+// order that it does not have had been lost by both Redis and the queue. It is rejected, with an error in the log, for
+// there is no sale to adopt it.
 func (s *settling) tooLate(ctx context.Context, entries []queued.Entry, sales map[int64]facts) error {
 	left, err := s.missing(ctx, entries)
 	for _, e := range left {
@@ -181,7 +183,7 @@ func (s *settling) tooLate(ctx context.Context, entries []queued.Entry, sales ma
 	return err
 }
 
-// check says what is wrong with an entry, and whether it can have a row of its own all the same.
+// check returns what is wrong with an entry, and whether it can have a row of its own nevertheless.
 func check(e queued.Entry) (problem error, row bool) {
 	if sale, ok := wire.SaleOfOrder(e.ID); !ok || sale != e.Sale {
 		return fmt.Errorf("%q is no order id of sale %d", e.ID, e.Sale), false
@@ -206,7 +208,7 @@ func check(e queued.Entry) (problem error, row bool) {
 
 const maxMillis = 253402300799999 // the end of the year 9999
 
-// slots reads "1,2": as many different slots as units.
+// slots reads "1,2". There must be as many different slots as units.
 func slots(e queued.Entry) ([]int, error) {
 	parts := strings.Split(e.Slots, ",")
 	if len(parts) != e.Quantity {
@@ -230,7 +232,7 @@ func (s *settling) spoiled(e queued.Entry, cause error) {
 	s.poison, s.cause = append(s.poison, e), cause
 }
 
-// drop is done with orders that MySQL had before: delivered again, or decided by somebody else.
+// drop handles orders that MySQL had before: delivered again, or decided by another process.
 func (s *settling) drop(ctx context.Context, known []row) error {
 	var ended []row
 	for _, r := range known {
@@ -243,7 +245,7 @@ func (s *settling) drop(ctx context.Context, known []row) error {
 	return s.store.releaseAgain(ctx, ended)
 }
 
-// insert puts entries of their sales' present epochs into MySQL.
+// insert puts entries of their sales' current epochs into MySQL.
 func (s *settling) insert(ctx context.Context, entries []queued.Entry, sales map[int64]facts) error {
 	if len(entries) == 0 {
 		return nil
@@ -256,7 +258,7 @@ func (s *settling) insert(ctx context.Context, entries []queued.Entry, sales map
 		for _, e := range entries {
 			s.notices = append(s.notices, notice{e.ID, firstStatus(sales[e.Sale])})
 			if wire.IsOffer(e.ID, e.Key) {
-				b.returned(e.Sale) // perhaps nobody waits any more
+				b.returned(e.Sale) // perhaps no user waits any more
 			}
 		}
 		return nil
@@ -272,7 +274,7 @@ func (s *settling) insert(ctx context.Context, entries []queued.Entry, sales map
 	if len(left) == 0 {
 		return nil
 	}
-	if !judged { // the COMMIT is not to be seen, yet: nobody knows, hold
+	if !judged { // the outcome of the COMMIT is unknown: hold the batch
 		return err
 	}
 	fresh, e := b.facts(ctx, left)
@@ -326,9 +328,9 @@ func firstStatus(f facts) wire.OrderStatus {
 // errSlot: another live order of the buyer has the slot.
 var errSlot = errors.New("the buyer's slot is taken")
 
-// insertAll inserts entries, each with its slots, its units and its ledger row, those of coupons with their claims, in one
-// transaction, or nothing. Those that are offers move their place in the standby line on; one whose owner has left the line is
-// due at once.
+// insertAll inserts entries in one transaction, or nothing: each with its slots, units and ledger row, those of coupons
+// with their claims. An offer moves its place in the standby line on. An offer whose owner has left the line is due at
+// once.
 func (b *Store) insertAll(ctx context.Context, entries []queued.Entry, sales map[int64]facts) error {
 	type slot struct {
 		sale int64
@@ -414,7 +416,7 @@ func (b *Store) insertAll(ctx context.Context, entries []queued.Entry, sales map
 
 func nullable(s string) sql.NullString { return sql.NullString{String: s, Valid: s != ""} }
 
-// decide ends an order that MySQL does not have and does not take.
+// decide ends an order that MySQL does not have and cannot insert.
 func (s *settling) decide(ctx context.Context, e queued.Entry, f facts, cause error) error {
 	v := verdict{reason: Refused}
 	switch {
@@ -428,8 +430,8 @@ func (s *settling) decide(ctx context.Context, e queued.Entry, f facts, cause er
 	return s.reject(ctx, e, f, v)
 }
 
-// adopt takes entries of older epochs over into the present ones. MySQL is asked first: an order that it has is not to
-// be brought back. The epochs were read before that, so a call that slept meanwhile, through a reconciliation, is refused.
+// adopt re-queues entries of older epochs in the current ones. It asks MySQL first, for an order that MySQL has must not
+// come back. The epochs were read before that, so a call that slept through a reconciliation meanwhile is refused.
 func (s *settling) adopt(ctx context.Context, entries []queued.Entry, sales map[int64]facts) error {
 	if len(entries) == 0 {
 		return nil
@@ -456,7 +458,7 @@ func (s *settling) adopt(ctx context.Context, entries []queued.Entry, sales map[
 	if ctx.Err() != nil {
 		return errors.Join(err, ctx.Err())
 	}
-	if err != nil { // some may be adopted all the same; asked again, they are found to be
+	if err != nil { // some may be adopted nevertheless; the next call finds them present
 		s.closed, s.why = append(s.closed, left...), err
 		return nil
 	}
@@ -485,7 +487,7 @@ func (s *settling) adopt(ctx context.Context, entries []queued.Entry, sales map[
 	return nil
 }
 
-// Retire takes the entries of settled orders out of their outboxes, after they were acknowledged. Idempotent.
+// Retire removes the entries of settled orders from their outboxes, after they were acknowledged. Idempotent.
 func (b *Store) Retire(ctx context.Context, batch []queued.Entry) error {
 	bySale := map[int64][]string{}
 	for _, e := range batch {

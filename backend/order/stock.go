@@ -35,8 +35,9 @@ type move struct {
 
 const anyEpoch = -1
 
-// moveStock changes the stock rows of all the moves' sales, by ascending sale, each by one UPDATE under its guard, reads
-// them back under their locks, and writes one ledger row a move. Moves of one sale must agree on the epoch and the guard.
+// moveStock changes the stock rows of all the moves' sales, by ascending sale. For each it makes one UPDATE under its
+// guard, reads the row back under its lock, and writes one ledger row for each move. Moves of one sale must agree on the
+// epoch and the guard.
 func moveStock(ctx context.Context, tx *sql.Tx, at time.Time, moves []move) error {
 	bySale := map[int64]move{}
 	for _, m := range moves {

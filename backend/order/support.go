@@ -12,9 +12,9 @@ import (
 // Support is the reason of an order that an operator cancelled.
 const Support = "support"
 
-// CancelIn cancels an order that is not paid, whoever's it is, in a transaction of the caller's, who carries on with
-// release after the COMMIT: it gives the units back at once, or else the timer does. Cancelling again changes nothing:
-// before is then after, and release is nil. ErrNotFound: MySQL does not have it (it may be queued: see Stands); ErrState.
+// CancelIn cancels an unpaid order, whoever owns it, in the caller's transaction. The caller calls release after the
+// COMMIT, which gives the units back at once, or leaves that to the timer. Cancelling again changes nothing: then before
+// is after, and release is nil. ErrNotFound: MySQL does not have it (it may be queued: see Stands). ErrState.
 func (b *Store) CancelIn(ctx context.Context, tx *sql.Tx, orderID string) (before, after wire.Order, release func(context.Context), err error) {
 	c := change{to: wire.Cancelled, kind: ledgerCancel, reason: Support}
 	now := b.now()
@@ -46,7 +46,7 @@ func (b *Store) CancelIn(ctx context.Context, tx *sql.Tx, orderID string) (befor
 	return before, won[0].wire(), func(ctx context.Context) { b.changed(ctx, c, intent, won) }, nil
 }
 
-// Stands is an order as it stands: from MySQL, else from Redis, where it is queued. ErrNotFound.
+// Stands reads an order: from MySQL, else from Redis, where a queued order is. ErrNotFound.
 func (b *Store) Stands(ctx context.Context, orderID string) (wire.Order, error) {
 	if !wire.ValidOrderID(orderID) {
 		return wire.Order{}, ErrNotFound
@@ -55,7 +55,7 @@ func (b *Store) Stands(ctx context.Context, orderID string) (wire.Order, error) 
 	return o.wire(), err
 }
 
-// ByKey is the order that a buyer's Idempotency-Key made, and its units, as MySQL has it; false if it made none.
+// ByKey is the order that a buyer's Idempotency-Key made, and its units, as MySQL has it. false if it made none.
 func (r *Reader) ByKey(ctx context.Context, sale int64, uid, key string) (orderID string, quantity int, ok bool, err error) {
 	err = r.db.QueryRowContext(ctx, `SELECT id, quantity FROM orders WHERE sale_id = ? AND uid = ? AND idem_key = ?`, sale, uid, key).Scan(&orderID, &quantity)
 	if errors.Is(err, sql.ErrNoRows) {

@@ -7,7 +7,7 @@ const maxWaiters = 16384
 
 // waiters are the clients that wait for their orders to be settled.
 type waiters struct {
-	wake chan struct{} // holds a token while woken is not empty
+	wake chan struct{} // holds one while woken is not empty
 
 	mu    sync.Mutex                  // guards what follows
 	all   map[string]map[*waiter]bool // by order id
@@ -26,7 +26,7 @@ func newWaiters(most int) *waiters {
 	return &waiters{wake: make(chan struct{}, 1), all: map[string]map[*waiter]bool{}, most: most, woken: map[string]struct{}{}}
 }
 
-// add begins to wait; nil when too many do.
+// add begins to wait. It returns nil when too many clients wait.
 func (w *waiters) add(id string) *waiter {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -54,8 +54,8 @@ func (w *waiters) remove(x *waiter) {
 	w.count--
 }
 
-// heard notes that an order was settled, if somebody waits for it.
-func (w *waiters) heard(id string) {
+// settled notes that an order was settled, if a client waits for it.
+func (w *waiters) settled(id string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.all[id] == nil {
@@ -68,7 +68,7 @@ func (w *waiters) heard(id string) {
 	}
 }
 
-// takeWoken returns the orders that were heard of since it was called last.
+// takeWoken returns the orders that were settled since its last call.
 func (w *waiters) takeWoken() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -80,7 +80,7 @@ func (w *waiters) takeWoken() []string {
 	return ids
 }
 
-// ids returns every order that is waited for.
+// ids returns every order that a client waits for.
 func (w *waiters) ids() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -91,7 +91,7 @@ func (w *waiters) ids() []string {
 	return ids
 }
 
-// deliver gives an order to everybody who waits for it.
+// deliver gives an order to every client that waits for it.
 func (w *waiters) deliver(r row) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -1,5 +1,5 @@
-// Package origins counts from which networks the orders of a sale come: a hundred thousand accounts in one hand pass
-// every limit on a single one, but their orders come from where that hand is.
+// Package origins counts from which networks the orders of a sale come. A hundred thousand accounts of one owner pass
+// every limit on a single account, but their orders come from the owner's networks.
 //
 // It is a report of one process since its start, in bounded memory, and decides nothing.
 package origins
@@ -21,7 +21,7 @@ const (
 	maxNetworks = 128 // of a sale
 )
 
-// Unknown is the network of orders whose gateway did not say.
+// Unknown is the network of orders whose gateway did not name one.
 const Unknown = "unknown"
 
 // Report counts orders. It is safe for concurrent use.
@@ -40,8 +40,8 @@ type networks struct {
 // New makes a Report that counts from since on.
 func New(since time.Time) *Report { return &Report{since: since, sales: map[int64]*networks{}} }
 
-// Count notes an accepted order that came from a network, as wire.Network writes it; anything else is Unknown. When as many
-// sales are remembered as may be, the one with the fewest orders is forgotten.
+// Count notes an accepted order that came from a network, as wire.Network writes it. Anything else is Unknown. When too
+// many sales are remembered, the one with the fewest orders is dropped.
 func (r *Report) Count(sale int64, network string) {
 	if p, err := netip.ParsePrefix(network); err != nil || wire.Network(p.Addr()) != network {
 		network = Unknown
@@ -66,7 +66,7 @@ func (r *Report) Count(sale int64, network string) {
 	t.top.Add(network, 1)
 }
 
-// Counted is one network's orders: at most Orders, at least AtLeast; the two differ only when a sale has orders from more
+// Counted is one network's orders: at most Orders, at least AtLeast. The two differ only if a sale has orders from more
 // networks than are remembered.
 type Counted struct {
 	Network string `json:"network"`
@@ -74,8 +74,8 @@ type Counted struct {
 	AtLeast int64  `json:"at_least"`
 }
 
-// Sale is what was counted of a sale: since when, how many orders, and the networks with the most of them, most first. Any
-// network with more than Orders / 128 of them is there.
+// Sale is the counts of a sale: since when, how many orders, and the networks with the most of them, most first. It has
+// every network with more than Orders / 128 of them.
 type Sale struct {
 	Since    time.Time
 	Orders   int64

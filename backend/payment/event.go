@@ -90,7 +90,7 @@ func validCurrency(s string) bool {
 	return true
 }
 
-// digest tells events apart that come under one id: by what they say, however it was written.
+// digest identifies the content of an event, however the body was written. It tells apart events under one id.
 func (e Event) digest() string {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s\n%s\n%s\n%d\n%s", e.Type, e.PaymentID, e.OrderID, e.Amount, e.Currency))
 	return hex.EncodeToString(sum[:])

@@ -32,8 +32,8 @@ import (
 	"floodgate.internal/shared/wire"
 )
 
-// Kept is how long an event's id is remembered: longer than any provider goes on delivering, and than a signature is taken.
-// After that a delivery of it is judged anew, by what its payment has become.
+// Kept is how long an event's id is remembered: longer than any provider retries, and than a signature is valid. A later
+// delivery is judged by what its payment has become.
 const Kept = 30 * 24 * time.Hour
 
 // MaxSecrets bounds the secrets of one provider.
@@ -123,9 +123,9 @@ func New(c Config) *Webhooks {
 	return w
 }
 
-// Take is done with one delivery: the provider that the path names, the signature header, and the body as it came. The
-// errors, in the order of the checks: ErrProvider; ErrUnsigned, ErrForged, ErrAge; ErrBody; order.ErrNotFound, ErrQueued;
-// ErrReused, ErrMismatch. After any other nobody knows, and the same delivery may be made again.
+// Take handles one delivery: the provider that the path names, the signature header, and the raw body. The errors, in the
+// order of the checks: ErrProvider; ErrUnsigned, ErrForged, ErrAge; ErrBody; order.ErrNotFound, ErrQueued; ErrReused,
+// ErrMismatch. After any other error the outcome is unknown, and the same delivery may be made again.
 func (w *Webhooks) Take(ctx context.Context, provider, signature string, body []byte) (Receipt, error) {
 	r, repeated, err := w.take(ctx, provider, signature, body)
 	came := string(r.Result)
@@ -141,7 +141,7 @@ func (w *Webhooks) Take(ctx context.Context, provider, signature string, body []
 	return r, err
 }
 
-// What else than a Result may come of a delivery, for the metrics.
+// Other outcomes of a delivery than a Result, for the metrics.
 const (
 	cameRepeated = "repeated"
 	cameRefused  = "refused"
@@ -314,7 +314,7 @@ func (w *Webhooks) again(ctx context.Context, j *judgement) error {
 	return store.Durable(ctx, w.db) // a provider that is answered does not come again
 }
 
-// tell counts and logs what is new, and does what is left of it to do in Redis.
+// report logs what needs an operator, and does in Redis what is left to do.
 func (w *Webhooks) report(ctx context.Context, j *judgement) {
 	if j.paid {
 		w.orders.Paid(ctx, j.event.OrderID)
@@ -330,11 +330,11 @@ func (w *Webhooks) report(ctx context.Context, j *judgement) {
 	}
 }
 
-// now is the time as MySQL keeps it, in milliseconds: by a finer one it does not search an index.
+// now is the time as MySQL keeps it, in milliseconds. With a finer time MySQL would not search an index.
 func (w *Webhooks) now() time.Time { return w.clk.Now().Truncate(time.Millisecond) }
 
-// Tend is what time does to payments, one bounded pass: it counts the refunds that are due, for the metric, and forgets
-// events that are older than Kept. It returns how many it forgot: call again at once while that is more than none.
+// Tend is one bounded pass: it counts the refunds that are due, for the metric, and deletes events that are older than
+// Kept. It returns how many it deleted: call again at once until that is 0.
 func (w *Webhooks) Tend(ctx context.Context) (int, error) {
 	var due int64
 	if err := w.db.QueryRowContext(ctx, `SELECT COUNT(*) FROM payments WHERE status = ?`, string(StatusRefundDue)).Scan(&due); err != nil {

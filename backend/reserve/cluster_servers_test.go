@@ -79,7 +79,7 @@ func TestEveryScriptOnARedisCluster(t *testing.T) {
 
 	db := backendtest.MySQL(t)
 	shelf := sku.NewCache(sku.Config{DB: db, Redis: s.Client(), Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
-	must(forgetAndTeach(t, s))
+	must(forgetAndLoad(t, s))
 	var clk clock.Clock
 	clk.Set(time.Now(), time.Now())
 	intents := intent.New(intent.Config{DB: db, Sales: sales.Reader{DB: db}, Redis: s, Clock: &clk, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
@@ -120,8 +120,8 @@ func TestEveryScriptOnARedisCluster(t *testing.T) {
 	}
 }
 
-// forgetAndTeach gives the primaries the sku_lock.lua of the life that is believed in; no SKU is there yet.
-func forgetAndTeach(t *testing.T, s *reserve.Store) error {
+// forgetAndLoad gives the primaries the sku_lock.lua of the incarnation in use; no SKU is there yet.
+func forgetAndLoad(t *testing.T, s *reserve.Store) error {
 	t.Helper()
 	script := s.Client().Incarnation().Lock
 	nodes := s.Client().Hold(t.Context())

@@ -95,7 +95,7 @@ type Request struct {
 	Quantity int
 	OrderID  string // new: wire.NewOrderID
 	Key      string // Idempotency-Key or ""
-	Epoch    int64  // the caller believes in
+	Epoch    int64  // that the caller knows
 	Trace    string // traceparent or ""
 	Line     bool   // on behalf of the standby line, for which units are kept while somebody waits there
 }

@@ -153,7 +153,7 @@ func TestErrors(t *testing.T) {
 	is("reserve, restarted", err, redis.ErrRestarted)
 	adopt("adopt, restarted", sale, "", redis.ErrRestarted)
 	if armed, err := s.Client().AllReserve(ctx); armed || err != nil {
-		t.Errorf("armed: got %v, %v; want false", armed, err)
+		t.Errorf("AllReserve: got %v, %v; want false", armed, err)
 	}
 	if err := s.Load(ctx, sale, 2, reserve.Loaded{Epoch: 2, Stock: 1, Total: 1, Definition: reserve.Definition{Ends: far, Limit: 1}}); err != nil {
 		t.Errorf("the other scripts are sent whole: %v", err)
@@ -162,7 +162,7 @@ func TestErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	if armed, err := s.Client().AllReserve(ctx); !armed || err != nil {
-		t.Errorf("armed: got %v, %v; want true", armed, err)
+		t.Errorf("AllReserve: got %v, %v; want true", armed, err)
 	}
 	cancelled, cancel := context.WithCancel(ctx)
 	cancel()
@@ -374,6 +374,6 @@ func TestAnOlderCopyIsNotSureOfWhatItDoesNotHold(t *testing.T) {
 		}
 	}
 	sure(true)
-	s.Client().Use("a life that this Redis does not know: it was started anew, and nobody has closed its gates yet")
+	s.Client().Use("an incarnation that this Redis does not know: it was started anew, and nobody has closed its gates yet")
 	sure(false)
 }

@@ -21,7 +21,7 @@ const (
 	offerTime = 10 * time.Second
 )
 
-// reasons are those of whom is passed over by what sale_reserve.lua answers.
+// reasons are why a user is passed over, by the answer of sale_reserve.lua.
 var reasons = map[string]string{lua.AlreadyOrdered: "limit", lua.TooMany: "too_many_orders"}
 
 // Wake says that units of a sale may have come back, or that its line has changed: Run looks at once.
@@ -35,7 +35,7 @@ func (l *Line) Wake(sale int64) {
 	}
 }
 
-// Run makes offers in sales that were woken, until ctx ends. What it does not come to, Sweep does.
+// Run makes offers in sales that were woken, until ctx ends. Sweep does what it misses.
 func (l *Line) Run(ctx context.Context) error {
 	for {
 		select {
@@ -58,8 +58,8 @@ func (l *Line) Run(ctx context.Context) error {
 	}
 }
 
-// Sweep is one pass over every sale in whose line somebody waits, or where Redis says so. It returns how many it offered a unit
-// or passed over: call again at once while that is more than none.
+// Sweep is one pass over every sale in whose line somebody waits, or where Redis says so. It returns how many users it
+// offered a unit or passed over: call again at once until that is 0.
 func (l *Line) Sweep(ctx context.Context) (n int, err error) {
 	sales := l.catalog.Waited()
 	rows, err := l.db.QueryContext(ctx, `SELECT DISTINCT sale_id FROM standby WHERE state = ?`, waiting)
@@ -87,8 +87,9 @@ func (l *Line) Sweep(ctx context.Context) (n int, err error) {
 	return n, errors.Join(errs...)
 }
 
-// Offer gives what is available of a sale to the heads of its line, in order, and returns how many it offered a unit or passed over.
-// Nothing of it is done twice, however many call it. Where everybody has an offer, or nobody waits, Redis is told.
+// Offer offers what is available of a sale to the heads of its line, in order, and returns how many users it offered a
+// unit or passed over. Concurrent calls do nothing twice. If everybody has an offer, or nobody waits, it notes that in
+// Redis.
 func (l *Line) Offer(ctx context.Context, sale int64) (n int, err error) {
 	return l.offer(ctx, sale, false)
 }
@@ -109,7 +110,7 @@ func (l *Line) offer(ctx context.Context, sale int64, hasty bool) (n int, err er
 		return 0, nil // loading it brings what MySQL says of the line
 	case hasty && st.Standby == 0, st.Gate != lua.GateOpen:
 		return 0, nil
-	case st.Standby > 0 && st.Available(now.UnixMilli()) <= 0 && !over: // known, and nothing to be had
+	case st.Standby > 0 && st.Available(now.UnixMilli()) <= 0 && !over: // already noted, and nothing available
 		return 0, nil
 	}
 	epoch := st.Epoch
@@ -129,7 +130,7 @@ func (l *Line) offer(ctx context.Context, sale int64, hasty bool) (n int, err er
 			if why == "" {
 				answer, err = l.ask(ctx, sale, h, &epoch)
 				if errors.Is(err, reserve.ErrGateClosed) || errors.Is(err, reserve.ErrNotLoaded) || errors.Is(err, redis.ErrRestarted) {
-					return n, nil // not now; or not by this process, which does not follow the lives of Redis
+					return n, nil // not now; or not by this process, which does not use the newest incarnation
 				}
 				if err != nil {
 					return n, err
@@ -165,7 +166,7 @@ func (l *Line) offer(ctx context.Context, sale int64, hasty bool) (n int, err er
 	return n, l.redis.Rest(ctx, sale, st.Standby)
 }
 
-// head is one who waits.
+// head is a user who waits.
 type head struct {
 	place      int64
 	uid, order string
@@ -179,7 +180,7 @@ func uids(heads []head) []string {
 	return list
 }
 
-// heads are those who wait behind a place, in order, at most a page of them.
+// heads are the users who wait behind a place, in order, at most a page of them.
 func (l *Line) heads(ctx context.Context, sale, after int64) ([]head, error) {
 	rows, err := l.db.QueryContext(ctx, fmt.Sprintf(`SELECT place, uid, order_id FROM standby WHERE state = ? AND sale_id = ? AND place > ? ORDER BY place LIMIT %d`, page),
 		waiting, sale, after)
@@ -201,8 +202,8 @@ func (l *Line) heads(ctx context.Context, sale, after int64) ([]head, error) {
 	return list, nil
 }
 
-// ask reserves a unit for a head, under the order that was made for him when he joined. The answer is one of sale_reserve.lua's; in
-// an epoch that Redis has just left it is asked again.
+// ask reserves a unit for a head, under the order id that was made at the join. It returns an answer of sale_reserve.lua.
+// It asks again if Redis has just left the epoch.
 func (l *Line) ask(ctx context.Context, sale int64, h head, epoch *int64) (string, error) {
 	for {
 		v, err := l.redis.Reserve(ctx, reserve.Request{Sale: sale, UID: h.uid, Quantity: 1, OrderID: h.order, Key: wire.OfferKey(h.order), Epoch: *epoch, Line: true})
@@ -217,7 +218,7 @@ func (l *Line) ask(ctx context.Context, sale int64, h head, epoch *int64) (strin
 	}
 }
 
-// end tells everybody who waits that the sale is over. Who was reserved a unit before gets his offer all the same.
+// end ends the line of a sale that is over. A user for whom a unit was reserved before still gets the offer.
 func (l *Line) end(ctx context.Context, sale int64) error {
 	if _, err := l.db.ExecContext(ctx, `UPDATE standby SET state = ?, changed_at = ? WHERE state = ? AND sale_id = ?`, ended, l.now(), waiting, sale); err != nil {
 		return fmt.Errorf("end the line of sale %d: %w", sale, err)

@@ -1,13 +1,14 @@
-// Package standby is the line of those who wait for a unit of a sold-out sale: first come, first served, of bounded length.
+// Package standby is the line of users who wait for a unit of a sold-out sale: first come, first served, of bounded
+// length. See docs/standby.md.
 //
-// The line is MySQL's. A unit that comes back, by a cancellation, an expiry, a restock or a tranche, is offered to its head,
-// and an offer is an order: made for the head by the script, the outbox and the consumer that make every order, with a
-// shorter time to pay. Accepting is paying; an offer that lapses is an order that expires, whose unit goes to the next one.
+// The line is kept in MySQL. A unit that comes back by a cancellation, an expiry, a restock or a tranche is offered to
+// its head. An offer is an order, made by the script, the outbox and the consumer that make every order, with a shorter
+// time to pay. Paying accepts it. An offer that lapses is an order that expires, and its unit goes to the next user.
 //
-// While somebody waits, the sale's state in Redis says so, and sale_reserve.lua keeps what is available for the line. Any number of
-// processes may offer at once: the order's id is made at the join, and Redis takes it once, so that one head gets one unit.
-// A place changes from waiting to offered in the transaction that inserts the order, so MySQL has an offer if and only if it
-// has its order.
+// While users wait, the sale's state in Redis says so, and sale_reserve.lua keeps what is available for the line. Any
+// number of processes may offer at once. The order id is made at the join, and Redis takes it once, so one head gets one
+// unit. A place changes from waiting to offered in the transaction that inserts the order, so MySQL has an offer if and
+// only if it has its order.
 package standby
 
 import (
@@ -33,7 +34,7 @@ import (
 var (
 	// ErrNotInLine: the user has never been in the sale's line.
 	ErrNotInLine = errors.New("not in the line")
-	// ErrFull: as many wait as may.
+	// ErrFull: the line has its maximal length.
 	ErrFull = errors.New("the line is full")
 )
 
@@ -88,7 +89,7 @@ func New(c Config) *Line {
 // now is the time as MySQL keeps it, in milliseconds.
 func (l *Line) now() time.Time { return l.clk.Now().Truncate(time.Millisecond) }
 
-// row is a user's place, with the order of its offer where MySQL has that.
+// row is a user's place, with the order of its offer if MySQL has it.
 type row struct {
 	place         int64
 	order         string
@@ -152,7 +153,7 @@ func (l *Line) Look(ctx context.Context, sale int64, uid string, over bool) (wir
 	return s, nil
 }
 
-// Again makes sure that Redis knows of somebody who waits: what Join does last, and may not have come to.
+// Again makes sure that Redis notes the line, which Join does last and may have failed to do.
 func (l *Line) Again(ctx context.Context, sale int64, uid string) error {
 	r, err := l.read(ctx, sale, uid)
 	if err != nil || r.state != waiting {
@@ -161,16 +162,16 @@ func (l *Line) Again(ctx context.Context, sale int64, uid string) error {
 	return l.announce(ctx, sale, r.place)
 }
 
-// Join puts a user at the end of the line, under an order id that is new; one who waits in it, or has an offer that is open,
-// stays where he is. Whether he may join is for the caller to say. ErrFull; store.ErrUnknown and other errors: he may or may
-// not be in line, and joining again says.
+// Join puts a user at the end of the line, under a new order id. A user who waits already, or has an open offer, keeps
+// the place. The caller checks whether the user may join. ErrFull. After store.ErrUnknown and other errors the user may
+// be in line or not: join again to see.
 func (l *Line) Join(ctx context.Context, sale int64, uid, orderID string) error {
 	var n, mine int
 	if err := l.db.QueryRowContext(ctx, `SELECT COUNT(*), COALESCE(SUM(CASE WHEN uid = ? THEN 1 ELSE 0 END), 0) FROM standby WHERE state = ? AND sale_id = ?`,
 		uid, waiting, sale).Scan(&n, &mine); err != nil {
 		return fmt.Errorf("the length of the line of sale %d: %w", sale, err)
 	}
-	if n >= l.most && mine == 0 { // most of a crowd is told so without a lock
+	if n >= l.most && mine == 0 { // answers most of a crowd without a lock
 		return ErrFull
 	}
 	var place int64
@@ -186,7 +187,7 @@ func (l *Line) Join(ctx context.Context, sale int64, uid, orderID string) error 
 	return l.announce(ctx, sale, place)
 }
 
-// join returns the user's place. Joins of one sale come one after the other, by the lock of the line's row.
+// join returns the user's place. The lock of the line's row makes joins of one sale come one after the other.
 func (l *Line) join(ctx context.Context, tx *sql.Tx, sale int64, uid, orderID string) (place int64, err error) {
 	if _, err := tx.ExecContext(ctx, `INSERT INTO standby_lines (sale_id, newest) VALUES (?, 1) ON DUPLICATE KEY UPDATE newest = newest + 1`, sale); err != nil {
 		return 0, fmt.Errorf("its row: %w", err)
@@ -234,7 +235,7 @@ func (l *Line) join(ctx context.Context, tx *sql.Tx, sale int64, uid, orderID st
 	return place, nil
 }
 
-// announce says in Redis that somebody waits. Whatever became available meanwhile is offered.
+// announce notes in Redis that users wait. What became available meanwhile is offered.
 func (l *Line) announce(ctx context.Context, sale, place int64) error {
 	err := l.redis.Wait(ctx, sale, place)
 	if errors.Is(err, reserve.ErrNotLoaded) { // it is read from MySQL when the sale is loaded
@@ -244,8 +245,8 @@ func (l *Line) announce(ctx context.Context, sale, place int64) error {
 	return err
 }
 
-// Leave takes a user who waits out of the line. One who has an offer, open or accepted, leaves by cancelling the order that is
-// returned, if that can be. ErrNotInLine.
+// Leave removes a waiting user from the line. A user with an offer, open or accepted, leaves by cancelling the order that
+// it returns, if that is possible. ErrNotInLine.
 func (l *Line) Leave(ctx context.Context, sale int64, uid string) (cancel string, err error) {
 	n, err := store.Changed(l.db.ExecContext(ctx, `UPDATE standby SET state = ?, changed_at = ? WHERE sale_id = ? AND uid = ? AND state = ?`, left, l.now(), sale, uid, waiting))
 	if err != nil {
@@ -262,7 +263,8 @@ func (l *Line) Leave(ctx context.Context, sale int64, uid string) (cancel string
 	return cancel, err
 }
 
-// Newest is the newest place of those who wait in a sale's line, 0 where nobody does. For whoever loads the sale into Redis.
+// Newest is the newest place of those who wait in a sale's line, 0 if nobody waits. It is for loading the sale into
+// Redis.
 func Newest(ctx context.Context, tx *sql.Tx, sale int64) (place int64, err error) {
 	if err := tx.QueryRowContext(ctx, `SELECT COALESCE(MAX(place), 0) FROM standby WHERE state = ? AND sale_id = ?`, waiting, sale).Scan(&place); err != nil {
 		return 0, fmt.Errorf("the line of sale %d: %w", sale, err)
@@ -309,8 +311,8 @@ func Lengths(ctx context.Context, q sale.Queryer, sales []int64) (map[int64]Leng
 	return lengths, nil
 }
 
-// Offered notes an offer, in the transaction that inserts its order, before it locks anything else. False: whose it is has left
-// the line since the unit was reserved, so that the order is to end at once.
+// Offered notes an offer in the transaction that inserts its order, before that locks anything else. False: its user has
+// left the line since the unit was reserved, so the order must end at once.
 func Offered(ctx context.Context, tx *sql.Tx, at time.Time, sale int64, uid, orderID string) (bool, error) {
 	n, err := store.Changed(tx.ExecContext(ctx, `UPDATE standby SET state = ?, changed_at = ? WHERE sale_id = ? AND uid = ? AND order_id = ? AND state IN (?, ?)`,
 		offered, at, sale, uid, orderID, waiting, ended))

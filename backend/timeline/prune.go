@@ -13,9 +13,9 @@ import (
 // pruneOnce bounds the users whose records one pass deletes.
 const pruneOnce = 1000
 
-// Prune is one pass over what is older than Limits.Keep, each kind by a range of an index: records of up to pruneOnce users in one
-// sale, the history of one sale that has ended, and gateways that are gone. It returns how much there was; call again at
-// once while that is more than none.
+// Prune is one pass over what is older than Config.Keep, each kind by a range of an index: records of up to pruneOnce
+// users in one sale, the history of one sale that has ended, and gateways that are gone. It returns how much there was:
+// call again at once until that is 0.
 func (s *Store) Prune(ctx context.Context) (n int, err error) {
 	before := s.now().Add(-s.keep)
 	for _, one := range []struct {
@@ -70,8 +70,8 @@ func (s *Store) Prune(ctx context.Context) (n int, err error) {
 	return n + gateways, err
 }
 
-// deleteOld deletes the old records of those users of a sale that have the oldest. They are looked for first, along the index that
-// is made for it: asked to delete by age, the server reads all of the sale's rows.
+// deleteOld deletes the old records of the users of a sale that have the oldest. It first finds these along the index
+// made for it: a DELETE by age would read all of the sale's rows.
 func deleteOld(ctx context.Context, tx *sql.Tx, sale int64, before time.Time) (gone int64, err error) {
 	rows, err := tx.QueryContext(ctx, fmt.Sprintf(`SELECT uid FROM timeline FORCE INDEX (timeline_age) WHERE sale_id = ? AND last_at < ? ORDER BY last_at LIMIT %d`, pruneOnce), sale, before)
 	if err != nil {

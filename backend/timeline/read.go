@@ -16,7 +16,7 @@ import (
 var (
 	// ErrUnknown: there is no such sale.
 	ErrUnknown = errors.New("no such sale")
-	// ErrBusy: as much of this is under way as may be. Nothing was done.
+	// ErrBusy: too many reads are under way. Nothing was done.
 	ErrBusy = errors.New("too many timelines are being read or written")
 )
 
@@ -31,7 +31,7 @@ const (
 	maxWaiting = 64 // that wait for their turn, those included; one more is ErrBusy
 )
 
-// telling is a timeline that is being put together.
+// telling is a timeline while it is put together.
 type telling struct {
 	verdict.Timeline
 	now, starts, ends time.Time
@@ -44,8 +44,8 @@ func (t *telling) miss(format string, args ...any) {
 	t.Missing = append(t.Missing, fmt.Sprintf(format, args...))
 }
 
-// Of tells a user's timeline in a sale. What has the same time stands in this order: the sale's history, presses, orders.
-// ErrUnknown, ErrBusy.
+// Of returns a user's timeline in a sale. Entries of the same time come in this order: the sale's history, presses,
+// orders. ErrUnknown, ErrBusy.
 func (s *Store) Of(ctx context.Context, uid string, sale int64) (verdict.Timeline, error) {
 	defer s.waiting.Add(-1)
 	if s.waiting.Add(1) > maxWaiting {
@@ -77,7 +77,7 @@ func (s *Store) Of(ctx context.Context, uid string, sale int64) (verdict.Timelin
 	return t.Timeline, nil
 }
 
-// stateDetails is what the public is told of a sale in a state.
+// stateDetails is what a timeline says about a sale in a state.
 var stateDetails = map[string]string{
 	string(wire.Upcoming): "The sale was announced and had not started. Whoever pressed was told so at once, before we looked at who it was: such presses are not counted.",
 	string(wire.Open):     "The sale was open.",
@@ -86,7 +86,7 @@ var stateDetails = map[string]string{
 	string(wire.Ended):    "The sale was over. Whoever pressed was told so at once, before we looked at who it was: such presses are not counted.",
 }
 
-// history tells how the sale's state changed, and what is known to be missing of the sale's records.
+// history adds how the sale's state changed, and which of the sale's records are known to be missing.
 func (s *Store) history(ctx context.Context, t *telling) error {
 	var dropped, unlisted int64
 	var from, to, pruned, stateAt sql.NullTime
@@ -140,7 +140,7 @@ func (s *Store) history(ctx context.Context, t *telling) error {
 	return err
 }
 
-// presses tells what gateways answered to the user.
+// presses adds what gateways answered to the user.
 func (s *Store) presses(ctx context.Context, t *telling) error {
 	rows, err := s.db.QueryContext(ctx, `SELECT rule, first_at, last_at, times FROM timeline WHERE sale_id = ? AND uid = ? ORDER BY first_at, rule`, t.Sale, t.UID)
 	if err != nil {
@@ -180,7 +180,7 @@ var reasons = map[string]string{
 	order.DuplicateKey: "another order of yours had its Idempotency-Key",
 }
 
-// orders tells what became of the user's orders.
+// orders adds what became of the user's orders.
 func (s *Store) orders(ctx context.Context, t *telling) error {
 	list, more, queued, err := s.orderStore.PastOf(ctx, t.UID, t.Sale, maxOrders)
 	if err != nil {
@@ -234,7 +234,7 @@ func (s *Store) orders(ctx context.Context, t *telling) error {
 	return nil
 }
 
-// silent tells of gateways that may have answered presses in the sale, and have not reported since.
+// silent adds gateways that may have answered presses in the sale, and have not reported since.
 func (s *Store) silent(ctx context.Context, t *telling) error {
 	var n int64
 	var since sql.NullTime

@@ -1,9 +1,9 @@
-// Package timeline answers "why didn't I get one?": it keeps what gateways hand over of users' presses, writes the history of
-// each sale's state, and tells both together with what became of the user's orders.
+// Package timeline answers "why didn't I get one?". It keeps the presses that gateways report, records how each sale's
+// state changes, and returns both with what became of the user's orders. See docs/timeline.md.
 //
-// None of it is on an order's path. What a gateway answered is counted there, once, whatever answered; here it comes in
-// batches, each of which is taken once: the number of a gateway's last batch is changed in the transaction that adds up its
-// records. Everything is bounded, in rows for each sale and in age, and what is not kept is known to be missing.
+// None of it is on an order's path. A gateway counts its answers and reports them in batches, each of which is taken
+// once: the transaction that adds up the records also changes the number of the gateway's last batch. Rows for each sale
+// and ages are bounded. The timeline says where records are missing.
 //
 // A transaction takes its locks in this order: timeline_gateways or timeline_watch, timeline_sales by id, timeline or
 // sale_states. It touches no other table.
@@ -80,8 +80,8 @@ func (s *Store) now() time.Time { return s.clk.Now().Truncate(time.Millisecond) 
 // takeWait is how long a batch waits for those before it.
 const takeWait = time.Second
 
-// Take adds a gateway's batch to what is kept, once, however often it comes. The batch must be one that Check likes. After
-// an error it may have been taken: let the gateway send it again. ErrBusy: its turn did not come within takeWait.
+// Take adds a gateway's batch to the records, once, however often it comes. The batch must pass Check. After an error it
+// may have been taken: the gateway sends it again. ErrBusy: it waited longer than takeWait.
 func (s *Store) Take(ctx context.Context, b *verdict.Batch) error {
 	turn, cancel := context.WithTimeout(ctx, takeWait)
 	err := s.takes.Acquire(turn, 1)
@@ -166,7 +166,7 @@ func sorted[V any](m map[int64]V) []int64 {
 	return ids
 }
 
-// lockSales locks the sales' rows of timeline_sales, which are made where there are none, by ascending id.
+// lockSales locks the sales' rows of timeline_sales, by ascending id. It inserts those that are missing.
 func lockSales(ctx context.Context, tx *sql.Tx, sales map[int64]*part) error {
 	ids := sorted(sales)
 	args := make([]any, len(ids))
@@ -191,7 +191,7 @@ func lockSales(ctx context.Context, tx *sql.Tx, sales map[int64]*part) error {
 	})
 }
 
-// write adds the part up, as far as the sale has room, and says how many presses it kept. The sale is locked.
+// write adds up the part as far as the sale has room, and returns how many presses it kept. The sale is locked.
 func (p *part) write(ctx context.Context, tx *sql.Tx, now time.Time, most int64) (taken int64, err error) {
 	known, err := p.known(ctx, tx)
 	if err != nil {

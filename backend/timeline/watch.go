@@ -16,23 +16,23 @@ import (
 
 const (
 	watchEvery = 2 * time.Second
-	lease      = 3 * watchEvery // of whoever writes histories down
-	// unwatched is how long nobody may have watched for what is found then to be as good as seen.
+	lease      = 3 * watchEvery // of the process that records the histories
+	// unwatched is how long no process may have watched so that a change found then still counts as seen.
 	unwatched = lease
-	// maxChanges bounds a sale's history: later changes are only counted, but for its end.
+	// maxChanges bounds a sale's history. Later changes are only counted, except its end.
 	maxChanges = 500
-	// maxForgotten bounds the sales that are no longer told of and that a process remembers the states of.
+	// maxForgotten bounds the sales that are no longer reported and whose states a process remembers.
 	maxForgotten = 1000
 	// gone is the state of a sale whose history was deleted for its age: it had ended.
 	gone = "gone"
 )
 
-// Watch writes down how the states of sales change, until ctx ends. feed is catalog.Catalog.Feed.
+// Watch records how the states of sales change, until ctx ends. feed is catalog.Catalog.Feed.
 //
-// Any number of processes may watch; the one that holds the row of timeline_watch writes, and another one takes over when it
-// has ended, or not said so for lease. It says so in each transaction that writes, so nobody else ever does: each change is
-// written once. Times are those at which the process heard of a change (that of a process with the role timer alone looks at Redis ten
-// times a second), but for what the sale's own window did. What had changed while nobody watched is marked as not sure.
+// Any number of processes may watch. The one that holds the row of timeline_watch writes. Another takes over when it has
+// ended, or has not renewed its hold for lease. Each transaction that writes also renews the hold, so each change is
+// written once. A time is when the process saw the change, except for changes by the sale's own window. A process with
+// the role timer alone looks at Redis ten times a second. What had changed while nobody watched is marked as not sure.
 func (s *Store) Watch(feed func(ctx context.Context, instance string, since uint64, wait time.Duration) wire.Feed) func(context.Context) error {
 	return func(ctx context.Context) error {
 		w := watch{Store: s, holder: uuid.NewString()}
@@ -83,7 +83,7 @@ type watch struct {
 	holder string
 	leads  bool
 	known  map[int64]written // of sales that were looked at while it leads, as MySQL has them
-	said   time.Time         // when it last asked who watches
+	said   time.Time         // when it last asked which process watches
 }
 
 // written is the last of a sale's history; the zero one is of a sale that has none.
@@ -93,7 +93,7 @@ type written struct {
 	changes int
 }
 
-// write says that this process watches, if none else does, and writes down what has changed by now.
+// write renews this process's hold, if no other has it, and records what has changed by now.
 func (w *watch) write(ctx context.Context, sales map[int64]wire.Sale, now time.Time) error {
 	if now.Sub(w.said) < watchEvery && !(w.leads && len(changed(sales, w.known)) > 0) {
 		return nil
@@ -150,7 +150,7 @@ func (w *watch) write(ctx context.Context, sales map[int64]wire.Sale, now time.T
 	return nil
 }
 
-// end lets another process take over at once. A failure is no matter: then it takes over after lease.
+// end lets another process take over at once. If it fails, another takes over after lease.
 func (w *watch) end() error {
 	if w.leads {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
@@ -225,7 +225,7 @@ func advance(ctx context.Context, tx *sql.Tx, s wire.Sale, before written, now t
 	return after, err
 }
 
-// began is when a state that was found now began; exact: it is the sale's window that says so.
+// began is when the current state began. exact: the sale's window gives the time.
 func began(s wire.Sale, before written, now time.Time) (at time.Time, exact bool) {
 	window := func(at time.Time) bool { return !at.After(now) && at.After(before.at) }
 	switch {

@@ -1,5 +1,5 @@
-// Package durability reads the settings of Redis, MySQL and RabbitMQ that decide what an accepted order survives, and says it: the
-// weakest setting decides. Whoever asks (the log, /-/ready, the console) is told the same text and the same table.
+// Package durability reads the settings of Redis, MySQL and RabbitMQ that decide what an accepted order survives. The
+// weakest setting decides. The log, /-/ready and the console show the same text and the same table.
 package durability
 
 import (
@@ -53,7 +53,7 @@ func (s Setting) String() string {
 	return where + ": " + s.Name + " " + s.Value
 }
 
-// Report is what an accepted order survives, and by which settings.
+// Report is what an accepted order survives, and which settings decide that.
 type Report struct {
 	AcceptAfter string    `json:"accept_after"` // fsync or confirm
 	Survives    string    `json:"survives"`     // "the death of ...; not ..."
@@ -89,7 +89,7 @@ func (r Report) Evicts() error {
 	return errors.Join(errs...)
 }
 
-// Stores are what is asked. DB and Broker may be nil: then nothing is said of them.
+// Stores are the stores whose settings are read. DB and Broker may be nil: then they are left out.
 type Stores struct {
 	Redis  rueidis.Client
 	DB     *sql.DB
@@ -98,7 +98,8 @@ type Stores struct {
 	Confirm bool
 }
 
-// Read asks the stores for their settings. One that does not answer is unknown. It takes no longer than a few of redis.Timeout.
+// Read reads the stores' settings. Those of a store that does not answer are unknown. It takes no longer than a few of
+// redis.Timeout.
 func Read(ctx context.Context, s Stores) Report {
 	settings := s.redis(ctx)
 	if s.DB != nil {
@@ -110,8 +111,8 @@ func Read(ctx context.Context, s Stores) Report {
 	return judge(settings, s.Confirm)
 }
 
-// redis asks every primary, each over its own connection whether it is one: what a replica is set to decides nothing until it
-// is promoted.
+// redis reads every primary's settings, each over its own connection, which is asked whether it is one. A replica's
+// settings decide nothing until it is promoted.
 func (s Stores) redis(ctx context.Context) (settings []Setting) {
 	nodes := s.Redis.Nodes()
 	addrs := make([]string, 0, len(nodes))
@@ -181,7 +182,7 @@ func mysqlSettings(ctx context.Context, db *sql.DB) (settings []Setting) {
 	return settings
 }
 
-// queueSettings says what the weakest of the partitions' queues is.
+// queueSettings returns the weakest of the partitions' queues.
 func queueSettings(ctx context.Context, b *broker.Broker) []Setting {
 	ctx, cancel := context.WithTimeout(ctx, redis.Timeout)
 	defer cancel()
@@ -202,7 +203,7 @@ func queueSettings(ctx context.Context, b *broker.Broker) []Setting {
 	return []Setting{{Store: "rabbitmq", Name: "queue type", Value: kind}, {Store: "rabbitmq", Name: "queue members", Value: members}}
 }
 
-// judge marks the weak settings, and says what the weakest leaves.
+// judge marks the weak settings, and sets what the weakest leaves.
 func judge(settings []Setting, confirm bool) Report {
 	r := Report{AcceptAfter: "fsync", Settings: settings}
 	if confirm {
@@ -231,7 +232,8 @@ func judge(settings []Setting, confirm bool) Report {
 	return r
 }
 
-// judge says what a setting exposes an order to, and what to do about it. other is the value of another setting of the same node.
+// judge returns what a setting exposes an order to, and what to do about it. other is the value of another setting of the
+// same node.
 func (s Setting) judge(confirm bool, other func(name string) string) (Danger, string) {
 	const orConfirm = ", or accept.after: confirm"
 	unsynced := func(good bool, advice string) (Danger, string) {
@@ -285,7 +287,7 @@ func (s Setting) judge(confirm bool, other func(name string) string) (Danger, st
 	return None, "" // of a queue's members any number is said, none is wrong
 }
 
-// words are what an accepted order survives, at the worst danger there is.
+// words are what an accepted order survives, by the worst danger.
 func words(worst Danger, confirm bool, stores []string) string {
 	best := "the death of every process at once, a power cut, a wiped broker; not Redis's disk being destroyed before the order is in the broker or in MySQL"
 	if confirm {

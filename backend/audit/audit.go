@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/sale"
 	"floodgate.internal/shared/wire"
 )
 
@@ -236,19 +237,4 @@ func bounded(r Result) Result {
 }
 
 // Sales returns the ids of the sales that can be audited: every one that is not archived.
-func (a *Auditor) Sales(ctx context.Context) ([]int64, error) {
-	rows, err := a.db.QueryContext(ctx, `SELECT id FROM sales WHERE archived_at IS NULL ORDER BY id`)
-	if err != nil {
-		return nil, fmt.Errorf("audit: live sales: %w", err)
-	}
-	defer rows.Close()
-	var ids []int64
-	for rows.Next() {
-		var id int64
-		if err := rows.Scan(&id); err != nil {
-			return nil, fmt.Errorf("audit: live sales: %w", err)
-		}
-		ids = append(ids, id)
-	}
-	return ids, rows.Err()
-}
+func (a *Auditor) Sales(ctx context.Context) ([]int64, error) { return sale.Live(ctx, a.db) }

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/sale"
 	"floodgate.internal/shared/backoff"
 	"floodgate.internal/shared/wire"
 )
@@ -213,25 +214,18 @@ func (r *Reader) order(ctx context.Context, orderID string) (row, error) {
 
 // uncertain reads Lookup's error for an order that Redis does not hold. unsure: it may still be queued, for the sale is
 // being loaded into Redis, or has to be. err: the answer is unknown.
-func uncertain(ctx context.Context, q querier, sale int64, lookup error) (unsure, err error) {
+func uncertain(ctx context.Context, q querier, id int64, lookup error) (unsure, err error) {
 	switch {
 	case errors.Is(lookup, reserve.ErrGateClosed):
 		return lookup, nil
 	case !errors.Is(lookup, reserve.ErrNotLoaded):
 		return nil, lookup
 	}
-	rows, err := q.QueryContext(ctx, `SELECT id FROM sales WHERE id = ? AND archived_at IS NULL`, sale)
-	if err != nil {
-		return nil, fmt.Errorf("look for sale %d: %w", sale, err)
-	}
-	defer rows.Close()
-	if rows.Next() {
+	live, err := sale.IsLive(ctx, q, id)
+	if err == nil && live {
 		unsure = lookup
 	}
-	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
-		return nil, fmt.Errorf("look for sale %d: %w", sale, err)
-	}
-	return unsure, nil
+	return unsure, err
 }
 
 // price is what a unit costs, at most priceFor old. It is for orders that have no row, and so no amount, yet.

@@ -3,10 +3,10 @@ package reconcile
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/sale"
 )
 
 // archivedPage is how many archived sales one round trip asks Redis for.
@@ -17,7 +17,7 @@ const archivedPage = 500
 // The timer removes them.
 func (r *Reconciler) shutArchived(ctx context.Context, lost *reserve.Subset) error {
 	for last := int64(0); ; {
-		ids, tokens, err := r.archivedAfter(ctx, last)
+		ids, tokens, err := sale.ArchivedAfter(ctx, r.db, last, archivedPage)
 		if err != nil || len(ids) == 0 {
 			return err
 		}
@@ -39,27 +39,6 @@ func (r *Reconciler) shutArchived(ctx context.Context, lost *reserve.Subset) err
 			}
 		}
 	}
-}
-
-// archivedAfter returns a page of the archived sales, ascending, with the tokens that their archives took.
-func (r *Reconciler) archivedAfter(ctx context.Context, last int64) (ids, tokens []int64, err error) {
-	rows, err := r.db.QueryContext(ctx, `SELECT s.id, k.token FROM sales s JOIN sale_stock k ON k.sale_id = s.id
-		WHERE s.id > ? AND s.archived_at IS NOT NULL ORDER BY s.id LIMIT ?`, last, archivedPage)
-	if err != nil {
-		return nil, nil, fmt.Errorf("read the archived sales: %w", err)
-	}
-	defer rows.Close()
-	for rows.Next() {
-		var id, token int64
-		if err := rows.Scan(&id, &token); err != nil {
-			return nil, nil, fmt.Errorf("read the archived sales: %w", err)
-		}
-		ids, tokens = append(ids, id), append(tokens, token)
-	}
-	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
-		return nil, nil, fmt.Errorf("read the archived sales: %w", err)
-	}
-	return ids, tokens, nil
 }
 
 // forgetLater writes intents for the timer to remove archived sales that are in Redis. A reconciler that slept through the archive

@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/sale"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
 )
@@ -167,25 +168,5 @@ func (r *Reconciler) live(ctx context.Context) (on, over []int64, err error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	rows, err := r.db.QueryContext(ctx, `SELECT id, closed_at IS NOT NULL OR ends_at <= ? FROM sales WHERE archived_at IS NULL ORDER BY starts_at, id`, now)
-	if err != nil {
-		return nil, nil, fmt.Errorf("read the live sales: %w", err)
-	}
-	defer rows.Close()
-	for rows.Next() {
-		var id int64
-		var isOver bool
-		if err := rows.Scan(&id, &isOver); err != nil {
-			return nil, nil, fmt.Errorf("read the live sales: %w", err)
-		}
-		if isOver {
-			over = append(over, id)
-		} else {
-			on = append(on, id)
-		}
-	}
-	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
-		return nil, nil, fmt.Errorf("read the live sales: %w", err)
-	}
-	return on, over, nil
+	return sale.LiveByStart(ctx, r.db, now)
 }

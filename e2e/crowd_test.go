@@ -106,7 +106,7 @@ func TestFiveThousandBuyers(t *testing.T) {
 		for range 20 {
 			for what, token := range bad {
 				a := w.do(w.ctx, world.Call{Method: "POST", URL: w.Ports.PublicURL() + path, Token: token, Quiet: true})
-				if a.Status != 401 && a.Code != "SOLD_OUT" {
+				if a.Status != 401 && a.Code != "SOLD_OUT" && a.Code != "SALE_NOT_STARTED" { // the gateway may not know yet that it began
 					t.Errorf("a stranger (%s) got %s", what, a)
 				}
 				j.Add(a.To("5001", ""))

@@ -359,10 +359,3 @@ func (r *request) fixed(field, way string) error {
 	}
 	return nil
 }
-
-func affected(result sql.Result, err error) (int64, error) {
-	if err != nil {
-		return 0, err
-	}
-	return result.RowsAffected()
-}

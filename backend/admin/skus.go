@@ -167,7 +167,7 @@ func (a *Admin) patchSKU(r *request) (*answer, error) {
 				return change.Change{After: before, Nothing: true}, nil
 			}
 			s.Version++
-			n, err := affected(tx.ExecContext(ctx, `UPDATE skus SET title = ?, price = ?, currency = ?, version = ? WHERE id = ? AND version = ?`,
+			n, err := store.Changed(tx.ExecContext(ctx, `UPDATE skus SET title = ?, price = ?, currency = ?, version = ? WHERE id = ? AND version = ?`,
 				s.Title, s.Price, s.Currency, s.Version, id, before.Version))
 			if err != nil {
 				return change.Change{}, fmt.Errorf("update sku %d: %w", id, err)

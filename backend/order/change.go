@@ -140,7 +140,7 @@ func (b *Store) change(ctx context.Context, uid, orderID string, now time.Time, 
 
 // transition is the conditional UPDATE and its consequences. won is the order if this call made the change, else nothing.
 func (b *Store) transition(ctx context.Context, tx *sql.Tx, orderID string, now time.Time, c change) (won []row, release int64, err error) {
-	n, err := changed(tx.ExecContext(ctx, `UPDATE orders SET status = ?, reason = ?, ended_at = ? WHERE id = ? AND status = ?`+c.where,
+	n, err := store.Changed(tx.ExecContext(ctx, `UPDATE orders SET status = ?, reason = ?, ended_at = ? WHERE id = ? AND status = ?`+c.where,
 		append([]any{string(c.to), c.reason, now, orderID, string(wire.PendingPayment)}, c.args...)...))
 	if err != nil || n == 0 {
 		return nil, 0, err
@@ -184,7 +184,7 @@ func (b *Store) follow(ctx context.Context, tx *sql.Tx, now time.Time, c change,
 		}
 	}
 	if !c.to.Live() && len(ids) > 0 {
-		if _, err := tx.ExecContext(ctx, `DELETE FROM order_slots WHERE order_id IN (`+marks(len(ids))+`)`, anys(ids)...); err != nil {
+		if _, err := tx.ExecContext(ctx, `DELETE FROM order_slots WHERE order_id IN (`+store.Marks(len(ids))+`)`, store.Anys(ids)...); err != nil {
 			return 0, fmt.Errorf("free the slots of %d orders: %w", len(ids), err)
 		}
 	}

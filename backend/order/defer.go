@@ -61,7 +61,7 @@ func (s *settling) ahead(ctx context.Context, entries []queued.Entry) ([]queued.
 			sales = append(sales, e.Sale)
 		}
 	}
-	waiting, err := deferredOf(ctx, s.store.db, ` WHERE sale_id IN (`+marks(len(sales))+`)`, anys(sales)...)
+	waiting, err := deferredOf(ctx, s.store.db, ` WHERE sale_id IN (`+store.Marks(len(sales))+`)`, store.Anys(sales)...)
 	if err != nil {
 		return nil, err
 	}
@@ -124,7 +124,7 @@ func (b *Store) deferAll(ctx context.Context, entries []queued.Entry) error {
 		for _, e := range entries {
 			args = append(args, e.Sale, string(queued.Encode(e)), now)
 		}
-		if _, err := tx.ExecContext(ctx, `INSERT INTO deferred_orders (sale_id, entry, deferred_at) VALUES `+tuples(len(entries), 3), args...); err != nil {
+		if _, err := tx.ExecContext(ctx, `INSERT INTO deferred_orders (sale_id, entry, deferred_at) VALUES `+store.Tuples(len(entries), 3), args...); err != nil {
 			return fmt.Errorf("defer %d orders: %w", len(entries), err)
 		}
 		return nil
@@ -242,7 +242,7 @@ func (b *Store) claimDeferred(ctx context.Context, sale int64) (batch []deferred
 		for _, d := range batch {
 			args = append(args, d.n)
 		}
-		_, err := tx.ExecContext(ctx, `UPDATE deferred_orders SET tries = tries + 1, claimed_until = ? WHERE n IN (`+marks(len(batch))+`)`, args...)
+		_, err := tx.ExecContext(ctx, `UPDATE deferred_orders SET tries = tries + 1, claimed_until = ? WHERE n IN (`+store.Marks(len(batch))+`)`, args...)
 		return err
 	})
 	if err != nil {
@@ -296,7 +296,7 @@ func (b *Store) changeDeferred(ctx context.Context, change string, batch []defer
 		args[i] = d.n
 	}
 	return store.InTx(ctx, b.db, func(tx *sql.Tx) error {
-		if _, err := tx.ExecContext(ctx, change+` WHERE n IN (`+marks(len(batch))+`)`, args...); err != nil {
+		if _, err := tx.ExecContext(ctx, change+` WHERE n IN (`+store.Marks(len(batch))+`)`, args...); err != nil {
 			return fmt.Errorf("%s, %d of them: %w", change, len(batch), err)
 		}
 		return nil

@@ -84,7 +84,7 @@ var oldestFirst = fmt.Sprintf(` ORDER BY pay_before LIMIT %d`, expireOnce)
 func (b *Store) expire(ctx context.Context, now time.Time, these []row) (n int, won []row, err error) {
 	query, due := overdue, []any{string(wire.PendingPayment), now, now.Add(-stuckFor)}
 	if these != nil {
-		query += ` AND id IN (` + marks(len(these)) + `)`
+		query += ` AND id IN (` + store.Marks(len(these)) + `)`
 		for _, o := range these {
 			due = append(due, o.id)
 		}
@@ -100,7 +100,7 @@ func (b *Store) expire(ctx context.Context, now time.Time, these []row) (n int, 
 		for _, o := range won {
 			args = append(args, o.id)
 		}
-		n, err := changed(tx.ExecContext(ctx, `UPDATE orders SET status = ?, ended_at = ? WHERE id IN (`+marks(len(won))+`) AND status = ?`,
+		n, err := store.Changed(tx.ExecContext(ctx, `UPDATE orders SET status = ?, ended_at = ? WHERE id IN (`+store.Marks(len(won))+`) AND status = ?`,
 			append(args, string(wire.PendingPayment))...))
 		if err != nil {
 			return err

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"math/rand/v2"
 	"time"
+
+	"floodgate.internal/backend/store"
 )
 
 // What guards a campaign's units (sales.stock_guard). Everything but GuardVersion works as GuardConditional.
@@ -35,7 +37,7 @@ func conditional(ctx context.Context, tx *sql.Tx, sale int64, sum move) error {
 		query += ` AND epoch = ?`
 		args = append(args, sum.epoch)
 	}
-	n, err := changed(tx.ExecContext(ctx, query, args...))
+	n, err := store.Changed(tx.ExecContext(ctx, query, args...))
 	if err == nil && n != 1 {
 		err = errUnits
 	}
@@ -65,7 +67,7 @@ func (b *Store) byVersion(ctx context.Context, tx *sql.Tx, sale int64, sum move)
 		if sum.epoch != anyEpoch && epoch != sum.epoch || available+sum.available < 0 || locked+sum.locked < 0 {
 			return errUnits
 		}
-		n, err := changed(tx.ExecContext(ctx, `UPDATE sale_stock SET available = available + ?, locked = locked + ?, sold = sold + ?, version = version + 1
+		n, err := store.Changed(tx.ExecContext(ctx, `UPDATE sale_stock SET available = available + ?, locked = locked + ?, sold = sold + ?, version = version + 1
 			WHERE sale_id = ? AND version = ? AND epoch = ?`, sum.available, sum.locked, sum.sold, sale, version, epoch))
 		if err != nil || n == 1 {
 			return err

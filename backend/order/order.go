@@ -15,7 +15,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -23,6 +22,7 @@ import (
 	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/wire"
 )
@@ -209,7 +209,7 @@ func find(ctx context.Context, q querier, ids []string) (map[string]row, error) 
 	if len(ids) == 0 {
 		return found, nil
 	}
-	rows, err := read(ctx, q, `SELECT `+columns+` FROM orders WHERE id IN (`+marks(len(ids))+`)`, anys(ids)...)
+	rows, err := read(ctx, q, `SELECT `+columns+` FROM orders WHERE id IN (`+store.Marks(len(ids))+`)`, store.Anys(ids)...)
 	if err == nil {
 		err = readItems(ctx, q, rows)
 	}
@@ -256,7 +256,7 @@ func readItems(ctx context.Context, q querier, orders []row) error {
 	if len(ids) == 0 {
 		return nil
 	}
-	rows, err := q.QueryContext(ctx, `SELECT order_id, sku_id, quantity, price FROM cart_lines WHERE order_id IN (`+marks(len(ids))+`) ORDER BY order_id, sku_id`, ids...)
+	rows, err := q.QueryContext(ctx, `SELECT order_id, sku_id, quantity, price FROM cart_lines WHERE order_id IN (`+store.Marks(len(ids))+`) ORDER BY order_id, sku_id`, ids...)
 	if err != nil {
 		return fmt.Errorf("lines of %d carts: %w", len(ids), err)
 	}
@@ -292,20 +292,4 @@ func price(ctx context.Context, q querier, sale int64) (int64, error) {
 		return 0, fmt.Errorf("price of sale %d: %w", sale, err)
 	}
 	return p, rows.Close()
-}
-
-// marks is "?, ?, ?": n of them.
-func marks(n int) string { return strings.TrimSuffix(strings.Repeat("?, ", n), ", ") }
-
-// tuples is "(?, ?), (?, ?)": n of them, each of width marks.
-func tuples(n, width int) string {
-	return strings.TrimSuffix(strings.Repeat("("+marks(width)+"), ", n), ", ")
-}
-
-func anys[T any](list []T) []any {
-	out := make([]any, len(list))
-	for i, v := range list {
-		out[i] = v
-	}
-	return out
 }

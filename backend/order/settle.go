@@ -107,7 +107,7 @@ func (b *Store) facts(ctx context.Context, entries []queued.Entry) (map[int64]fa
 		return known, nil
 	}
 	rows, err := b.db.QueryContext(ctx, `SELECT s.id, s.kind, s.stock_guard, s.ends_at, s.price, s.pay_within_s, s.archived_at IS NOT NULL, k.epoch FROM sales s JOIN sale_stock k ON k.sale_id = s.id
-		WHERE s.id IN (`+marks(len(sales))+`)`, anys(sales)...)
+		WHERE s.id IN (`+store.Marks(len(sales))+`)`, store.Anys(sales)...)
 	if err != nil {
 		return nil, fmt.Errorf("read %d sales: %w", len(sales), err)
 	}
@@ -378,7 +378,7 @@ func (b *Store) insertAll(ctx context.Context, entries []queued.Entry, sales map
 			moves = append(moves, m)
 		}
 		if _, err := tx.ExecContext(ctx, `INSERT INTO orders (id, sale_id, uid, quantity, amount, status, idem_key, created_at, decided_at, pay_before)
-			VALUES `+tuples(len(entries), 10), orders...); err != nil {
+			VALUES `+store.Tuples(len(entries), 10), orders...); err != nil {
 			return fmt.Errorf("insert %d orders: %w", len(entries), err)
 		}
 		failpoint.Hit("consumer.after-orders")
@@ -389,7 +389,7 @@ func (b *Store) insertAll(ctx context.Context, entries []queued.Entry, sales map
 		for _, t := range taken {
 			args = append(args, t.sale, t.uid, t.n, t.id)
 		}
-		if _, err := tx.ExecContext(ctx, `INSERT INTO order_slots (sale_id, uid, slot, order_id) VALUES `+tuples(len(taken), 4), args...); err != nil {
+		if _, err := tx.ExecContext(ctx, `INSERT INTO order_slots (sale_id, uid, slot, order_id) VALUES `+store.Tuples(len(taken), 4), args...); err != nil {
 			if store.Duplicate(err) {
 				err = fmt.Errorf("%w: %w", errSlot, err)
 			}

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/failpoint"
 )
 
@@ -64,7 +65,7 @@ func moveStock(ctx context.Context, tx *sql.Tx, at time.Time, moves []move) erro
 }
 
 func writeLedger(ctx context.Context, tx *sql.Tx, at time.Time, sales []int64, bySale map[int64]move, moves []move) error {
-	rows, err := tx.QueryContext(ctx, `SELECT sale_id, available, locked FROM sale_stock WHERE sale_id IN (`+marks(len(sales))+`)`, anys(sales)...)
+	rows, err := tx.QueryContext(ctx, `SELECT sale_id, available, locked FROM sale_stock WHERE sale_id IN (`+store.Marks(len(sales))+`)`, store.Anys(sales)...)
 	if err != nil {
 		return fmt.Errorf("read the stock rows back: %w", err)
 	}
@@ -92,16 +93,8 @@ func writeLedger(ctx context.Context, tx *sql.Tx, at time.Time, sales []int64, b
 		levels[m.sale] = level{l.available + m.available, l.locked + m.locked}
 	}
 	if _, err := tx.ExecContext(ctx, `INSERT INTO ledger (sale_id, kind, ref, available_before, available_change, available_after,
-		locked_before, locked_change, locked_after, created_at) VALUES `+tuples(len(moves), 10), args...); err != nil {
+		locked_before, locked_change, locked_after, created_at) VALUES `+store.Tuples(len(moves), 10), args...); err != nil {
 		return fmt.Errorf("write %d ledger rows: %w", len(moves), err)
 	}
 	return nil
-}
-
-// changed is how many rows a statement changed.
-func changed(r sql.Result, err error) (int64, error) {
-	if err != nil {
-		return 0, err
-	}
-	return r.RowsAffected()
 }

@@ -141,7 +141,7 @@ func TestLoadOfManyOrders(t *testing.T) {
 	for i := range orders {
 		args = append(args, fmt.Sprintf("0190163d-8694-739b-aea5-%012d-0", i), sku, 1, 1, "EUR", fmt.Sprint("0.", i))
 	}
-	r.exec(`INSERT INTO cart_lines (order_id, sku_id, quantity, price, currency, lock_id) VALUES `+tuples(orders, 6), args...)
+	r.exec(`INSERT INTO cart_lines (order_id, sku_id, quantity, price, currency, lock_id) VALUES `+store.Tuples(orders, 6), args...)
 	r.exec(`UPDATE skus SET available = 1, locked = ? WHERE id = ?`, orders, sku)
 	r.must(r.Load(t.Context(), sku))
 	snap, err := Read(t.Context(), r.redis, sku)

@@ -7,8 +7,9 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
+
+	"floodgate.internal/backend/store"
 )
 
 // What a row of the ledger is for. Those of orders name the order, those of operators their intent.
@@ -42,7 +43,7 @@ func Lock(ctx context.Context, tx *sql.Tx, skus []int64) (Rows, error) {
 	if len(skus) == 0 {
 		return locked, nil
 	}
-	rows, err := tx.QueryContext(ctx, `SELECT id, available, locked, epoch, price, currency, own FROM skus WHERE id IN (`+marks(len(skus))+`) ORDER BY id FOR UPDATE`, anys(skus)...)
+	rows, err := tx.QueryContext(ctx, `SELECT id, available, locked, epoch, price, currency, own FROM skus WHERE id IN (`+store.Marks(len(skus))+`) ORDER BY id FOR UPDATE`, store.Anys(skus)...)
 	if err != nil {
 		return nil, fmt.Errorf("lock %d SKUs: %w", len(skus), err)
 	}
@@ -80,7 +81,7 @@ func (r Rows) Move(ctx context.Context, tx *sql.Tx, at time.Time, changes []Chan
 	}
 	for _, sku := range slices.Sorted(maps.Keys(sums)) {
 		sum := sums[sku]
-		n, err := changed(tx.ExecContext(ctx, `UPDATE skus SET available = available + ?, locked = locked + ?, sold = sold + ? WHERE id = ? AND available >= ? AND locked >= ?`,
+		n, err := store.Changed(tx.ExecContext(ctx, `UPDATE skus SET available = available + ?, locked = locked + ?, sold = sold + ? WHERE id = ? AND available >= ? AND locked >= ?`,
 			sum.Available, sum.Locked, sum.Sold, sku, max(0, -sum.Available), max(0, -sum.Locked)))
 		if err != nil {
 			return fmt.Errorf("stock of SKU %d: %w", sku, err)
@@ -116,7 +117,7 @@ func ledgerRow(c Change, available, locked int64, at time.Time) []any {
 
 func writeLedger(ctx context.Context, tx *sql.Tx, rows int, args []any) error {
 	_, err := tx.ExecContext(ctx, `INSERT INTO sku_ledger (sku_id, kind, ref, available_before, available_change, available_after,
-		locked_before, locked_change, locked_after, created_at) VALUES `+tuples(rows, 10), args...)
+		locked_before, locked_change, locked_after, created_at) VALUES `+store.Tuples(rows, 10), args...)
 	if err != nil {
 		return fmt.Errorf("write %d ledger rows of SKUs: %w", rows, err)
 	}
@@ -129,7 +130,7 @@ func End(ctx context.Context, tx *sql.Tx, at time.Time, kind string, sold bool, 
 	if len(orders) == 0 {
 		return nil, nil
 	}
-	rows, err := tx.QueryContext(ctx, `SELECT order_id, sku_id, quantity, lock_id FROM cart_lines WHERE order_id IN (`+marks(len(orders))+`) ORDER BY sku_id, order_id`, anys(orders)...)
+	rows, err := tx.QueryContext(ctx, `SELECT order_id, sku_id, quantity, lock_id FROM cart_lines WHERE order_id IN (`+store.Marks(len(orders))+`) ORDER BY sku_id, order_id`, store.Anys(orders)...)
 	if err != nil {
 		return nil, fmt.Errorf("lines of %d orders: %w", len(orders), err)
 	}
@@ -164,32 +165,8 @@ func End(ctx context.Context, tx *sql.Tx, at time.Time, kind string, sold bool, 
 	if err := locked.Move(ctx, tx, at, changes); err != nil {
 		return nil, err
 	}
-	if _, err := tx.ExecContext(ctx, `UPDATE cart_lines SET held = FALSE WHERE order_id IN (`+marks(len(orders))+`)`, anys(orders)...); err != nil {
+	if _, err := tx.ExecContext(ctx, `UPDATE cart_lines SET held = FALSE WHERE order_id IN (`+store.Marks(len(orders))+`)`, store.Anys(orders)...); err != nil {
 		return nil, fmt.Errorf("lines of %d orders: %w", len(orders), err)
 	}
 	return holds, nil
-}
-
-// changed is how many rows a statement changed.
-func changed(r sql.Result, err error) (int64, error) {
-	if err != nil {
-		return 0, err
-	}
-	return r.RowsAffected()
-}
-
-// marks is "?, ?, ?": n of them.
-func marks(n int) string { return strings.TrimSuffix(strings.Repeat("?, ", n), ", ") }
-
-// tuples is "(?, ?), (?, ?)": n of them, each of width marks.
-func tuples(n, width int) string {
-	return strings.TrimSuffix(strings.Repeat("("+marks(width)+"), ", n), ", ")
-}
-
-func anys[T any](list []T) []any {
-	out := make([]any, len(list))
-	for i, v := range list {
-		out[i] = v
-	}
-	return out
 }

@@ -252,7 +252,7 @@ type books struct {
 func readBooks(ctx context.Context, db *sql.DB, sku int64) (b books, err error) {
 	err = store.InTx(ctx, db, func(tx *sql.Tx) error {
 		b = books{}
-		n, err := changed(tx.ExecContext(ctx, `UPDATE skus SET epoch = epoch + 1 WHERE id = ? AND own = FALSE`, sku))
+		n, err := store.Changed(tx.ExecContext(ctx, `UPDATE skus SET epoch = epoch + 1 WHERE id = ? AND own = FALSE`, sku))
 		if err != nil {
 			return fmt.Errorf("epoch: %w", err)
 		}

@@ -15,6 +15,7 @@ import (
 	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/sale"
 	"floodgate.internal/backend/sku"
+	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
 )

@@ -57,7 +57,7 @@ type Config struct {
 	Closing *closing.Sales
 	// Reconcile writes one sale into Redis from MySQL and the outbox: reconcile.Reconciler.Sale.
 	Reconcile func(ctx context.Context, sale int64) error
-	// Rebuild writes one SKU into Redis from MySQL: stock.Shelf.Rebuild.
+	// Rebuild writes one SKU into Redis from MySQL: sku.Cache.Rebuild.
 	Rebuild func(ctx context.Context, sku int64) error
 	// Queues describes the broker's queues, broker.Broker.Queues: nil without a broker.
 	Queues func(ctx context.Context) ([]broker.QueueState, error)

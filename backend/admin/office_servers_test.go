@@ -35,9 +35,9 @@ import (
 // office is an Admin on the real stores.
 type office struct {
 	*Admin
-	t     *testing.T
-	book  *order.Store
-	shelf *sku.Cache
+	t    *testing.T
+	book *order.Store
+	skus *sku.Cache
 	// down, when it is set, is what every attempt to reach Redis after a COMMIT meets.
 	down error
 }
@@ -51,7 +51,7 @@ func newOffice(t *testing.T, connections int) *office {
 	}
 	clk, log, reg := new(clock.Clock), backendtest.Log(t), prometheus.NewRegistry()
 	intents := intent.New(intent.Config{DB: db, Sales: sale.Reader{DB: db}, Redis: redis, Clock: clk, Log: log, Register: reg})
-	o := &office{t: t, book: order.NewStore(order.Config{Intents: intents, DB: db, Redis: redis, Clock: clk, Log: log, Register: reg}), shelf: sku.NewCache(sku.Config{DB: db, Redis: redis.Client(), Log: log, Register: reg})}
+	o := &office{t: t, book: order.NewStore(order.Config{Intents: intents, DB: db, Redis: redis, Clock: clk, Log: log, Register: reg}), skus: sku.NewCache(sku.Config{DB: db, Redis: redis.Client(), Log: log, Register: reg})}
 	reconciler := reconcile.New(reconcile.Config{DB: db, Redis: redis, Log: log, Register: reg})
 	rebuild := func(ctx context.Context, sale int64) error {
 		if o.down != nil {
@@ -64,7 +64,7 @@ func newOffice(t *testing.T, connections int) *office {
 	o.Admin = New(Config{Token: token, DB: db, Redis: redis, Clock: clk, Audit: auditor, Changes: changes,
 		Closing:   closing.New(closing.Config{DB: db, Redis: redis, Clock: clk, Audit: auditor, Maker: changes, Log: log, Register: reg}),
 		Reconcile: rebuild,
-		Rebuild:   o.shelf.Rebuild,
+		Rebuild:   o.skus.Rebuild,
 		Queues: func(context.Context) ([]broker.QueueState, error) {
 			return []broker.QueueState{{Name: broker.QueueName(0), Ready: 3, Unacked: 2, Consumers: 1}, {Name: broker.Dead, Ready: 1}}, nil
 		},

@@ -30,7 +30,7 @@ func TestASKUInRedisFollowsOperators(t *testing.T) {
 	o := newOffice(t, 4)
 	sku := do[adminapi.SKU](o, 201, "POST", "/admin/v1/skus", `{"title":"Mug","price":900,"currency":"EUR","stock":10}`).ID
 	path := fmt.Sprintf("/admin/v1/skus/%d", sku)
-	if err := o.shelf.Load(t.Context(), sku); err != nil {
+	if err := o.skus.Load(t.Context(), sku); err != nil {
 		t.Fatal(err)
 	}
 	want := func(available int64) {
@@ -87,7 +87,7 @@ func TestASKUBeingLoadedGetsItsChangesLater(t *testing.T) {
 	if n := o.count(`SELECT COUNT(*) FROM sku_intents WHERE done_at IS NULL`); n != 1 {
 		t.Errorf("%d intents are open", n)
 	}
-	if err := o.shelf.Load(t.Context(), skuID); err != nil {
+	if err := o.skus.Load(t.Context(), skuID); err != nil {
 		t.Fatal(err)
 	}
 	if n, err := o.Changes.Intents.RunSKUs(t.Context()); n != 1 || err != nil {
@@ -104,7 +104,7 @@ func TestRebuildSKU(t *testing.T) {
 	o := newOffice(t, 4)
 	sku := do[adminapi.SKU](o, 201, "POST", "/admin/v1/skus", `{"title":"Mug","price":900,"currency":"EUR","stock":10}`).ID
 	path := fmt.Sprintf("/admin/v1/skus/%d", sku)
-	if err := o.shelf.Load(t.Context(), sku); err != nil {
+	if err := o.skus.Load(t.Context(), sku); err != nil {
 		t.Fatal(err)
 	}
 	c := o.Redis.Client()

@@ -73,13 +73,13 @@ func workOn(t testing.TB, limits Limits, addr string, direct *reserve.Store, db 
 			t.Error(err)
 		}
 	})
-	shelf := sku.NewCache(sku.Config{DB: db, Redis: redis.Client(), Log: log, Register: reg})
-	carts := cart.New(cart.Config{PayWithin: time.Minute, MaxInFlight: 2, DB: db, SKUs: shelf, Clock: s.Clock, Log: log, Register: reg})
+	skus := sku.NewCache(sku.Config{DB: db, Redis: redis.Client(), Log: log, Register: reg})
+	carts := cart.New(cart.Config{PayWithin: time.Minute, MaxInFlight: 2, DB: db, SKUs: skus, Clock: s.Clock, Log: log, Register: reg})
 	line := standby.New(standby.Config{MaxLine: 2, DB: db, Redis: redis, Catalog: known, Clock: s.Clock, Log: log, Register: reg})
 	book := order.NewStore(order.Config{Intents: intent.New(intent.Config{DB: db, Sales: sale.Reader{DB: db}, Redis: redis, Clock: s.Clock, Log: log, Register: reg, Returned: line.Wake}),
 		DB: db, Redis: redis, Clock: s.Clock, Log: log, Register: reg, AcceptWithin: time.Minute, Returned: line.Wake})
 	s.Begin(Parts{
-		Catalog: known, Redis: redis, Orders: book, Carts: carts, SKUs: shelf, Standby: line, Payer: book,
+		Catalog: known, Redis: redis, Orders: book, Carts: carts, SKUs: skus, Standby: line, Payer: book,
 		Reader:     order.NewReader(order.ReaderConfig{DB: db, Redis: redis, Log: log, Register: reg}),
 		Claims:     coupon.New(coupon.Config{DB: db, Clock: s.Clock, Register: reg}),
 		Webhooks:   payment.New(payment.Config{DB: db, Orders: book, Clock: s.Clock, Log: log, Register: reg, Providers: []payment.Provider{testProvider}}),

@@ -33,7 +33,7 @@ type store struct {
 	carts   *cart.Carts
 	book    *orders.Store
 	intents *intent.Runner
-	shelf   *sku.Cache
+	skus    *sku.Cache
 	n       int
 }
 
@@ -41,8 +41,8 @@ func newStore(t *testing.T) *store {
 	t.Helper()
 	s := &store{t: t, db: backendtest.MySQL(t), redis: backendtest.Redis(t)}
 	clk, log, reg := new(clock.Clock), backendtest.Log(t), prometheus.NewRegistry()
-	s.shelf = sku.NewCache(sku.Config{DB: s.db, Redis: s.redis.Client(), Log: log, Register: reg})
-	s.carts = cart.New(cart.Config{PayWithin: time.Minute, MaxInFlight: 10, DB: s.db, SKUs: s.shelf, Clock: clk, Log: log, Register: reg})
+	s.skus = sku.NewCache(sku.Config{DB: s.db, Redis: s.redis.Client(), Log: log, Register: reg})
+	s.carts = cart.New(cart.Config{PayWithin: time.Minute, MaxInFlight: 10, DB: s.db, SKUs: s.skus, Clock: clk, Log: log, Register: reg})
 	s.intents = intent.New(intent.Config{DB: s.db, Sales: sale.Reader{DB: s.db}, Redis: s.redis, Clock: clk, Log: log, Register: reg})
 	s.book = orders.NewStore(orders.Config{Intents: s.intents, DB: s.db, Redis: s.redis, Clock: clk, Log: log, Register: reg})
 	return s
@@ -121,7 +121,7 @@ func TestASKUInOrderIsBalanced(t *testing.T) {
 		return r.Total == 20 && r.Available == 11 && r.Locked == 2 && r.Sold == 3 && r.Redis.Available == 11 && r.Lines == 1 && r.Redis.Orders == 1
 	})
 	// Units that a cart has locked, a payment and a restock that are not in Redis yet.
-	if _, err := s.shelf.Reduce(t.Context(), wire.NewCartOrderID("0190163d-8694-739b-aea5-966c26f8ad91"), []sku.Line{{SKU: skuID, Units: 4}}); err != nil {
+	if _, err := s.skus.Lock(t.Context(), wire.NewCartOrderID("0190163d-8694-739b-aea5-966c26f8ad91"), []sku.Line{{SKU: skuID, Units: 4}}); err != nil {
 		t.Fatal(err)
 	}
 	s.exec(`UPDATE orders SET status = 'paid' WHERE id = ?`, unpaid)
@@ -195,7 +195,7 @@ func TestWhatIsWrongWithASKUIsFound(t *testing.T) {
 			s.redisSet(skuID, "orders", wire.NewCartOrderID("0190163d-8694-739b-aea5-966c26f8ad91"), "1 1.9")
 		}, eqSKUHeld, "MySQL does not have"},
 		"a lock of no order, swept too late": {func(skuID int64, _, _ string) {
-			if _, err := s.shelf.Reduce(t.Context(), "o", []sku.Line{{SKU: skuID, Units: 1}}); err != nil {
+			if _, err := s.skus.Lock(t.Context(), "o", []sku.Line{{SKU: skuID, Units: 1}}); err != nil {
 				t.Fatal(err)
 			}
 			c := s.redis.Client()

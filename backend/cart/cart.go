@@ -291,7 +291,7 @@ func (c *Carts) lock(ctx context.Context, r *request) error {
 		if len(ask) == 0 {
 			return nil
 		}
-		verdicts, err := c.skus.Reduce(ctx, r.order, ask)
+		verdicts, err := c.skus.Lock(ctx, r.order, ask)
 		if err != nil {
 			return err
 		}

@@ -91,7 +91,7 @@ func (s *shop) armed() {
 	defer cancel()
 	for armed := false; !armed; {
 		var err error
-		if armed, err = s.skus.Armed(ctx); err != nil {
+		if armed, err = s.skus.Ready(ctx); err != nil {
 			s.t.Fatal(err)
 		}
 	}

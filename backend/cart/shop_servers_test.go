@@ -210,7 +210,7 @@ func (s *shop) begun(uid, key string, items []wire.CartItem) *request {
 // reduce locks units under an order id, as a process does that slept for long.
 func (s *shop) reduce(order string, skuID, units int64) {
 	s.t.Helper()
-	if _, err := s.skus.Reduce(s.t.Context(), order, []sku.Line{{SKU: skuID, Units: units}}); err != nil {
+	if _, err := s.skus.Lock(s.t.Context(), order, []sku.Line{{SKU: skuID, Units: units}}); err != nil {
 		s.t.Fatal(err)
 	}
 }

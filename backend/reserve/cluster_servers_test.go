@@ -78,19 +78,19 @@ func TestEveryScriptOnARedisCluster(t *testing.T) {
 	}
 
 	db := backendtest.MySQL(t)
-	shelf := sku.NewCache(sku.Config{DB: db, Redis: s.Client(), Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
+	skus := sku.NewCache(sku.Config{DB: db, Redis: s.Client(), Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
 	must(forgetAndLoad(t, s))
 	var clk clock.Clock
 	clk.Set(time.Now(), time.Now())
 	intents := intent.New(intent.Config{DB: db, Sales: sales.Reader{DB: db}, Redis: s, Clock: &clk, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
 	for range 8 {
 		skuID := backendtest.SKU(t, db, 5, 100, "EUR")
-		must(shelf.Load(ctx, skuID))
-		v, err := shelf.Reduce(ctx, "o", []sku.Line{{SKU: skuID, Units: 2}})
+		must(skus.Load(ctx, skuID))
+		v, err := skus.Lock(ctx, "o", []sku.Line{{SKU: skuID, Units: 2}})
 		if err != nil || v[0].Answer != lua.Reduced {
 			t.Fatalf("got %+v, %v", v, err)
 		}
-		if n, err := shelf.Unlock(ctx, lua.ToBack, sku.Hold{SKU: skuID, Order: "o", Lock: v[0].Lock}); n != 1 || err != nil {
+		if n, err := skus.Unlock(ctx, lua.ToBack, sku.Hold{SKU: skuID, Order: "o", Lock: v[0].Lock}); n != 1 || err != nil {
 			t.Fatalf("got %d, %v", n, err)
 		}
 		must(store.InTx(ctx, db, func(tx *sql.Tx) error { _, err := intent.AdjustSKU(ctx, tx, time.Now(), skuID, 3); return err }))

@@ -219,7 +219,7 @@ func (s *Cache) step(ctx context.Context, sku int64, token, name string, args ..
 // fill writes a SKU that token has claimed.
 func (s *Cache) fill(ctx context.Context, sku int64, token string) error {
 	failpoint.Hit("cart.load-claimed")
-	b, err := readBooks(ctx, s.db, sku)
+	b, err := readHeld(ctx, s.db, sku)
 	if errors.Is(err, ErrUnknown) {
 		if _, err := s.step(ctx, sku, token, lua.StepDrop); err != nil {
 			return err
@@ -241,17 +241,17 @@ func (s *Cache) fill(ctx context.Context, sku int64, token string) error {
 	return err
 }
 
-// books is what a load takes from MySQL.
-type books struct {
+// held is what MySQL has of a SKU for a load.
+type held struct {
 	epoch, available, locked, sold int64
 	newest                         int64    // intent
 	orders                         []string // id, "units lock", id, "units lock", ...
 }
 
-// readBooks raises the SKU's epoch and reads what it has at that moment. ErrUnknown.
-func readBooks(ctx context.Context, db *sql.DB, sku int64) (b books, err error) {
+// readHeld raises the SKU's epoch and reads what it has at that moment. ErrUnknown.
+func readHeld(ctx context.Context, db *sql.DB, sku int64) (b held, err error) {
 	err = store.InTx(ctx, db, func(tx *sql.Tx) error {
-		b = books{}
+		b = held{}
 		n, err := store.Changed(tx.ExecContext(ctx, `UPDATE skus SET epoch = epoch + 1 WHERE id = ? AND own = FALSE`, sku))
 		if err != nil {
 			return fmt.Errorf("epoch: %w", err)
@@ -466,8 +466,8 @@ func (s *Cache) Keep(ctx context.Context) error {
 	return nil
 }
 
-// Armed reports whether Redis locks units: every primary can be asked, and knows the sku_lock.lua of the incarnation in use.
-func (s *Cache) Armed(ctx context.Context) (bool, error) {
+// Ready reports whether Redis locks units: every primary can be asked, and knows the sku_lock.lua of the incarnation in use.
+func (s *Cache) Ready(ctx context.Context) (bool, error) {
 	used := s.redis.Incarnation()
 	if used.Name == "" {
 		return false, nil

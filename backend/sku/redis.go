@@ -75,10 +75,10 @@ func Epoch(lock string) int64 {
 	return n
 }
 
-// Reduce locks units for an order, each line by itself, in one pipeline: the SKUs may live in different slots. It may be
+// Lock locks units for an order, each line by itself, in one pipeline: the SKUs may live in different slots. It may be
 // repeated. redis.ErrRestarted: a Redis locks nothing before Keep was there, and Wake was called. After any error some lines
 // may be locked.
-func (s *Cache) Reduce(ctx context.Context, order string, lines []Line) ([]Verdict, error) {
+func (s *Cache) Lock(ctx context.Context, order string, lines []Line) ([]Verdict, error) {
 	calls := make([]redis.Args, len(lines))
 	for i, l := range lines {
 		calls[i] = redis.Args{Keys: keysOf(s.redis, l.SKU).held(), Args: []string{order, strconv.FormatInt(l.Units, 10)}}
@@ -89,7 +89,7 @@ func (s *Cache) Reduce(ctx context.Context, order string, lines []Line) ([]Verdi
 		if errors.Is(err, redis.ErrRestarted) {
 			s.Wake()
 		}
-		return nil, fmt.Errorf("reduce %d SKUs for order %s: %w", len(lines), order, err)
+		return nil, fmt.Errorf("lock %d SKUs for order %s: %w", len(lines), order, err)
 	}
 	verdicts := make([]Verdict, len(lines))
 	for i, a := range answers {

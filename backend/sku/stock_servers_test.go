@@ -28,7 +28,7 @@ import (
 	"floodgate.internal/shared/wire"
 )
 
-// room is a Shelf on the real stores.
+// room is a Cache on the real stores.
 type room struct {
 	*Cache
 	t *testing.T
@@ -50,7 +50,7 @@ func (r *room) state(sku int64) State {
 
 func (r *room) reduce(order string, sku, units int64) Verdict {
 	r.t.Helper()
-	v, err := r.Reduce(r.t.Context(), order, []Line{{sku, units}})
+	v, err := r.Lock(r.t.Context(), order, []Line{{sku, units}})
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -199,7 +199,7 @@ func herd(ctx context.Context, s *Cache, sku int64, name string, n int) (locked 
 			e := s.Load(ctx, sku) // reading
 			var v []Verdict
 			if e == nil {
-				v, e = s.Reduce(ctx, fmt.Sprint(name, "-", i), []Line{{sku, 1}})
+				v, e = s.Lock(ctx, fmt.Sprint(name, "-", i), []Line{{sku, 1}})
 			}
 			mu.Lock()
 			defer mu.Unlock()
@@ -349,10 +349,10 @@ func TestRestartedRedisForgetsEverySKU(t *testing.T) {
 	}
 	c := r.redis
 	r.must(c.Do(t.Context(), c.B().ScriptFlush().Build()).Error())
-	if _, err := r.Reduce(t.Context(), "o", []Line{{skus[0], 1}}); !errors.Is(err, redis.ErrRestarted) {
+	if _, err := r.Lock(t.Context(), "o", []Line{{skus[0], 1}}); !errors.Is(err, redis.ErrRestarted) {
 		t.Fatalf("got %v, want ErrRestarted", err)
 	}
-	if armed, err := r.Armed(t.Context()); armed || err != nil {
+	if armed, err := r.Ready(t.Context()); armed || err != nil {
 		t.Errorf("armed: %v, %v", armed, err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -362,7 +362,7 @@ func TestRestartedRedisForgetsEverySKU(t *testing.T) {
 	defer done()
 	for armed := false; !armed; {
 		var err error
-		if armed, err = r.Armed(bound); err != nil {
+		if armed, err = r.Ready(bound); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -392,7 +392,7 @@ func TestAnotherLifeOfRedisForgetsEverySKU(t *testing.T) {
 	r.must(r.Load(t.Context(), sku))
 	r.reduce("o", sku, 1)
 	r.redis.Use("another life")
-	if _, err := r.Reduce(t.Context(), "p", []Line{{sku, 1}}); !errors.Is(err, redis.ErrRestarted) {
+	if _, err := r.Lock(t.Context(), "p", []Line{{sku, 1}}); !errors.Is(err, redis.ErrRestarted) {
 		t.Errorf("got %v, want ErrRestarted", err)
 	}
 	r.must(r.look(t.Context()))
@@ -404,10 +404,10 @@ func TestAnotherLifeOfRedisForgetsEverySKU(t *testing.T) {
 		t.Errorf("got %+v", v)
 	}
 	r.redis.Use("") // no reconciler was there yet
-	if armed, err := r.Armed(t.Context()); armed || err != nil {
+	if armed, err := r.Ready(t.Context()); armed || err != nil {
 		t.Errorf("without a life: armed %v, %v", armed, err)
 	}
-	if _, err := r.Reduce(t.Context(), "q", []Line{{sku, 1}}); !errors.Is(err, redis.ErrRestarted) {
+	if _, err := r.Lock(t.Context(), "q", []Line{{sku, 1}}); !errors.Is(err, redis.ErrRestarted) {
 		t.Errorf("without a life: got %v, want ErrRestarted", err)
 	}
 }

@@ -89,7 +89,7 @@ func TestLookingAtAPortDoesNotTakeIt(t *testing.T) {
 	addr := net.JoinHostPort("127.0.0.1", strconv.Itoa(mustFree(t, 1)[0]))
 	ctx, stop := context.WithCancel(t.Context())
 	var children sync.WaitGroup
-	for range 8 {
+	for range 4 {
 		children.Go(func() {
 			for ctx.Err() == nil {
 				if err := exec.Command("true").Run(); err != nil {
@@ -99,13 +99,15 @@ func TestLookingAtAPortDoesNotTakeIt(t *testing.T) {
 			}
 		})
 	}
-	for range 50 {
+	for range 300 {
 		if Taken(addr) {
 			t.Error("it is taken, and nobody listens")
 			break
 		}
-		syscall.ForkLock.Lock() // as whoever starts the server does
-		syscall.ForkLock.Unlock()
+		func() { // waits for forks that are under way, as whoever starts the server does
+			syscall.ForkLock.Lock()
+			defer syscall.ForkLock.Unlock()
+		}()
 		if Taken(addr) {
 			t.Error("somebody listens after it was looked at")
 			break

@@ -130,7 +130,7 @@ func (s *shop) cart(ctx context.Context, r *rand.Rand, uid, token, key string) e
 	return nil
 }
 
-// insist asks until the world.Answer is a 200.
+// insist asks until the answer is a 200.
 func (s *shop) insist(ctx context.Context, path, token, key, body string) (world.Answer, error) {
 	for {
 		a := s.w.do(ctx, "POST", s.w.PublicURL()+path, token, key, body)

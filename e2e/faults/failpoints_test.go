@@ -49,8 +49,8 @@ type scene struct {
 // The points, in the order of an order's way. What has no act is reached by the load itself.
 var faults = []fault{
 	{point: "api.before-script#60", what: "backend api: before the script"},
-	{point: "api.script-sent#60", what: "backend api: the script's call is written, its world.Answer not read"},
-	{point: "api.before-202#60", what: "backend api: after the world.Answer, before the 202"},
+	{point: "api.script-sent#60", what: "backend api: the script's call is written, its answer not read"},
+	{point: "api.before-202#60", what: "backend api: after the answer, before the 202"},
 	{point: "api.halfway-through-202#60", what: "backend api: half of the 202 is written"},
 	{point: "relay.after-read#3", what: "relay: after XREADGROUP"},
 	{point: "relay.before-confirm#3", what: "relay: published, not confirmed"},
@@ -63,7 +63,7 @@ var faults = []fault{
 	{point: "order.after-stock#6", what: "consumer or payment: after the stock's UPDATE"},
 	{point: "order.before-ledger#6", what: "consumer or payment: after the stock was read back"},
 	{point: "consumer.before-commit#3", what: "consumer: before COMMIT"},
-	{point: "consumer.commit-sent#40", what: "consumer or payment: COMMIT is sent, its world.Answer not read"},
+	{point: "consumer.commit-sent#40", what: "consumer or payment: COMMIT is sent, its answer not read"},
 	{point: "consumer.after-commit#3", what: "consumer: after COMMIT"},
 	{point: "consumer.before-ack#3", what: "consumer: before the ack"},
 	{point: "consumer.before-retire#3", what: "consumer: after the ack, before the entry is retired"},
@@ -105,7 +105,7 @@ var faults = []fault{
 	{point: "standby.after-join", what: "standby line: joined in MySQL, Redis not told", act: standing},
 	{point: "standby.after-reserve", what: "standby line: a unit is reserved for its head", act: standing},
 	{point: "gateway.request-sent#60", what: "gateway: a request is upstream"},
-	{point: "gateway.before-answer#60", what: "gateway: has the world.Answer, before it is passed on"},
+	{point: "gateway.before-answer#60", what: "gateway: has the answer, before it is passed on"},
 	{point: "gateway.before-reload", what: "gateway: during a reload, before it is applied", act: reloading},
 	{point: "gateway.mid-reload", what: "gateway: during a reload, a part is applied", act: reloading},
 	{point: "gateway.before-drain", what: "gateway: a drain begins", act: draining},

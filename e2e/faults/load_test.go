@@ -29,9 +29,9 @@ type load struct {
 	ends   bool
 	twice  bool // every request is sent twice at the same time, a press also without its key
 
-	pressing sync.RWMutex              // held for reading by each press until its world.Answer is in the log
+	pressing sync.RWMutex              // held for reading by each press until its answer is in the log
 	killed   atomic.Pointer[time.Time] // the last kill
-	decided  chan time.Time            // gets the first world.Answer to a request that was sent after it
+	decided  chan time.Time            // gets the first answer to a request that was sent after it
 }
 
 func (w *system) newLoad(sale int64, first int, tokens []string) *load {
@@ -49,7 +49,7 @@ func (l *load) fell() time.Time {
 	return now
 }
 
-// answered returns when every press that is under way has been answered, and the world.Answer is in the log.
+// answered returns when every press that is under way has been answered, and the answer is in the log.
 func (l *load) answered() {
 	l.pressing.Lock()
 	defer l.pressing.Unlock()
@@ -110,7 +110,7 @@ func (l *load) buy(ctx context.Context, n int, token string) error {
 	return fmt.Errorf("uid %s was never told anything final", uid)
 }
 
-// press asks for an order, once or twice, and returns the world.Answer to the first.
+// press asks for an order, once or twice, and returns the answer to the first.
 func (l *load) press(ctx context.Context, uid, token, key string) world.Answer {
 	once := func(key string) world.Answer {
 		l.pressing.RLock()

@@ -19,7 +19,7 @@ import (
 	"floodgate.internal/e2e/world"
 )
 
-// mysqlFaults are a MySQL that does not world.Answer, or not as it should.
+// mysqlFaults are a MySQL that does not answer, or not as it should.
 func mysqlFaults(t *testing.T, g *ground) {
 	own := world.OpenServers(t, filepath.Join(g.Dir, "mysql"))
 	world.Must(t, own.MySQL.Start(t.Context()))

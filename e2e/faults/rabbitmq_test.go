@@ -23,7 +23,7 @@ import (
 	"floodgate.internal/shared/wire"
 )
 
-// rabbitmqFaults are a broker that does not world.Answer, takes nothing, or has lost everything.
+// rabbitmqFaults are a broker that does not answer, takes nothing, or has lost everything.
 func rabbitmqFaults(t *testing.T, g *ground) {
 	own := world.OpenServers(t, filepath.Join(g.Dir, "rabbitmq"))
 	world.Must(t, own.StartRabbitMQ(t.Context()))

@@ -135,7 +135,7 @@ func (w *system) mint(n int) (first int, tokens []string, err error) {
 	return first, tokens, err
 }
 
-// shopperWaits is how long a shopper waits for an world.Answer before asking again. An operator waits as long as the client does.
+// shopperWaits is how long a shopper waits for an answer before asking again. An operator waits as long as the client does.
 const shopperWaits = 10 * time.Second
 
 func (w *system) do(ctx context.Context, method, url, token, key, body string) world.Answer {
@@ -201,7 +201,7 @@ func (w *system) is(t *testing.T, sale int64, state wire.SaleState) {
 	})
 }
 
-// until asks again and again, and ends the test with the last world.Answer when patience is over.
+// until asks again and again, and ends the test with the last answer when patience is over.
 func until(t *testing.T, what string, ok func(context.Context) error) {
 	t.Helper()
 	world.Until(t, context.Background(), what, patience, ok)

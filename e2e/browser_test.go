@@ -110,7 +110,7 @@ func (b *browser) until(js string) {
 }
 
 // left is what the browser says of a question whose page was left meanwhile.
-var left = regexp.MustCompile(`Cannot find context|context was destroyed`)
+var left = regexp.MustCompile(`Cannot find context|context was destroyed|target navigated or closed`)
 
 func (b *browser) is(js string) bool {
 	b.t.Helper()

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/wire"
 )
 
@@ -30,7 +31,7 @@ func Read(ctx context.Context, q Queryer, ids ...int64) ([]Sale, error) {
 	}
 	var sales []Sale
 	index := map[int64]int{}
-	err := each(ctx, q, func(rows *sql.Rows) error {
+	err := store.Each(ctx, q, func(rows *sql.Rows) error {
 		var s Sale
 		var payWithin int64
 		var published bool
@@ -55,7 +56,7 @@ func Read(ctx context.Context, q Queryer, ids ...int64) ([]Sale, error) {
 	} else {
 		where, args = "sale_id IN (SELECT id FROM sales WHERE archived_at IS NULL)", nil
 	}
-	err = each(ctx, q, func(rows *sql.Rows) error {
+	err = store.Each(ctx, q, func(rows *sql.Rows) error {
 		var id int64
 		var t Tranche
 		if err := rows.Scan(&id, &t.At, &t.Quantity); err != nil {
@@ -112,7 +113,7 @@ func Records(ctx context.Context, q Queryer, ids ...int64) ([]Record, error) {
 		index[s.ID] = &records[i]
 	}
 	where, args := in("s.id", ids)
-	err = each(ctx, q, func(rows *sql.Rows) error {
+	err = store.Each(ctx, q, func(rows *sql.Rows) error {
 		var id int64
 		var r Record
 		if err := rows.Scan(&id, &r.CreatedAt, &r.Guard, &r.Total, &r.Available, &r.Locked, &r.Sold); err != nil {
@@ -201,7 +202,7 @@ func Live(ctx context.Context, q Queryer) ([]int64, error) {
 // LiveByStart returns the ids of every sale that is not archived, those that start first first: on are those that are on or to
 // come at now, over those that have ended.
 func LiveByStart(ctx context.Context, q Queryer, now time.Time) (on, over []int64, err error) {
-	err = each(ctx, q, func(rows *sql.Rows) error {
+	err = store.Each(ctx, q, func(rows *sql.Rows) error {
 		var id int64
 		var ended bool
 		if err := rows.Scan(&id, &ended); err != nil {
@@ -241,7 +242,7 @@ func NewestArchived(ctx context.Context, q Queryer, limit int) ([]int64, error) 
 
 // ArchivedAfter is a page of the archived sales with an id above last, ascending, with the tokens that their archives took.
 func ArchivedAfter(ctx context.Context, q Queryer, last int64, limit int) (ids, tokens []int64, err error) {
-	err = each(ctx, q, func(rows *sql.Rows) error {
+	err = store.Each(ctx, q, func(rows *sql.Rows) error {
 		var id, token int64
 		if err := rows.Scan(&id, &token); err != nil {
 			return err
@@ -290,24 +291,9 @@ func (r Reader) Archived(ctx context.Context, ids []int64) ([]int64, error) {
 	return archived, nil
 }
 
-// each runs a query and gives every row to scan.
-func each(ctx context.Context, q Queryer, scan func(*sql.Rows) error, query string, args ...any) error {
-	rows, err := q.QueryContext(ctx, query, args...)
-	if err != nil {
-		return err
-	}
-	defer rows.Close()
-	for rows.Next() {
-		if err := scan(rows); err != nil {
-			return err
-		}
-	}
-	return errors.Join(rows.Err(), rows.Close())
-}
-
 // idsOf runs a query of one column of numbers.
 func idsOf(ctx context.Context, q Queryer, query string, args ...any) (ids []int64, err error) {
-	err = each(ctx, q, func(rows *sql.Rows) error {
+	err = store.Each(ctx, q, func(rows *sql.Rows) error {
 		var id int64
 		if err := rows.Scan(&id); err != nil {
 			return err

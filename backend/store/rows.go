@@ -14,7 +14,9 @@ type Querier interface {
 }
 
 // Each runs a query and gives every row to scan.
-func Each(ctx context.Context, q Querier, scan func(*sql.Rows) error, query string, args ...any) error {
+func Each(ctx context.Context, q interface {
+	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+}, scan func(*sql.Rows) error, query string, args ...any) error {
 	rows, err := q.QueryContext(ctx, query, args...)
 	if err != nil {
 		return err

@@ -85,8 +85,8 @@ func TestAConfirmedOrderIsPublishedOnce(t *testing.T) {
 	got := newCrowd(s)
 	settle(t, b.Broker, got)
 	got.until(t, "both orders", func() bool { return got.has([]string{e.ID, left.ID}) })
-	if len(got.seen) != 2 {
-		t.Errorf("%d deliveries, want 2", len(got.seen))
+	if n := len(got.all()); n != 2 {
+		t.Errorf("%d deliveries, want 2", n)
 	}
 	if err := c.Again(t.Context(), 1, e.ID); !errors.Is(err, outbox.ErrNotQueued) {
 		t.Errorf("a retired order: got %v, want ErrNotQueued", err)

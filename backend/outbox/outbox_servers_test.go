@@ -134,6 +134,13 @@ func (c *crowd) until(t *testing.T, what string, f func() bool) {
 	}
 }
 
+// all is the orders that were handled so far, in order.
+func (c *crowd) all() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.seen)
+}
+
 // has reports whether every id was seen; under the lock.
 func (c *crowd) has(ids []string) bool {
 	m := map[string]bool{}
@@ -238,7 +245,7 @@ func inOrder(t *testing.T, s *reserve.Store) {
 	}
 	c.until(t, "490 entries", func() bool { return len(c.seen) == 490 })
 	for _, sale := range live {
-		got := slices.DeleteFunc(slices.Clone(c.seen), func(id string) bool { n, _ := wire.SaleOfOrder(id); return n != sale })
+		got := slices.DeleteFunc(c.all(), func(id string) bool { n, _ := wire.SaleOfOrder(id); return n != sale })
 		if !slices.Equal(got, want[sale]) {
 			t.Errorf("sale %d: got %v, want %v", sale, got, want[sale])
 		}
@@ -292,7 +299,7 @@ func TestWhatFailedIsHandledAgainAndHoldsUpNoOtherSale(t *testing.T) {
 	broken.Store(false)
 	bad = append(bad, press(t, s, 1, 3)...)
 	c.until(t, "the bad sale's", func() bool { return c.has(bad) })
-	got := slices.DeleteFunc(slices.Clone(c.seen), func(id string) bool { return !strings.HasSuffix(id, "-1") })
+	got := slices.DeleteFunc(c.all(), func(id string) bool { return !strings.HasSuffix(id, "-1") })
 	if !slices.Equal(got, bad) {
 		t.Errorf("got %v, want %v: in order, once", got, bad)
 	}
@@ -330,8 +337,8 @@ func TestOnlyWhatADeadConsumerHoldsIsTakenOver(t *testing.T) {
 	c := newCrowd(s)
 	read(t, s, "heir", time.Hour, sales(1), c.handle)
 	c.until(t, "the dead one's", func() bool { return c.has(ids[5:10]) })
-	if got := consumers(t, s, 1); got["z-dead"] != 0 || got[outbox.Published] != 2 || got["young"] != 13 || len(c.seen) != 5 {
-		t.Errorf("the consumers hold %v and %d were taken over; want 2 with %s, 13 with young, 5", got, len(c.seen), outbox.Published)
+	if got := consumers(t, s, 1); got["z-dead"] != 0 || got[outbox.Published] != 2 || got["young"] != 13 || len(c.all()) != 5 {
+		t.Errorf("the consumers hold %v and %d were taken over; want 2 with %s, 13 with young, 5", got, len(c.all()), outbox.Published)
 	}
 }
 
@@ -350,8 +357,8 @@ func TestARestartedConsumerFirstHandlesWhatItHeld(t *testing.T) {
 	c := newCrowd(s)
 	read(t, s, "a", time.Hour, sales(1), c.handle)
 	c.until(t, "25 entries", func() bool { return len(c.seen) == 25 })
-	if !slices.Equal(c.seen, ids) {
-		t.Errorf("got %v, want %v", c.seen, ids)
+	if got := c.all(); !slices.Equal(got, ids) {
+		t.Errorf("got %v, want %v", got, ids)
 	}
 }
 

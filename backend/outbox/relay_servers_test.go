@@ -100,8 +100,8 @@ func TestRelayedOrdersAreSettledOnceEach(t *testing.T) {
 		ids = append(ids, press(t, s, sale, 100)...)
 	}
 	c.until(t, "600 orders", func() bool { return c.has(ids) })
-	if len(c.seen) != 600 || b.count() != 600 {
-		t.Errorf("%d settled, %d published; want 600", len(c.seen), b.count())
+	if n := len(c.all()); n != 600 || b.count() != 600 {
+		t.Errorf("%d settled, %d published; want 600", n, b.count())
 	}
 }
 
@@ -223,8 +223,9 @@ func TestDeferredOrdersAreNotPublishedAgain(t *testing.T) {
 	<-asked
 	<-asked
 	stop()
+	seen := c.all()
 	for _, id := range deferred {
-		if n := times(c.seen, id); n != 1 {
+		if n := times(seen, id); n != 1 {
 			t.Fatalf("a deferred order was published %d times, want once", n)
 		}
 	}

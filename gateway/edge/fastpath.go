@@ -10,7 +10,6 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"floodgate.internal/gateway/network"
-	"floodgate.internal/gateway/salegate"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
 )
@@ -91,7 +90,7 @@ func (s *Server) fastPath(c *conn, b []byte) (answer []byte) {
 }
 
 // response is a refusal as fasthttp would write it.
-func (x *exchange) response(r *salegate.Refusal, after time.Duration, date []byte) []byte {
+func (x *exchange) response(r *problem.Prepared, after time.Duration, date []byte) []byte {
 	b := append(x.body[:0], "HTTP/1.1 "...)
 	b = append(strconv.AppendInt(b, int64(r.Status), 10), ' ')
 	b = append(b, fasthttp.StatusMessage(r.Status)...)

@@ -102,7 +102,7 @@ func (x *exchange) admitOrder(d limit.Decision) bool {
 	d = x.noteWait(x.s.global.Take(x.set.Global, x.set.GlobalWait, x.now))
 	if d.TooManyWaiting {
 		x.rejectPrepared(ruleGlobal, ordersWaiting, time.Duration(max(1, d.Seconds()))*time.Second)
-		x.verdict = verdict.Crowd
+		x.verdict = verdict.TooManyWaiting
 		return false
 	}
 	return x.admit(ruleGlobal, d)

@@ -339,13 +339,19 @@ func TestASlowRequestAfterAFastOneEnds(t *testing.T) {
 	}
 }
 
-// A request in one piece, which the fast path may take, is answered as one that comes byte by byte, which it never takes.
+// With the fast path and without it a request has the same answer. One that comes byte by byte never takes it.
 func FuzzFastPath(f *testing.F) {
 	s, tokens := refusing(f)
 	set := *s.settings.Load()
 	set.Trusted = networks(f, "127.0.0.1/32")
 	set.IP = limit.NewRule("ip", 1, time.Now(), limit.Law{Rate: 1e9, Burst: 1e9})
-	s.SetSettings(set)
+	without := set
+	without.NoFastPath = true
+	for _, token := range tokens {
+		if _, err := set.Verifier.Verify([]byte(token)); err != nil { // it is remembered from here on
+			f.Fatal(err)
+		}
+	}
 	for _, c := range refusals(tokens) {
 		f.Add([]byte(c.request))
 	}
@@ -356,8 +362,13 @@ func FuzzFastPath(f *testing.F) {
 		for id := range int64(10) {
 			s.Gate.Probe(s.Gate.Order(id, time.Now()), time.Now())
 		}
-		long, none := answers(t, s, bytesOf(string(request))...)
+		s.SetSettings(without)
+		long, none := answers(t, s, request)
 		if none != 0 {
+			t.Fatalf("%q: the fast path took what it must leave while it is off", request)
+		}
+		s.SetSettings(set)
+		if _, none := answers(t, s, bytesOf(string(request))...); none != 0 {
 			t.Fatalf("%q: the fast path took what came byte by byte", request)
 		}
 		if short, taken := answers(t, s, request); taken > 0 && short != long {

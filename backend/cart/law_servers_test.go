@@ -19,6 +19,7 @@ import (
 
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/intent"
+	"floodgate.internal/backend/ledger"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/store"
@@ -283,7 +284,6 @@ func (s *shop) restock(ctx context.Context, skuID, units int64) error {
 		if err != nil {
 			return err
 		}
-		c := sku.Change{SKU: skuID, Kind: sku.Restock, Ref: i.Ref(), Available: units}
-		return sku.Record(ctx, tx, time.Now(), c, rows[skuID].Available, rows[skuID].Locked)
+		return ledger.OfSKUs(ctx, tx, time.Now(), ledger.Row{Of: skuID, Kind: ledger.Restock, Ref: i.Ref(), Before: rows[skuID].Units, Change: ledger.Units{Available: units}})
 	})
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"floodgate.internal/backend/intent"
+	"floodgate.internal/backend/ledger"
 	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/failpoint"
@@ -19,7 +20,7 @@ import (
 // whichever of payment, cancellation and expiry changes the row first has won.
 type change struct {
 	to     wire.OrderStatus
-	kind   string // of the ledger row
+	kind   ledger.Kind
 	reason string // "" for none
 	// where and args narrow the UPDATE beyond the order id and the status it must have.
 	where string
@@ -33,7 +34,7 @@ func (b *Store) Pay(ctx context.Context, uid, orderID string) (wire.Order, error
 		return wire.Order{}, ErrNotFound
 	}
 	now := b.now()
-	return b.change(ctx, uid, orderID, now, change{to: wire.Paid, kind: ledgerPay, where: ` AND uid = ? AND pay_before > ?`, args: []any{uid, now}})
+	return b.change(ctx, uid, orderID, now, change{to: wire.Paid, kind: ledger.Pay, where: ` AND uid = ? AND pay_before > ?`, args: []any{uid, now}})
 }
 
 // PayIn is Pay within the transaction that records a payment taken elsewhere, whoever owns the order. paid: this call
@@ -41,7 +42,7 @@ func (b *Store) Pay(ctx context.Context, uid, orderID string) (wire.Order, error
 // locks before this call. Call Paid after the COMMIT. The timer ends what a cart's order has locked in Redis.
 func (b *Store) PayIn(ctx context.Context, tx *sql.Tx, orderID string) (paid bool, stands wire.OrderStatus, err error) {
 	now := b.now()
-	won, _, err := b.transition(ctx, tx, orderID, now, change{to: wire.Paid, kind: ledgerPay, where: ` AND pay_before > ?`, args: []any{now}})
+	won, _, err := b.transition(ctx, tx, orderID, now, change{to: wire.Paid, kind: ledger.Pay, where: ` AND pay_before > ?`, args: []any{now}})
 	if err != nil {
 		return false, "", fmt.Errorf("order %s to %s: %w", orderID, wire.Paid, err)
 	}
@@ -98,7 +99,7 @@ func (b *Store) Bill(ctx context.Context, orderID string) (Bill, error) {
 // Cancel ends an order that is not paid. Its units are back in Redis when it returns, or soon after. uid "" may cancel
 // any order. Cancelling again changes nothing and returns the same order. ErrNotFound, ErrState.
 func (b *Store) Cancel(ctx context.Context, uid, orderID string) (wire.Order, error) {
-	c := change{to: wire.Cancelled, kind: ledgerCancel}
+	c := change{to: wire.Cancelled, kind: ledger.Cancel}
 	if uid != "" {
 		c.where, c.args = ` AND uid = ?`, []any{uid}
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"floodgate.internal/backend/ledger"
 	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/failpoint"
@@ -90,7 +91,7 @@ func (b *Store) expire(ctx context.Context, now time.Time, these []row) (n int, 
 		}
 	}
 	query += oldestFirst + ` FOR UPDATE SKIP LOCKED`
-	c := change{to: wire.Expired, kind: ledgerExpire}
+	c := change{to: wire.Expired, kind: ledger.Expire}
 	var release int64
 	err = store.InTx(ctx, b.db, func(tx *sql.Tx) (err error) {
 		if won, err = read(ctx, tx, query, due...); err != nil || len(won) == 0 {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"floodgate.internal/backend/coupon"
+	"floodgate.internal/backend/ledger"
 	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/standby"
@@ -367,9 +368,9 @@ func (b *Store) insertAll(ctx context.Context, entries []queued.Entry, sales map
 			for _, n := range list {
 				taken = append(taken, slot{e.Sale, e.UID, n, e.ID})
 			}
-			m := move{sale: e.Sale, epoch: f.epoch, order: e.ID, kind: ledgerOrder, available: -int64(e.Quantity), locked: int64(e.Quantity)}
+			m := move{sale: e.Sale, epoch: f.epoch, order: e.ID, kind: ledger.Order, available: -int64(e.Quantity), locked: int64(e.Quantity)}
 			if f.coupon {
-				m.kind, m.locked, m.sold = ledgerIssue, 0, int64(e.Quantity)
+				m.kind, m.locked, m.sold = ledger.Issue, 0, int64(e.Quantity)
 				issued = append(issued, coupon.Issued{Order: e.ID, UID: e.UID, Sale: e.Sale, Slots: list, Until: f.ends})
 			}
 			if f.versioned {

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"floodgate.internal/backend/backendtest"
+	"floodgate.internal/backend/ledger"
 	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/store"
@@ -41,7 +42,7 @@ func TestWhatOthersCommittedIsDurableBeforeItCounts(t *testing.T) {
 		{"a delivery of an order that is there", func() error { return s.book.Settle(t.Context(), batch) }, func() error { return s.book.Settle(t.Context(), batch) }},
 		{"an intent", func() error {
 			return store.InTx(t.Context(), s.db, func(tx *sql.Tx) error {
-				_, _, err := s.book.transition(t.Context(), tx, id, s.book.now(), change{to: wire.Cancelled, kind: ledgerCancel})
+				_, _, err := s.book.transition(t.Context(), tx, id, s.book.now(), change{to: wire.Cancelled, kind: ledger.Cancel})
 				return err
 			})
 		}, func() error { _, err := s.book.intents.Run(t.Context()); return err }},

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 
+	"floodgate.internal/backend/ledger"
 	"floodgate.internal/shared/wire"
 )
 
@@ -16,7 +17,7 @@ const Support = "support"
 // COMMIT, which gives the units back at once, or leaves that to the timer. Cancelling again changes nothing: then before
 // is after, and release is nil. ErrNotFound: MySQL does not have it (it may be queued: see Stands). ErrState.
 func (b *Store) CancelIn(ctx context.Context, tx *sql.Tx, orderID string) (before, after wire.Order, release func(context.Context), err error) {
-	c := change{to: wire.Cancelled, kind: ledgerCancel, reason: Support}
+	c := change{to: wire.Cancelled, kind: ledger.Cancel, reason: Support}
 	now := b.now()
 	found, err := read(ctx, tx, `SELECT `+columns+` FROM orders WHERE id = ? FOR UPDATE`, orderID)
 	switch {

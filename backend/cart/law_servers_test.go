@@ -93,7 +93,7 @@ func TestRandomCarts(t *testing.T) {
 			case 1:
 				_, err = sh.intents.RunSKUs(t.Context())
 			case 2:
-				_, err = sh.book.Expire(t.Context())
+				_, err = sh.orders.Expire(t.Context())
 			}
 			report(err)
 		})
@@ -249,11 +249,11 @@ func (x *told) end(ctx context.Context, s *shop, r *rand.Rand) error {
 	var err error
 	switch r.IntN(4) {
 	case 0:
-		if _, err = s.book.Pay(ctx, x.uid, *a.OrderID); err == nil {
+		if _, err = s.orders.Pay(ctx, x.uid, *a.OrderID); err == nil {
 			x.paid = true
 		}
 	case 1:
-		_, err = s.book.Cancel(ctx, x.uid, *a.OrderID)
+		_, err = s.orders.Cancel(ctx, x.uid, *a.OrderID)
 	case 2:
 		_, err = s.db.ExecContext(ctx, `UPDATE orders SET pay_before = created_at WHERE id = ?`, *a.OrderID)
 	}

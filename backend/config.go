@@ -270,6 +270,7 @@ func (r Redis) config() redis.Config {
 	return redis.Config{Addrs: r.Addrs, Username: r.Username, Password: r.Password.Reveal(), Prefix: r.Prefix}
 }
 
+// config is where RabbitMQ is and how it is used. Log and Register are for the caller to add.
 func (q Queue) config() broker.Config {
 	return broker.Config{URL: q.URL.Reveal(), ManagementURL: q.Management.Reveal(), Partitions: q.Partitions}
 }

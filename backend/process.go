@@ -138,7 +138,7 @@ func (p *process) begin(base, work *stage) {
 		base.start("reconciler", p.reconciler.Keep)
 		base.start("stock", p.skus.Keep)
 	} else { // whoever decides, or says what is not there, must know the incarnation
-		base.start("life of redis", p.reconciler.Follow)
+		base.start("incarnation of redis", p.reconciler.Follow)
 	}
 	if p.roles.API {
 		p.beginAPI(base)

@@ -65,7 +65,7 @@ func newSystemOn(t testing.TB, redis *reserve.Store, withBroker bool) *system {
 	s.orders = order.NewStore(order.Config{Intents: s.intents, DB: s.db, Redis: s.redis, Clock: &clk, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
 	var fence Fence
 	if withBroker {
-		s.broker, err = broker.Open(broker.Config{URL: backendtest.AMQP(t), Partitions: 2}, backendtest.Log(t), prometheus.NewRegistry())
+		s.broker, err = broker.Open(broker.Config{URL: backendtest.AMQP(t), Partitions: 2, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
 		if err != nil {
 			t.Fatal(err)
 		}

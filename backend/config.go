@@ -91,7 +91,7 @@ const (
 
 // Queue says what carries orders from the outbox to the consumers.
 type Queue struct {
-	Driver     string      `yaml:"driver"`
+	Driver     string      `yaml:"driver" enum:"rabbitmq,redis-stream"`
 	URL        conf.Secret `yaml:"url"`
 	Management conf.Secret `yaml:"management_url"`
 	Partitions int         `yaml:"partitions"`
@@ -105,7 +105,7 @@ const (
 
 // Accept says when an order is accepted.
 type Accept struct {
-	After         string        `yaml:"after"`
+	After         string        `yaml:"after" enum:"fsync,confirm"`
 	ConfirmWithin time.Duration `yaml:"confirm_within"`
 }
 
@@ -191,7 +191,7 @@ type Timeline struct {
 
 // Log says what is logged.
 type Log struct {
-	Level string `yaml:"level"`
+	Level string `yaml:"level" enum:"debug,info,warn,error"`
 }
 
 // DefaultConfig is what holds where the file says nothing.

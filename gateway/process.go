@@ -140,6 +140,7 @@ func (r *process) settingsOf(old *Config, c Config) (edge.Settings, error) {
 	s.Pages = pagecache.Rule{TTL: c.Cache.TTL, Stale: c.Cache.Stale}
 	s.InsecureCookies = c.Development
 	s.LogEvery = c.Log.AccessEvery
+	s.NoFastPath = !c.Server.FastPath
 	return s, nil
 }
 

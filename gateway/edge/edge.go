@@ -66,6 +66,7 @@ type Settings struct {
 	Sign            *identity.Signer // mints test tokens; nil outside development
 	InsecureCookies bool             // without Secure, for plain HTTP in development
 	LogEvery        int              // one request in so many is logged; 0: none
+	NoFastPath      bool             // every request goes through the HTTP parser
 
 	pagesMaxAge      string
 	cookieAttributes string

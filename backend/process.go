@@ -29,6 +29,7 @@ import (
 	"floodgate.internal/backend/standby"
 	"floodgate.internal/backend/timeline"
 	"floodgate.internal/shared/clock"
+	"floodgate.internal/shared/version"
 )
 
 // process is one running backend.
@@ -68,7 +69,7 @@ type process struct {
 
 func newProcess(c Config, roles Roles, log *slog.Logger) *process {
 	reg := prometheus.NewRegistry()
-	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), version.This().Metric("backend"))
 	p := &process{config: c, roles: roles, log: log, reg: reg, clk: &clock.Clock{}, status: &status{}, durability: durabilityLog{log: log}}
 	p.status.set("starting")
 	p.operators = newOperators(p.status, reg, log, c.Listen.Admin, c.AdminHosts)

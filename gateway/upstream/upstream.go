@@ -91,8 +91,8 @@ type configured struct {
 // New makes a pool. Close it when nobody uses it any more.
 func New(c Config, clk *clock.Clock, reg prometheus.Registerer) *Pool {
 	p := &Pool{clk: clk, conns: &conns{open: map[*conn]struct{}{}}, sales: sales{orders: map[int64]int{}}}
-	p.SetConfig(c)
 	p.metrics = newMetrics(p, reg)
+	p.SetConfig(c)
 	return p
 }
 
@@ -111,7 +111,7 @@ func (p *Pool) SetConfig(c Config) {
 	for _, addr := range c.Backends {
 		b := old[addr]
 		if b == nil {
-			b = &backend{addr: addr, client: p.client(addr)}
+			b = &backend{addr: addr, client: p.client(addr), latency: p.metrics.latency.of(addr)}
 		}
 		delete(old, addr)
 		b.client.SetMaxConns(c.MaxInFlight + c.MaxWaiting + 16)
@@ -120,6 +120,7 @@ func (p *Pool) SetConfig(c Config) {
 	p.current.Store(s)
 	for _, b := range old {
 		b.client.CloseIdleConnections()
+		p.metrics.latency.forget(b.addr)
 	}
 }
 
@@ -202,6 +203,7 @@ func (p *Pool) do(s *configured, r *Request, resp *fasthttp.Response) error {
 func (p *Pool) send(s *configured, b *backend, r *Request, req *fasthttp.Request, resp *fasthttp.Response, timeout time.Duration) error {
 	b.inFlight.Add(1)
 	defer b.inFlight.Add(-1)
+	began := time.Now()
 	var err error
 	// conn.Write notices an idle connection that the backend has closed before it writes to it. There may be as many of
 	// them as there were requests at once, so all idle ones are closed after the first.
@@ -228,15 +230,18 @@ func (p *Pool) send(s *configured, b *backend, r *Request, req *fasthttp.Request
 	if err == nil {
 		b.answered()
 		p.metrics.answered(resp.StatusCode())
+		b.observe(r, ofStatus(resp.StatusCode()), time.Since(began))
 		return nil
 	}
 	b.failed()
 	var notSent *notSentError
 	if errors.As(err, &notSent) || errors.Is(err, fasthttp.ErrNoFreeConns) || errors.Is(err, fasthttp.ErrDialTimeout) {
 		p.metrics.notSent.Inc()
+		b.observe(r, outcomeNotSent, time.Since(began))
 		return fmt.Errorf("%w: %s %s to %s: %w", ErrNotSent, r.Method, pathOf(r.Target), b.addr, err)
 	}
 	p.metrics.unknown.Inc()
+	b.observe(r, outcomeUnknown, time.Since(began))
 	return fmt.Errorf("%w: %s %s to %s: %w", ErrUnknown, r.Method, pathOf(r.Target), b.addr, err)
 }
 

@@ -54,8 +54,9 @@ type Config struct {
 
 // Listen is where the process listens.
 type Listen struct {
-	Internal string `yaml:"internal"`
-	Admin    string `yaml:"admin"`
+	Internal    string      `yaml:"internal"`
+	InternalTLS InternalTLS `yaml:"internal_tls"`
+	Admin       string      `yaml:"admin"`
 }
 
 // SigningKey is one secret that a gateway may sign with.
@@ -313,6 +314,9 @@ func (c Config) Validate() error {
 	}
 	if c.Listen.Internal == c.Listen.Admin && !strings.HasSuffix(c.Listen.Admin, ":0") {
 		wrong("listen.admin: %q must differ from listen.internal", c.Listen.Admin)
+	}
+	if _, err := c.Listen.InternalTLS.read(); err != nil {
+		errs = append(errs, err)
 	}
 	if n := len(c.AdminToken.Reveal()); c.AdminToken == "" {
 		wrong("admin_token: it is empty; it must be a secret of at least 16 bytes")

@@ -24,6 +24,7 @@ import (
 	"floodgate.internal/shared/cli"
 	"floodgate.internal/shared/conf"
 	"floodgate.internal/shared/hosts"
+	"floodgate.internal/shared/logging"
 	"floodgate.internal/shared/signing"
 	"floodgate.internal/shared/wire"
 )
@@ -92,7 +93,7 @@ const (
 
 // Queue says what carries orders from the outbox to the consumers.
 type Queue struct {
-	Driver     string      `yaml:"driver"`
+	Driver     string      `yaml:"driver" enum:"rabbitmq,redis-stream"`
 	URL        conf.Secret `yaml:"url"`
 	Management conf.Secret `yaml:"management_url"`
 	Partitions int         `yaml:"partitions"`
@@ -106,7 +107,7 @@ const (
 
 // Accept says when an order is accepted.
 type Accept struct {
-	After         string        `yaml:"after"`
+	After         string        `yaml:"after" enum:"fsync,confirm"`
 	ConfirmWithin time.Duration `yaml:"confirm_within"`
 }
 
@@ -192,7 +193,8 @@ type Timeline struct {
 
 // Log says what is logged.
 type Log struct {
-	Level string `yaml:"level"`
+	Level  string `yaml:"level" enum:"debug,info,warn,error"`
+	Format string `yaml:"format" enum:",json,text"`
 }
 
 // DefaultConfig is what holds where the file says nothing.
@@ -258,6 +260,7 @@ func (c Config) operate(stderr io.Writer) command.Config {
 	if c.Log.Level == "info" {
 		c.Log.Level = "warn"
 	}
+	c.Log.Format = logging.Text
 	o := command.Config{Admin: c.Listen.Admin, Token: c.AdminToken.Reveal(), MySQL: c.MySQL.DSN.Reveal(), Redis: c.Redis.config(),
 		QueuedBound: c.Orders.QueuedBound, Abandoned: c.Carts.AbandonedAfter, Log: c.logger(stderr)}
 	if c.Queue.Driver == RabbitMQ {
@@ -271,6 +274,7 @@ func (r Redis) config() redis.Config {
 	return redis.Config{Addrs: r.Addrs, Username: r.Username, Password: r.Password.Reveal(), Prefix: r.Prefix}
 }
 
+// config is where RabbitMQ is and how it is used. Log and Register are for the caller to add.
 func (q Queue) config() broker.Config {
 	return broker.Config{URL: q.URL.Reveal(), ManagementURL: q.Management.Reveal(), Partitions: q.Partitions}
 }
@@ -281,7 +285,7 @@ func (c Config) logger(w io.Writer) *slog.Logger {
 	if err != nil {
 		panic("BUG: a configuration that was not validated: " + err.Error())
 	}
-	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: level}))
+	return logging.New(w, c.Log.Format, c.Development, level)
 }
 
 // Keys are the signing keys.
@@ -402,6 +406,9 @@ func (c Config) Validate() error {
 	span("drain", c.Drain, time.Second, 10*time.Minute)
 	if _, err := c.Log.level(); err != nil {
 		errs = append(errs, err)
+	}
+	if !logging.Valid(c.Log.Format) {
+		wrong("log.format: %q must be json or text, or be left out", c.Log.Format)
 	}
 	c.validateDevelopment(wrong)
 	return errors.Join(errs...)

@@ -70,20 +70,20 @@ func TestInternalListenerOverTLS(t *testing.T) {
 	closed, strict := serveInternal(t, InternalTLS{Certificate: server.Certificate, Key: server.Key, ClientCA: ours.File}, log)
 	for _, c := range []struct {
 		name, addr string
-		client     tls.Config
+		client     *tls.Config
 		ok         bool
 	}{
-		{"without a client certificate", addr, tls.Config{}, true},
-		{"TLS 1.2", addr, tls.Config{MaxVersion: tls.VersionTLS12}, true},
-		{"TLS 1.1", addr, tls.Config{MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11}, false},
-		{"with its certificate", strict, tls.Config{Certificates: load(mine)}, true},
-		{"with its certificate, TLS 1.2", strict, tls.Config{Certificates: load(mine), MaxVersion: tls.VersionTLS12}, true},
-		{"without the certificate that is required", strict, tls.Config{}, false},
-		{"without the certificate that is required, TLS 1.2", strict, tls.Config{MaxVersion: tls.VersionTLS12}, false},
-		{"with one of another CA", strict, tls.Config{GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &load(alien)[0], nil }}, false},
+		{"without a client certificate", addr, &tls.Config{}, true},
+		{"TLS 1.2", addr, &tls.Config{MaxVersion: tls.VersionTLS12}, true},
+		{"TLS 1.1", addr, &tls.Config{MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11}, false},
+		{"with its certificate", strict, &tls.Config{Certificates: load(mine)}, true},
+		{"with its certificate, TLS 1.2", strict, &tls.Config{Certificates: load(mine), MaxVersion: tls.VersionTLS12}, true},
+		{"without the certificate that is required", strict, &tls.Config{}, false},
+		{"without the certificate that is required, TLS 1.2", strict, &tls.Config{MaxVersion: tls.VersionTLS12}, false},
+		{"with one of another CA", strict, &tls.Config{GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &load(alien)[0], nil }}, false},
 	} {
 		c.client.RootCAs = roots
-		client := &fasthttp.HostClient{Addr: c.addr, IsTLS: true, TLSConfig: &c.client, MaxIdemponentCallAttempts: 1}
+		client := &fasthttp.HostClient{Addr: c.addr, IsTLS: true, TLSConfig: c.client, MaxIdemponentCallAttempts: 1}
 		status, _, err := client.GetTimeout(nil, "https://"+c.addr+"/v1/sales", 20*time.Second)
 		if c.ok && (err != nil || status != 503) || !c.ok && err == nil {
 			t.Errorf("%s: got %d, %v", c.name, status, err)

@@ -29,6 +29,7 @@ import (
 	"floodgate.internal/backend/standby"
 	"floodgate.internal/backend/timeline"
 	"floodgate.internal/shared/clock"
+	"floodgate.internal/shared/version"
 )
 
 // process is one running backend.
@@ -69,7 +70,7 @@ type process struct {
 
 func newProcess(c Config, roles Roles, log *slog.Logger) *process {
 	reg := prometheus.NewRegistry()
-	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), version.This().Metric("backend"))
 	p := &process{config: c, roles: roles, log: log, reg: reg, clk: &clock.Clock{}, status: &status{}, durability: durabilityLog{log: log}}
 	p.status.set("starting")
 	p.operators = newOperators(p.status, reg, log, c.Listen.Admin, c.AdminHosts)
@@ -148,7 +149,7 @@ func (p *process) begin(base, work *stage) {
 		base.start("reconciler", p.reconciler.Keep)
 		base.start("stock", p.skus.Keep)
 	} else { // whoever decides, or says what is not there, must know the incarnation
-		base.start("life of redis", p.reconciler.Follow)
+		base.start("incarnation of redis", p.reconciler.Follow)
 	}
 	if p.roles.API {
 		p.beginAPI(base)

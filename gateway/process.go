@@ -60,15 +60,12 @@ type process struct {
 }
 
 // newProcess builds everything that needs no socket of its own.
-func newProcess(path string, now func() time.Time, log *slog.Logger, level *slog.LevelVar, reg prometheus.Registerer) (*process, error) {
-	c, hash, err := Load(path)
-	if err != nil {
-		return nil, err
-	}
+func newProcess(path string, c Config, hash string, now func() time.Time, log *slog.Logger, level *slog.LevelVar, reg prometheus.Registerer) (*process, error) {
 	if fields := c.developmentSecrets(); len(fields) > 0 {
 		log.Warn("development secrets are in use: this gateway is for this machine only", "fields", strings.Join(fields, ", "))
 	}
 	level.Set(c.Log.Level)
+	var err error
 	r := &process{path: path, now: now, log: log, level: level, clk: &clock.Clock{}, tried: hash}
 	if r.settings, err = r.settingsOf(nil, c); err != nil {
 		return nil, err
@@ -144,7 +141,8 @@ func (r *process) settingsOf(old *Config, c Config) (edge.Settings, error) {
 	}
 	s.Pages = pagecache.Rule{TTL: c.Cache.TTL, Stale: c.Cache.Stale}
 	s.InsecureCookies = c.Development
-	s.LogEvery = c.Log.AccessEvery
+	s.Log = c.Log.settings(c.SigningKey.Secret)
+	s.NoFastPath = !c.Server.FastPath
 	return s, nil
 }
 

@@ -12,6 +12,7 @@ import (
 	"floodgate.internal/gateway/network"
 	"floodgate.internal/shared/conf"
 	"floodgate.internal/shared/hosts"
+	"floodgate.internal/shared/logging"
 	"floodgate.internal/shared/signing"
 	"floodgate.internal/shared/wire"
 )
@@ -225,6 +226,11 @@ func (v *validator) sizes() {
 	v.number("timeline.max_records", int64(v.Timeline.MaxRecords), 1, 10_000_000)
 	v.duration("timeline.flush_every", v.Timeline.FlushEvery, 100*time.Millisecond, time.Minute)
 	v.number("log.access_every", int64(v.Log.AccessEvery), 0, 1_000_000_000)
+	v.number("log.refused_every", int64(v.Log.RefusedEvery), 0, 1_000_000_000)
+	v.number("log.access_max", int64(v.Log.AccessMax), 0, 1_000_000)
+	if !logging.Valid(v.Log.Format) {
+		v.bad("log.format", "%q must be json or text, or be left out", v.Log.Format)
+	}
 }
 
 func (v *validator) law(field string, l LawConfig) {

@@ -93,7 +93,7 @@ func (v *Verifier) Verify(token []byte) (User, error) {
 		return User{}, ErrInvalid
 	}
 	if user, ok := v.cache.get(token); ok {
-		if !v.now().Before(user.Expires.Add(v.rules.Leeway)) {
+		if v.expired(user) {
 			v.cache.remove(token)
 			return User{}, ErrExpired
 		}
@@ -112,6 +112,14 @@ func (v *Verifier) Verify(token []byte) (User, error) {
 	v.cache.put(text, user)
 	return user, nil
 }
+
+// Remembered is Verify for a good token that was verified before. False: Verify may know more.
+func (v *Verifier) Remembered(token []byte) (User, bool) {
+	user, ok := v.cache.get(token)
+	return user, ok && !v.expired(user)
+}
+
+func (v *Verifier) expired(u User) bool { return !v.now().Before(u.Expires.Add(v.rules.Leeway)) }
 
 // claims are those that count here, by their exact names, each once. encoding/json would take "Sub" for "sub", and the
 // last of two. Where an issuer lets users add claims, a user could then name anybody.

@@ -44,6 +44,7 @@ type backend struct {
 	ejections    atomic.Int64
 	checking     atomic.Bool
 	failedChecks atomic.Int64 // in a row
+	latency      *latencies
 }
 
 var epoch = time.Now()

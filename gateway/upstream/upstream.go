@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -94,8 +95,8 @@ type configured struct {
 // New makes a pool. Close it when nobody uses it any more.
 func New(c Config, clk *clock.Clock, reg prometheus.Registerer) *Pool {
 	p := &Pool{clk: clk, conns: &conns{open: map[*conn]struct{}{}}, sales: sales{orders: map[int64]int{}}}
-	p.SetConfig(c)
 	p.metrics = newMetrics(p, reg)
+	p.SetConfig(c)
 	return p
 }
 
@@ -115,7 +116,7 @@ func (p *Pool) SetConfig(c Config) {
 		b := old[url]
 		if b == nil {
 			b = newBackend(url)
-			b.client = p.client(b)
+			b.client, b.latency = p.client(b), p.metrics.latency.of(b.addr)
 		}
 		delete(old, url)
 		b.setTLS(c.TLS)
@@ -125,6 +126,9 @@ func (p *Pool) SetConfig(c Config) {
 	p.current.Store(s)
 	for _, b := range old {
 		b.client.CloseIdleConnections()
+		if !slices.ContainsFunc(s.backends, func(kept *backend) bool { return kept.addr == b.addr }) { // with another scheme
+			p.metrics.latency.forget(b.addr)
+		}
 	}
 }
 
@@ -208,6 +212,7 @@ func (p *Pool) do(s *configured, r *Request, resp *fasthttp.Response) error {
 func (p *Pool) send(s *configured, b *backend, r *Request, req *fasthttp.Request, resp *fasthttp.Response, timeout time.Duration) error {
 	b.inFlight.Add(1)
 	defer b.inFlight.Add(-1)
+	began := time.Now()
 	var err error
 	// conn.Write notices an idle connection that the backend has closed before it writes to it. There may be as many of
 	// them as there were requests at once, so all idle ones are closed after the first.
@@ -236,15 +241,18 @@ func (p *Pool) send(s *configured, b *backend, r *Request, req *fasthttp.Request
 	if err == nil {
 		b.answered()
 		p.metrics.answered(resp.StatusCode())
+		b.observe(r, ofStatus(resp.StatusCode()), time.Since(began))
 		return nil
 	}
 	b.failed()
 	var notSent *notSentError
 	if errors.As(err, &notSent) || errors.Is(err, fasthttp.ErrNoFreeConns) || errors.Is(err, fasthttp.ErrDialTimeout) {
 		p.metrics.notSent.Inc()
+		b.observe(r, outcomeNotSent, time.Since(began))
 		return fmt.Errorf("%w: %s %s to %s: %w", ErrNotSent, r.Method, pathOf(r.Target), b.addr, err)
 	}
 	p.metrics.unknown.Inc()
+	b.observe(r, outcomeUnknown, time.Since(began))
 	return fmt.Errorf("%w: %s %s to %s: %w", ErrUnknown, r.Method, pathOf(r.Target), b.addr, err)
 }
 

@@ -55,8 +55,9 @@ type Config struct {
 
 // Listen is where the process listens.
 type Listen struct {
-	Internal string `yaml:"internal"`
-	Admin    string `yaml:"admin"`
+	Internal    string      `yaml:"internal"`
+	InternalTLS InternalTLS `yaml:"internal_tls"`
+	Admin       string      `yaml:"admin"`
 }
 
 // SigningKey is one secret that a gateway may sign with.
@@ -301,6 +302,9 @@ func (c Config) Validate() error {
 	var errs []error
 	wrong := func(format string, args ...any) { errs = append(errs, conf.Wrong(format, args...)) }
 	c.validateListeners(wrong)
+	if _, err := c.Listen.InternalTLS.read(); err != nil {
+		errs = append(errs, err)
+	}
 	c.validateOperators(wrong)
 	c.validateKeys(wrong)
 	c.validateRedis(wrong)

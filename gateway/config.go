@@ -4,7 +4,6 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"log/slog"
-	"net/url"
 	"time"
 
 	"floodgate.internal/gateway/edge"
@@ -22,6 +21,7 @@ type Config struct {
 	OpsHosts    []string         `yaml:"ops_hosts"`
 	Trusted     []string         `yaml:"trusted_proxies"`
 	Backends    []string         `yaml:"backends"`
+	BackendTLS  BackendTLSConfig `yaml:"backend_tls"`
 	SigningKey  SigningKeyConfig `yaml:"signing_key"`
 	Identity    IdentityConfig   `yaml:"identity"`
 	Limits      LimitsConfig     `yaml:"limits"`
@@ -207,19 +207,6 @@ func networks(list []string) network.Set {
 		panic("BUG: networks that were not validated: " + err.Error())
 	}
 	return s
-}
-
-// backends is the backends' addresses, host:port.
-func (c *Config) backends() []string {
-	var addrs []string
-	for _, b := range c.Backends {
-		u, err := url.Parse(b)
-		if err != nil {
-			panic("BUG: a backend that was not validated: " + b)
-		}
-		addrs = append(addrs, u.Host)
-	}
-	return addrs
 }
 
 // developmentSecrets names the fields that hold one.

@@ -46,6 +46,7 @@ type process struct {
 	presses *presslog.Recorder
 	flusher *presslog.Flusher
 	metrics reloadMetrics
+	tls     backendTLS
 
 	mu       sync.Mutex // one reload at a time; guards what follows
 	settings edge.Settings
@@ -72,7 +73,10 @@ func newProcess(path string, c Config, hash string, now func() time.Time, log *s
 	r.current.Store(&loaded{c, hash, 1})
 	r.gate = salegate.New(r.clk, c.Feed.StaleAfter, reg)
 	r.cache = pagecache.New(c.Cache.MaxBytes, reg)
-	r.pool = upstream.New(upstreamConfig(c), r.clk, reg)
+	if err := r.tls.load(c); err != nil {
+		return nil, err
+	}
+	r.pool = upstream.New(r.upstreamConfig(c), r.clk, reg)
 	r.presses = presslog.NewRecorder(c.Timeline.MaxRecords, reg)
 	r.flusher = presslog.NewFlusher(r.presses, c.Timeline.FlushEvery, r.pool.PostRecords, log, reg)
 	r.edge = edge.New(edge.Config{
@@ -83,15 +87,16 @@ func newProcess(path string, c Config, hash string, now func() time.Time, log *s
 		},
 	}, r.settings, reg)
 	r.metrics = newReloadMetrics(r, reg)
+	r.tls.register(reg)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.record(ops.Reload{By: "start", Result: takenOver})
 	return r, nil
 }
 
-func upstreamConfig(c Config) upstream.Config {
+func (r *process) upstreamConfig(c Config) upstream.Config {
 	return upstream.Config{
-		Backends: c.backends(), Key: signing.Key{ID: c.SigningKey.ID, Secret: c.SigningKey.Secret.Reveal()},
+		Backends: c.Backends, TLS: r.tls.config, Key: signing.Key{ID: c.SigningKey.ID, Secret: c.SigningKey.Secret.Reveal()},
 		Timeout: c.Upstream.Timeout, MaxInFlight: c.Upstream.MaxInFlight, MaxPerSale: c.Upstream.MaxPerSale, MaxWaiting: c.Upstream.MaxWaiting,
 	}
 }
@@ -147,7 +152,7 @@ func (r *process) apply(l *loaded, s edge.Settings) {
 	r.level.Set(c.Log.Level)
 	r.gate.SetStaleAfter(c.Feed.StaleAfter)
 	r.cache.SetMaxBytes(c.Cache.MaxBytes)
-	r.pool.SetConfig(upstreamConfig(c))
+	r.pool.SetConfig(r.upstreamConfig(c))
 	r.presses.SetMax(c.Timeline.MaxRecords)
 	r.flusher.SetEvery(c.Timeline.FlushEvery)
 	failpoint.Hit("gateway.mid-reload")
@@ -188,6 +193,7 @@ func (r *process) ready() (reasons, warnings []string) {
 	for _, b := range r.pool.Down() {
 		warnings = append(warnings, "backend "+b+" does not answer")
 	}
+	warnings = append(warnings, r.tlsWarnings()...)
 	return reasons, warnings
 }
 

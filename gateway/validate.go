@@ -98,14 +98,15 @@ func (v *validator) backendsAndKey() {
 	seen := map[string]bool{}
 	for i, b := range v.Backends {
 		field := fmt.Sprintf("backends[%d]", i)
-		if u, err := url.Parse(b); err != nil || u.Scheme != "http" || u.Port() == "" || u.Hostname() == "" || u.Path != "" || u.RawQuery != "" || u.User != nil || u.Fragment != "" {
-			v.bad(field, "%q must be http://host:port", b)
+		if u, err := url.Parse(b); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Port() == "" || u.Hostname() == "" || u.Path != "" || u.RawQuery != "" || u.User != nil || u.Fragment != "" {
+			v.bad(field, "%q must be http://host:port or https://host:port", b)
 		} else if seen[u.Host] {
 			v.bad(field, "%q is there twice", b)
 		} else {
 			seen[u.Host] = true
 		}
 	}
+	v.backendTLS()
 	if v.SigningKey.ID == "" || !plain(v.SigningKey.ID) {
 		v.bad("signing_key.id", "%q must be 1 or more of [A-Za-z0-9._-]", v.SigningKey.ID)
 	}

@@ -4,8 +4,11 @@ package upstream
 
 import (
 	"bytes"
+	"crypto/tls"
 	"errors"
 	"fmt"
+	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -61,7 +64,8 @@ type Request struct {
 
 // Config is what SetConfig changes.
 type Config struct {
-	Backends    []string // host:port
+	Backends    []string    // https://host:port, http://host:port, or host:port for the same
+	TLS         *tls.Config // for https; connections that were made with another one are not used again
 	Key         signing.Key
 	Timeout     time.Duration
 	MaxInFlight int // requests without Wait
@@ -104,30 +108,35 @@ func (p *Pool) SetConfig(c Config) {
 	old := map[string]*backend{}
 	if s := p.current.Load(); s != nil {
 		for _, b := range s.backends {
-			old[b.addr] = b
+			old[b.url] = b
 		}
 	}
 	s := &configured{Config: c, signer: signing.NewSigner(c.Key)}
-	for _, addr := range c.Backends {
-		b := old[addr]
+	for _, url := range c.Backends {
+		b := old[url]
 		if b == nil {
-			b = &backend{addr: addr, client: p.client(addr), latency: p.metrics.latency.of(addr)}
+			b = newBackend(url)
+			b.client, b.latency = p.client(b), p.metrics.latency.of(b.addr)
 		}
-		delete(old, addr)
+		delete(old, url)
+		b.setTLS(c.TLS)
 		b.client.SetMaxConns(c.MaxInFlight + c.MaxWaiting + 16)
 		s.backends = append(s.backends, b)
 	}
 	p.current.Store(s)
 	for _, b := range old {
 		b.client.CloseIdleConnections()
-		p.metrics.latency.forget(b.addr)
+		if !slices.ContainsFunc(s.backends, func(kept *backend) bool { return kept.addr == b.addr }) { // with another scheme
+			p.metrics.latency.forget(b.addr)
+		}
 	}
 }
 
-func (p *Pool) client(addr string) *fasthttp.HostClient {
+// client makes a client of b. It knows nothing of TLS: the pool's own connections do that.
+func (p *Pool) client(b *backend) *fasthttp.HostClient {
 	return &fasthttp.HostClient{
-		Addr:                      addr,
-		DialTimeout:               p.conns.dial,
+		Addr:                      b.addr,
+		DialTimeout:               func(_ string, timeout time.Duration) (net.Conn, error) { return p.conns.dial(b, timeout) },
 		MaxIdleConnDuration:       idleTime,
 		MaxIdemponentCallAttempts: 1, // Pool.do decides what is tried again
 		MaxResponseBodySize:       maxResponse,
@@ -224,8 +233,10 @@ func (p *Pool) send(s *configured, b *backend, r *Request, req *fasthttp.Request
 	if err == nil && !answers(resp, req) {
 		// What follows on that connection must not be taken for the answer to another request.
 		b.client.CloseIdleConnections()
+		if err = b.wasRefused(resp); err == nil {
+			err = errNonce
+		}
 		resp.Reset()
-		err = errNonce
 	}
 	if err == nil {
 		b.answered()

@@ -142,11 +142,11 @@ func (s *Cache) load(ctx context.Context, sku int64, again bool) (err error) {
 	}
 	for end := time.Now().Add(waitAtMost); ; {
 		token := uuid.NewString()
-		answer, err := s.step(ctx, sku, token, lua.StepClaim, strconv.FormatInt(lease.Milliseconds(), 10), bit(again))
+		reply, err := s.step(ctx, sku, token, lua.StepClaim, strconv.FormatInt(lease.Milliseconds(), 10), bit(again))
 		if err != nil {
 			return err
 		}
-		switch answer[0] {
+		switch reply.Answer() {
 		case lua.Present:
 			result = "present"
 			return nil
@@ -160,8 +160,8 @@ func (s *Cache) load(ctx context.Context, sku int64, again bool) (err error) {
 			}
 			again = false // who took over reads MySQL later than this call began
 		default:
-			if left, err := strconv.ParseInt(answer[1], 10, 64); err != nil || !time.Now().Before(end) {
-				return fmt.Errorf("%w: it may be taken over in %d ms", ErrSlow, left)
+			if !time.Now().Before(end) {
+				return fmt.Errorf("%w: it may be taken over in %d ms", ErrSlow, reply.Int(1))
 			}
 		}
 		select {
@@ -205,15 +205,15 @@ func bit(b bool) string {
 	return "0"
 }
 
-func (s *Cache) step(ctx context.Context, sku int64, token, name string, args ...string) ([]string, error) {
-	answer, err := s.redis.Call(ctx, lua.SKULoad, keysOf(s.redis, sku).all(), append([]string{token, name}, args...)...)
+func (s *Cache) step(ctx context.Context, sku int64, token, name string, args ...string) (lua.Reply, error) {
+	reply, err := s.redis.Call(ctx, lua.SKULoad, keysOf(s.redis, sku).all(), append([]string{token, name}, args...)...)
 	if err != nil {
 		return nil, fmt.Errorf("step %s: %w", name, err)
 	}
-	if answer[0] == lua.Lost {
+	if reply.Answer() == lua.Lost {
 		return nil, reserve.ErrLost
 	}
-	return answer, nil
+	return reply, nil
 }
 
 // fill writes a SKU that token has claimed.

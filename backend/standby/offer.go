@@ -22,7 +22,7 @@ const (
 )
 
 // reasons are why a user is passed over, by the answer of sale_reserve.lua.
-var reasons = map[string]string{lua.AlreadyOrdered: "limit", lua.TooMany: "too_many_orders"}
+var reasons = map[lua.Answer]string{lua.AlreadyOrdered: "limit", lua.TooMany: "too_many_orders"}
 
 // Wake says that units of a sale may have come back, or that its line has changed: Run looks at once.
 func (l *Line) Wake(sale int64) {
@@ -126,7 +126,7 @@ func (l *Line) offer(ctx context.Context, sale int64, hasty bool) (n int, err er
 		}
 		for _, h := range heads {
 			after = h.place
-			answer, why := "", string(refused[h.uid])
+			answer, why := lua.Answer(""), string(refused[h.uid])
 			if why == "" {
 				answer, err = l.ask(ctx, sale, h, &epoch)
 				if errors.Is(err, reserve.ErrGateClosed) || errors.Is(err, reserve.ErrNotLoaded) || errors.Is(err, redis.ErrRestarted) {
@@ -204,7 +204,7 @@ func (l *Line) heads(ctx context.Context, sale, after int64) ([]head, error) {
 
 // ask reserves a unit for a head, under the order id that was made at the join. It returns an answer of sale_reserve.lua.
 // It asks again if Redis has just left the epoch.
-func (l *Line) ask(ctx context.Context, sale int64, h head, epoch *int64) (string, error) {
+func (l *Line) ask(ctx context.Context, sale int64, h head, epoch *int64) (lua.Answer, error) {
 	for {
 		v, err := l.redis.Reserve(ctx, reserve.Request{Sale: sale, UID: h.uid, Quantity: 1, OrderID: h.order, Key: wire.OfferKey(h.order), Epoch: *epoch, Line: true})
 		if err != nil {

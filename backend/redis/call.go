@@ -50,6 +50,18 @@ func (c *Client) CallAll(ctx context.Context, script lua.Script, calls []Args) (
 	return replies, nil
 }
 
+// Multi runs commands for one slot in one MULTI, and returns what each answered.
+func Multi(ctx context.Context, c rueidis.DedicatedClient, commands ...rueidis.Completed) ([]rueidis.RedisMessage, error) {
+	all := append(append(rueidis.Commands{c.B().Multi().Build()}, commands...), c.B().Exec().Build())
+	rs := c.DoMulti(ctx, all...)
+	for _, r := range rs {
+		if err := r.Error(); err != nil {
+			return nil, err
+		}
+	}
+	return rs[len(rs)-1].ToArray()
+}
+
 func noScript(r rueidis.RedisResult) bool {
 	e, ok := rueidis.IsRedisErr(r.Error())
 	return ok && e.IsNoScript()

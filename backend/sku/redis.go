@@ -231,19 +231,11 @@ func Read(ctx context.Context, client *redis.Client, sku int64) (Snapshot, error
 	k := keysOf(client, sku)
 	snap := Snapshot{Orders: map[string]int64{}, Locks: map[string]string{}, Open: map[string]int64{}, Applied: map[int64]bool{}}
 	err := client.Dedicated(func(c rueidis.DedicatedClient) error {
-		rs := c.DoMulti(ctx,
-			c.B().Multi().Build(),
+		all, err := redis.Multi(ctx, c,
 			c.B().Hgetall().Key(k.state).Build(),
 			c.B().Hgetall().Key(k.orders).Build(),
 			c.B().Zrange().Key(k.open).Min("0").Max("-1").Withscores().Build(),
-			c.B().Smembers().Key(k.applied).Build(),
-			c.B().Exec().Build())
-		for _, r := range rs {
-			if err := r.Error(); err != nil {
-				return err
-			}
-		}
-		all, err := rs[len(rs)-1].ToArray()
+			c.B().Smembers().Key(k.applied).Build())
 		if err != nil {
 			return err
 		}

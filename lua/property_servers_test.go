@@ -493,7 +493,7 @@ func judge(m *model, did call, answer any) string {
 			return ""
 		}
 		return gocmp.Diff(want, got)
-	case []string:
+	case lua.Reply:
 		if did.name == "flush" || slices.Equal(got, words(noScript)) {
 			return "" // nothing is done
 		}
@@ -542,7 +542,7 @@ func (c *client) next() (did call, answer any, err error) {
 	switch got := answer.(type) {
 	case content:
 		c.see(got)
-	case []string:
+	case lua.Reply:
 		if slices.Equal(got, words(noScript)) {
 			return did, answer, nil
 		}
@@ -684,7 +684,7 @@ func newTally() *tally { return &tally{answers: map[string]int{}} }
 
 func (y *tally) count(did call, answer any) {
 	what := did.name
-	if got, ok := answer.([]string); ok && number(part(got, 0)) == 0 {
+	if got, ok := answer.(lua.Reply); ok && number(part(got, 0)) == 0 {
 		what += " " + part(got, 0)
 	}
 	y.calls.Add(1)

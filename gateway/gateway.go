@@ -121,6 +121,7 @@ func (r *process) servePublic(ctx context.Context, public *edge.Listener) error 
 	server := r.edge.HTTPServer()
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return r.watch(ctx, hangups(ctx)) })
+	group.Go(func() error { return r.watchTLS(ctx) })
 	group.Go(func() error {
 		if err := server.Serve(public); err != nil {
 			return fmt.Errorf("serve the public: %w", err)

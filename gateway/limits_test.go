@@ -153,7 +153,7 @@ func TestOverloadedWaitsForTheLimits(t *testing.T) {
 	}
 }
 
-// Row D13: behind proxies the address is the one that a trusted hop has seen, whatever the client writes; IPv6 goes by its /64.
+// Row D13: behind proxies the address is the one that a trusted hop has seen, whatever the client writes; IPv6 goes by its /56.
 func TestTheClientsAddress(t *testing.T) {
 	t.Attr("row", "D13")
 	p := newPeer(t)
@@ -174,9 +174,9 @@ func TestTheClientsAddress(t *testing.T) {
 		{[]string{from("::ffff:203.0.113.1")}, 429},
 		{[]string{from("203.0.113.2")}, 401},
 		{[]string{from("2001:db8:1:2::a")}, 401},
-		{[]string{from("2001:db8:1:2:ffff::b")}, 429},
+		{[]string{from("2001:db8:1:ff:ffff::b")}, 429},
 		{[]string{from("[2001:db8:1:2::c]:443")}, 429},
-		{[]string{from("2001:db8:1:3::a")}, 401},
+		{[]string{from("2001:db8:1:103::a")}, 401},
 		{nil, 401}, // the proxy itself
 		{[]string{from("unknown")}, 429},
 		{[]string{from("203.0.113.9, unknown")}, 429},

@@ -19,6 +19,7 @@ import (
 	"floodgate.internal/gateway/pagecache"
 	"floodgate.internal/gateway/presslog"
 	"floodgate.internal/gateway/salegate"
+	"floodgate.internal/gateway/tlscert"
 	"floodgate.internal/gateway/upstream"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/failpoint"
@@ -34,18 +35,20 @@ type loaded struct {
 
 // process is a gateway process: the parts that live as long as it does, and the configuration in force.
 type process struct {
-	path    string
-	now     func() time.Time // the monotonic clock of buckets, caches and the gate
-	log     *slog.Logger
-	level   *slog.LevelVar
-	clk     *clock.Clock
-	gate    *salegate.Gate
-	cache   *pagecache.Cache
-	pool    *upstream.Pool
-	edge    *edge.Server
-	presses *presslog.Recorder
-	flusher *presslog.Flusher
-	metrics reloadMetrics
+	path       string
+	now        func() time.Time // the monotonic clock of buckets, caches and the gate
+	log        *slog.Logger
+	level      *slog.LevelVar
+	clk        *clock.Clock
+	gate       *salegate.Gate
+	cache      *pagecache.Cache
+	pool       *upstream.Pool
+	edge       *edge.Server
+	certs      *tlscert.Store
+	tlsChanged chan struct{} // one element at most: other directories may hold the files of TLS
+	presses    *presslog.Recorder
+	flusher    *presslog.Flusher
+	metrics    reloadMetrics
 
 	mu       sync.Mutex // one reload at a time; guards what follows
 	settings edge.Settings
@@ -73,6 +76,8 @@ func newProcess(path string, now func() time.Time, log *slog.Logger, level *slog
 		return nil, err
 	}
 	r.current.Store(&loaded{c, hash, 1})
+	r.certs, r.tlsChanged = tlscert.NewStore(log, reg), make(chan struct{}, 1)
+	r.setTLS(c)
 	r.gate = salegate.New(r.clk, c.Feed.StaleAfter, reg)
 	r.cache = pagecache.New(c.Cache.MaxBytes, reg)
 	r.pool = upstream.New(upstreamConfig(c), r.clk, reg)
@@ -84,6 +89,7 @@ func newProcess(path string, now func() time.Time, log *slog.Logger, level *slog
 			ReadTimeout: c.Server.ReadTimeout, WriteTimeout: c.Server.WriteTimeout, IdleTimeout: c.Server.IdleTimeout,
 			MaxBody: c.Server.MaxBody, MaxHeader: c.Server.MaxHeader,
 		},
+		IPv6Prefix: c.IPv6Prefix,
 	}, r.settings, reg)
 	r.metrics = newReloadMetrics(r, reg)
 	r.mu.Lock()
@@ -154,8 +160,10 @@ func (r *process) apply(l *loaded, s edge.Settings) {
 	r.flusher.SetEvery(c.Timeline.FlushEvery)
 	failpoint.Hit("gateway.mid-reload")
 	r.settings = s
+	r.setTLS(c)
 	if r.public != nil {
 		r.public.SetBounds(bounds(c, s))
+		r.public.SetTransport(r.transport(c))
 	}
 	r.edge.SetSettings(s)
 	r.current.Store(l)
@@ -170,6 +178,7 @@ func (r *process) listen(inner net.Listener, reg prometheus.Registerer) *edge.Li
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.public = edge.NewListener(inner, r.edge, bounds(r.current.Load().Config, r.settings), reg)
+	r.public.SetTransport(r.transport(r.current.Load().Config))
 	r.listening.Store(true)
 	return r.public
 }
@@ -190,7 +199,7 @@ func (r *process) ready() (reasons, warnings []string) {
 	for _, b := range r.pool.Down() {
 		warnings = append(warnings, "backend "+b+" does not answer")
 	}
-	return reasons, warnings
+	return reasons, append(warnings, r.certs.Warnings(time.Now())...)
 }
 
 // opsConfig is what the ops listener asks and tells the process.

@@ -61,6 +61,7 @@ func (r *process) takeOver() (diff []string, result string, err error) {
 		return diff, refused, fmt.Errorf("%s: a change of %s needs a restart; nothing was taken over", r.path, strings.Join(fields, ", "))
 	}
 	if len(diff) == 0 && hash == old.Hash {
+		r.setTLS(c) // its files may have changed
 		return nil, unchanged, nil
 	}
 	settings, err := r.settingsOf(&old.Config, c)

@@ -32,6 +32,7 @@ const (
 func (c *Config) Validate() error {
 	v := &validator{Config: c}
 	v.listeners()
+	v.transport()
 	v.backendsAndKey()
 	v.identity()
 	v.limits()

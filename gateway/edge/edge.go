@@ -3,10 +3,12 @@
 package edge
 
 import (
+	"cmp"
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
 	"log/slog"
+	"net/netip"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -38,6 +40,8 @@ type Config struct {
 	Log      *slog.Logger
 	Now      func() time.Time // the monotonic clock of buckets, caches and the gate; time.Now but in tests
 	HTTP     HTTPConfig
+	// IPv6Prefix is how many bits of an IPv6 address are counted as one address; 0: network.DefaultPrefix.
+	IPv6Prefix int
 }
 
 // HTTPConfig bounds a connection and its requests. A bound of 0 is none.
@@ -95,6 +99,7 @@ type Server struct {
 
 // New makes a server.
 func New(c Config, settings Settings, reg prometheus.Registerer) *Server {
+	c.IPv6Prefix = cmp.Or(c.IPv6Prefix, network.DefaultPrefix)
 	var prefix [5]byte
 	rand.Read(prefix[:]) // never fails: crypto/rand
 	s := &Server{
@@ -162,5 +167,8 @@ func (s *Server) warn(message string, err error, r *upstream.Request) {
 		s.Log.Warn(message, "error", err, "request_id", r.RequestID, "trace_id", wire.TraceID(r.Trace))
 	}
 }
+
+// key is what an address is counted by.
+func (s *Server) key(a netip.Addr) [16]byte { return network.Key(a, s.IPv6Prefix) }
 
 func itoa(n int) string { return strconv.Itoa(n) }

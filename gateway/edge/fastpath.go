@@ -79,7 +79,7 @@ func (s *Server) fastPath(c *conn, b []byte) (answer []byte) {
 	s.metrics.refusals[ruleGate].Inc()
 	s.metrics.requests[orderRoute.label][resultOf(v.Refusal.Code)].Inc()
 	if from.IsValid() {
-		s.topAddrs.Add(network.Key(from), true, now)
+		s.topAddrs.Add(s.key(from), true, now)
 	}
 	if idle := cmp.Or(s.HTTP.IdleTimeout, s.HTTP.ReadTimeout); idle > 0 {
 		c.read.want = now.Add(idle)

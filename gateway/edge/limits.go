@@ -38,9 +38,9 @@ func (x *exchange) takeAddress() limit.Decision {
 		return limit.Decision{OK: true}
 	}
 	if x.op.limit == ruleWebhook {
-		return x.noteWait(x.s.webhooks.Take(network.Key(a), x.set.Webhook, x.now))
+		return x.noteWait(x.s.webhooks.Take(x.s.key(a), x.set.Webhook, x.now))
 	}
-	return x.noteWait(x.s.ips.Take(network.Key(a), x.set.IP, x.now))
+	return x.noteWait(x.s.ips.Take(x.s.key(a), x.set.IP, x.now))
 }
 
 // takeUser draws on the user's buckets for this operation, where they have any.

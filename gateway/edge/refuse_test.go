@@ -126,7 +126,7 @@ func refusing(t testing.TB) (s *Server, tokens map[string]string) {
 	s.orders.Take("7", set.Order, now)
 	s.payments.Take("7", set.Payment, now)
 	s.reads.Take("7", set.Read, now)
-	limited := network.Key(netip.MustParseAddr("127.0.0.7"))
+	limited := s.key(netip.MustParseAddr("127.0.0.7"))
 	s.ips.Take(limited, set.IP, now)
 	s.webhooks.Take(limited, set.Webhook, now)
 	s.global.Take(set.Global, limit.WaitBounds{}, now)

@@ -99,11 +99,20 @@ func address(s string) (netip.Addr, bool) {
 // Unmap returns the form of an address that is compared and counted: IPv4 not mapped into IPv6, without a zone.
 func Unmap(a netip.Addr) netip.Addr { return a.Unmap().WithZone("") }
 
-// Key is what an address is counted by: all of an IPv4 address, the /64 of an IPv6 address, which is what one customer gets.
-func Key(a netip.Addr) [16]byte {
+// How many bits of an IPv6 address say whose it is. A customer gets a /56 as a rule, some a /64, some a /48 (RFC 6177).
+const (
+	MinPrefix     = 32
+	DefaultPrefix = 56
+	MaxPrefix     = 128
+)
+
+// Key is what an address is counted by: all of an IPv4 address, the first bits of an IPv6 address.
+func Key(a netip.Addr, bits int) [16]byte {
 	b := a.As16()
 	if a.Is6() {
-		clear(b[8:])
+		for i := bits / 8; i < len(b); i++ {
+			b[i] &= ^(0xff >> max(0, bits-8*i))
+		}
 	}
 	return b
 }

@@ -118,11 +118,20 @@ func TestClient(t *testing.T) {
 }
 
 func TestKey(t *testing.T) {
-	key := func(s string) [16]byte { return Key(netip.MustParseAddr(s)) }
-	if key("2001:db8::1") != key("2001:db8::ffff:1") || key("2001:db8::1") == key("2001:db8:0:1::1") {
-		t.Error("IPv6 goes by its /64")
-	}
-	if key("1.2.3.4") == key("1.2.3.5") {
-		t.Error("IPv4 goes by the whole address")
+	for _, c := range []struct {
+		a, b string
+		bits int
+		same bool
+	}{
+		{"2001:db8::1", "2001:db8:0:ff:ffff::1", 56, true}, {"2001:db8::1", "2001:db8:0:100::1", 56, false},
+		{"2001:db8::1", "2001:db8::ffff:1", 64, true}, {"2001:db8::1", "2001:db8:0:1::1", 64, false},
+		{"2001:db8:0:10::", "2001:db8:0:1f::", 60, true}, {"2001:db8:0:10::", "2001:db8:0:20::", 60, false},
+		{"2001:db8:8000::", "2001:db8:ffff::", 33, true}, {"2001:db8:8000::", "2001:db8::", 33, false},
+		{"2001:db8::1", "2001:db8::1", 128, true}, {"2001:db8::1", "2001:db8::2", 128, false},
+		{"1.2.3.4", "1.2.3.4", 56, true}, {"1.2.3.4", "1.2.3.5", 56, false}, {"1.2.3.4", "::102:304", 128, false},
+	} {
+		if got := Key(netip.MustParseAddr(c.a), c.bits) == Key(netip.MustParseAddr(c.b), c.bits); got != c.same {
+			t.Errorf("%s and %s by %d bits: one is %v, want %v", c.a, c.b, c.bits, got, c.same)
+		}
 	}
 }

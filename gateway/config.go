@@ -73,6 +73,7 @@ type LimitsConfig struct {
 	Payment        RuleConfig   `yaml:"payment"`
 	Read           RuleConfig   `yaml:"read"`
 	IP             RuleConfig   `yaml:"ip"`
+	IPUsers        RuleConfig   `yaml:"ip_users"`
 	Webhook        RuleConfig   `yaml:"webhook"`
 	Global         GlobalConfig `yaml:"global"`
 	IPExempt       []string     `yaml:"ip_exempt"`
@@ -162,7 +163,7 @@ func DefaultConfig() Config {
 		Backends:   []string{"http://127.0.0.1:9080"},
 		Identity:   IdentityConfig{MaxLifetime: 24 * time.Hour, Leeway: 30 * time.Second},
 		Limits: LimitsConfig{
-			Order: rule(0.2, 1, 1_000_000), Payment: rule(10, 20, 1_000_000), Read: rule(10, 20, 1_000_000), IP: rule(50, 100, 1_000_000),
+			Order: rule(0.2, 1, 1_000_000), Payment: rule(10, 20, 1_000_000), Read: rule(10, 20, 1_000_000), IP: rule(50, 100, 1_000_000), IPUsers: rule(2000, 4000, 1_000_000),
 			Webhook: rule(200, 1000, 10_000),
 			Global:  GlobalConfig{LawConfig{10_000, 20_000, false}, 200 * time.Millisecond, 1000},
 		},

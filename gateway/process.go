@@ -127,6 +127,7 @@ func (r *process) settingsOf(old *Config, c Config) (edge.Settings, error) {
 	s.Payment = rule("payment", s.Payment, old.Limits.Payment, c.Limits.Payment)
 	s.Read = rule("read", s.Read, old.Limits.Read, c.Limits.Read)
 	s.IP = rule("ip", s.IP, old.Limits.IP, c.Limits.IP)
+	s.IPUsers = rule("ip_users", s.IPUsers, old.Limits.IPUsers, c.Limits.IPUsers)
 	s.Webhook = rule("webhook", s.Webhook, old.Limits.Webhook, c.Limits.Webhook)
 	s.Global = rule("global", s.Global, RuleConfig{LawConfig: old.Limits.Global.LawConfig}, RuleConfig{LawConfig: c.Limits.Global.LawConfig})
 	s.GlobalWait = limit.WaitBounds{MaxWait: c.Limits.Global.MaxWait, MaxWaiting: c.Limits.Global.MaxWaiting}

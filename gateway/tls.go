@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"time"
 
@@ -107,4 +108,17 @@ func (r *process) setTLS(c Config) {
 	case r.tlsChanged <- struct{}{}:
 	default: // it is already to look
 	}
+}
+
+// serveRedirect answers on the plain listener until ctx is done.
+func (r *process) serveRedirect(ctx context.Context, public *edge.Listener, plain net.Listener) error {
+	defer context.AfterFunc(ctx, func() { plain.Close() })()
+	port := func(l net.Listener) string {
+		_, port, _ := net.SplitHostPort(l.Addr().String()) // it is a TCP listener's
+		return port
+	}
+	if err := public.ServeRedirect(plain, edge.Redirect{Covers: r.certs.Covers, From: port(plain), To: port(public)}); err != nil {
+		return fmt.Errorf("serve plain HTTP: %w", err)
+	}
+	return nil
 }

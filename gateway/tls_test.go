@@ -346,6 +346,7 @@ func TestABadPairKeepsTheOld(t *testing.T) {
 	p := newPeer(t)
 	dir := t.TempDir()
 	good, other := certtest.New(t, 30*24*time.Hour, "127.0.0.1"), certtest.New(t, 30*24*time.Hour, "127.0.0.1")
+	expired := certtest.New(t, time.Minute, "127.0.0.1")
 	certificate, key := good.Write(t, dir, "shop")
 	g := run(t, []string{p.addr}, certificates("", certificate, key))
 	g.trust(good, other)
@@ -360,21 +361,16 @@ func TestABadPairKeepsTheOld(t *testing.T) {
 		{"half of it", good.Certificate[:len(good.Certificate)/2], good.Key, "listen.tls.certificates[0].certificate: "},
 		{"another's key", good.Certificate, other.Key, "listen.tls.certificates[0].key: "},
 		{"no key", good.Certificate, []byte("nothing"), "listen.tls.certificates[0].key: "},
-		{"expired", certtest.New(t, time.Minute, "127.0.0.1").Certificate, nil, "listen.tls.certificates[0]."},
+		{"expired", expired.Certificate, expired.Key, "listen.tls.certificates[0].certificate: "},
 		{"too large", bytes.Repeat([]byte("x"), 2<<20), good.Key, "it has more than 1048576 bytes"},
 	} {
 		before := g.metric(`gateway_tls_renewals_total{result="refused"}`)
-		if c.name == "expired" {
-			expired := certtest.New(t, time.Minute, "127.0.0.1")
-			c.certificate, c.key, c.want = expired.Certificate, expired.Key, "expired at"
-		}
 		certtest.Replace(t, key, c.key)
 		certtest.Replace(t, certificate, c.certificate)
 		g.until(c.name+" is noticed", func() bool {
 			return g.metric(`gateway_tls_renewals_total{result="refused"}`) != before && g.metric(refused) == "1"
 		})
-		state, err := g.hello(func(*tls.Config) {})
-		if err != nil || !bytes.Contains(good.Certificate, []byte("BEGIN")) || state.PeerCertificates[0].VerifyHostname("127.0.0.1") != nil {
+		if _, err := g.hello(func(set *tls.Config) { set.RootCAs = certtest.Pool(good) }); err != nil {
 			t.Errorf("%s: got %v, want the old certificate", c.name, err)
 		}
 		if a := g.do("GET", "http://"+g.ops+"/-/ready"); a.code != 200 || !strings.Contains(a.body, certificate+" was not taken over") {
@@ -690,5 +686,125 @@ func TestReloadTurnsTLSOn(t *testing.T) {
 	g.secure = nil
 	if code, err := ask(g.raw(), askTime); err != nil || code != 200 {
 		t.Errorf("without TLS: got %d, %v", code, err)
+	}
+}
+
+// The plain listener leads to https and does nothing else.
+func TestRedirect(t *testing.T) {
+	p := newPeer(t)
+	for _, way := range []string{"TLS", "PROXY and TLS"} {
+		g := over(t, way, []string{p.addr}, with("listen: {", `listen: {redirect: "127.0.0.1:0", `))
+		g.public = g.log.await(t, `msg=redirecting from=(\S+)`)[1]
+		public := g.log.await(t, `msg=listening public=(\S+)`)[1]
+		g.secure = nil
+		_, own, _ := net.SplitHostPort(g.public)
+		_, to, _ := net.SplitHostPort(public)
+		long := "/" + strings.Repeat("a", 3000)
+		for _, c := range []struct{ raw, want string }{
+			{"GET /a/b?c=d HTTP/1.1\r\nHost: shop.example\r\n\r\n", "308 https://shop.example/a/b?c=d"},
+			{"HEAD / HTTP/1.1\r\nHost: shop.example:80\r\n\r\n", "308 https://shop.example/"},
+			{"GET / HTTP/1.1\r\nHost: shop.example:" + own + "\r\n\r\n", "308 https://shop.example:" + to + "/"},
+			{"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", "308 https://127.0.0.1/"},
+			{"GET / HTTP/1.0\r\nHost: SHOP.example\r\n\r\n", "308 https://SHOP.example/"},
+			{"GET //evil.example/ HTTP/1.1\r\nHost: shop.example\r\n\r\n", "308 https://shop.example//evil.example/"},
+			{"GET " + long + " HTTP/1.1\r\nHost: shop.example\r\n\r\n", "308 https://shop.example" + long},
+			{"GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n", "403"},
+			{"GET / HTTP/1.1\r\nHost: [::1]\r\n\r\n", "403"},
+			{"GET @evil.example/ HTTP/1.1\r\nHost: shop.example\r\n\r\n", "403"},
+			{"GET http://shop.example/ HTTP/1.1\r\nHost: shop.example\r\n\r\n", "403"},
+			{"POST /v1/sales/1/orders HTTP/1.1\r\nHost: shop.example\r\nContent-Length: 2\r\n\r\n{}", "403"},
+			{"get / HTTP/1.1\r\nHost: shop.example\r\n\r\n", "403"},
+			{"GET / HTTP/1.1\r\n\r\n", "403"},
+			{"GET / HTTP/1.1\r\nHost: shop.example\r\nHost: evil.example\r\n\r\n", "400"},
+			{"GET / HTTP/1.1\r\nHost: shop.example/@evil.example\r\n\r\n", "400"},
+			{"GET / HTTP/1.1\r\nHost: shop.example evil\r\n\r\n", "400"},
+			{"GET /\rX: y HTTP/1.1\r\nHost: shop.example\r\n\r\n", "400"},
+			{"GET /\x00 HTTP/1.1\r\nHost: shop.example\r\n\r\n", "400"},
+			{"GET / HTTP/1.1\nHost: shop.example\r\n\r\n", "400"},
+			{"GET / HTTP/2.0\r\nHost: shop.example\r\n\r\n", "400"},
+			{"GET /" + strings.Repeat("a", 70000), "400"},
+			{"\x16\x03\x01\x02\x00\n\r\n\r\n", "400"},
+			{"GET / HTT", "close"}, {"", "close"},
+		} {
+			statuses, all := exchangeRaw(g, c.raw)
+			got := strings.Join(statuses, " ")
+			if got == "" {
+				got = "close"
+			}
+			if _, rest, ok := strings.Cut(all, "\r\nLocation: "); ok {
+				location, _, _ := strings.Cut(rest, "\r\n")
+				got += " " + location
+			}
+			if got != c.want || strings.Contains(strings.ToLower(all), "strict-transport") {
+				t.Errorf("%s, %.100q: got %.200q, want %.200q", way, c.raw, got, c.want)
+			}
+		}
+	}
+}
+
+// The PROXY header's address is the connection's: for backends, for bounds, and for whether X-Forwarded-For is read. Connections
+// without a good header, or of anybody but a trusted proxy, are closed without a word and counted.
+func TestProxyProtocol(t *testing.T) {
+	p := newPeer(t)
+	p.set(1, nil)
+	trust := func(networks string) edit { return with(`trusted_proxies: ["127.0.0.0/8"]`, "trusted_proxies: ["+networks+"]") }
+	edits := []edit{proxied, trust(`"127.0.0.0/8", "10.9.0.0/16"`)}
+	g := run(t, []string{p.addr}, edits...)
+	v2 := "\r\n\r\n\x00\r\nQUIT\n\x21\x11\x00\x0c\xcb\x00\x71\x09\xc0\x00\x02\x01\x12\x67\x01\xbb" // 203.0.113.9
+	for i, c := range []struct{ header, forwarded, want string }{
+		{"PROXY TCP4 198.51.100.7 192.0.2.1 4711 443\r\n", "", "198.51.100.0/24"},
+		{v2, "", "203.0.113.0/24"},
+		{v2, "X-Forwarded-For: 9.9.9.9\r\n", "203.0.113.0/24"},
+		{"PROXY TCP4 10.9.0.1 192.0.2.1 4711 443\r\n", "X-Forwarded-For: 9.9.9.9\r\n", "9.9.9.0/24"},
+		{"PROXY UNKNOWN\r\n", "", "127.0.0.0/24"},
+		{"PROXY UNKNOWN\r\n", "Forwarded: for=9.9.9.9\r\n", "9.9.9.0/24"},
+	} {
+		g.proxied = c.header
+		code, err := ask(g.raw(), "POST /v1/sales/1/orders HTTP/1.1\r\nHost: x\r\n"+g.as(fmt.Sprint("u", i))+"\r\n"+c.forwarded+"Content-Length: 0\r\n\r\n")
+		calls := p.got("/v1/sales/1/orders")
+		if err != nil || code != 202 || !strings.Contains(calls[len(calls)-1].Header, "Floodgate-Client: "+c.want+"\r\n") {
+			t.Errorf("%q, %q: got %d, %v; want %s", c.header, c.forwarded, code, err, c.want)
+		}
+	}
+	closed := func(reason string, headers ...string) {
+		t.Helper()
+		for i, header := range headers {
+			g.proxied = header
+			if statuses, all := exchangeRaw(g, askTime); len(statuses) > 0 || all != "" {
+				t.Errorf("%q: got %q, want the end", header, all)
+			}
+			if got := g.metric(`gateway_proxy_headers_refused_total{reason="` + reason + `"}`); got != fmt.Sprint(i+1) {
+				t.Errorf("%q: %s are counted as %s, want %d", header, got, reason, i+1)
+			}
+		}
+	}
+	closed("malformed", "", "PROXY TCP4 203.0.113.9 192.0.2.1 4711 443\n", "PROXY TCP6 203.0.113.9 192.0.2.1 1 2\r\n", "PROXY "+strings.Repeat("x", 200), strings.Replace(v2, "\x00\x0c", "\x00\x0b", 1), strings.Replace(v2, "\x00\x0c", "\xff\xff", 1), strings.Replace(v2, "\x21\x11", "\x21\x31", 1))
+	for i, header := range []string{"", "PROXY TCP4 203.0.113.9", v2[:20]} {
+		c, err := net.Dial("tcp", g.public)
+		if err != nil {
+			t.Fatal(err)
+		}
+		io.WriteString(c, header)
+		c.(*net.TCPConn).CloseWrite()
+		c.SetDeadline(time.Now().Add(20 * time.Second))
+		if b, err := io.ReadAll(c); err != nil || len(b) > 0 {
+			t.Errorf("%q: got %q, %v", header, b, err)
+		}
+		if got := g.metric(`gateway_proxy_headers_refused_total{reason="incomplete"}`); got != fmt.Sprint(i+1) {
+			t.Errorf("%q: %s are counted as incomplete", header, got)
+		}
+	}
+	g.write(configText([]string{p.addr}, proxied, trust(`"10.0.0.0/8"`)))
+	if a := g.reload(); a.code != 200 {
+		t.Fatal(a)
+	}
+	g.proxied = v2
+	c := g.raw()
+	io.WriteString(c, askTime)
+	if b, err := io.ReadAll(c); len(b) > 0 {
+		t.Errorf("not trusted: got %q, %v", b, err)
+	}
+	if got := g.metric(`gateway_proxy_headers_refused_total{reason="untrusted"}`); got != "1" {
+		t.Errorf("%s are counted as untrusted", got)
 	}
 }

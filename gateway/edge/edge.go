@@ -56,7 +56,8 @@ type Settings struct {
 	Order           *limit.Rule // of a user: orders and carts
 	Payment         *limit.Rule // of a user: payments, cancellations, coupons used
 	Read            *limit.Rule // of a user: all else
-	IP              *limit.Rule // of an address
+	IP              *limit.Rule // of an address, without a token that was found good before
+	IPUsers         *limit.Rule // of an address, with one
 	Webhook         *limit.Rule // of an address that delivers webhooks
 	Global          *limit.Rule // of all orders together
 	GlobalWait      limit.WaitBounds
@@ -84,17 +85,18 @@ type Server struct {
 	deliveries atomic.Int64 // webhooks at the backends
 
 	orders, payments, reads *limit.Buckets[string]
-	ips, webhooks           *limit.Buckets[[16]byte]
+	ips, ipUsers, webhooks  *limit.Buckets[[16]byte]
 	global                  *limit.Global
 	metrics                 *metrics
 	topUIDs                 *topk.Table[string]
 	topAddrs                *topk.Table[[16]byte]
 
-	date       atomic.Pointer[date]
-	idPrefix   string
-	idCount    atomic.Uint64
-	accessLogs *rate.Limiter
-	warnings   *rate.Limiter
+	date          atomic.Pointer[date]
+	idPrefix      string
+	idCount       atomic.Uint64
+	accessLogs    *rate.Limiter
+	warnings      *rate.Limiter
+	untrustedLogs *rate.Limiter
 }
 
 // New makes a server.
@@ -105,13 +107,14 @@ func New(c Config, settings Settings, reg prometheus.Registerer) *Server {
 	s := &Server{
 		Config: c,
 		orders: limit.New[string]("order", reg), payments: limit.New[string]("payment", reg), reads: limit.New[string]("read", reg),
-		ips: limit.New[[16]byte]("ip", reg), webhooks: limit.New[[16]byte]("webhook", reg),
+		ips: limit.New[[16]byte]("ip", reg), ipUsers: limit.New[[16]byte]("ip_users", reg), webhooks: limit.New[[16]byte]("webhook", reg),
 		global:  limit.NewGlobal("global", reg),
 		metrics: newMetrics(reg),
 		topUIDs: topk.NewTable[string](), topAddrs: topk.NewTable[[16]byte](),
-		idPrefix:   hex.EncodeToString(prefix[:]) + "-",
-		accessLogs: rate.NewLimiter(maxAccessLogs, maxAccessLogs),
-		warnings:   rate.NewLimiter(2, 5),
+		idPrefix:      hex.EncodeToString(prefix[:]) + "-",
+		accessLogs:    rate.NewLimiter(maxAccessLogs, maxAccessLogs),
+		warnings:      rate.NewLimiter(2, 5),
+		untrustedLogs: rate.NewLimiter(rate.Every(time.Minute), 1),
 	}
 	s.SetSettings(settings)
 	return s

@@ -63,8 +63,12 @@ func (s *Server) fastPath(c *conn, b []byte) (answer []byte) {
 	}
 	set := s.settings.Load()
 	from := c.addr
-	if set.Trusted.Contains(from) {
-		from = network.Client(from, set.Trusted, h.forwarded)
+	claimed := h.claims()
+	if claimed && set.Trusted.Contains(from) {
+		if len(h.forwarded) > 0 && len(h.elements) > 0 { // which may contradict each other
+			return nil
+		}
+		from, claimed = network.ClientForwarded(network.Client(from, set.Trusted, h.forwarded), set.Trusted, h.elements), false
 	}
 	if !set.BannedNetworks.Empty() && set.BannedNetworks.Contains(from) {
 		return nil
@@ -72,6 +76,9 @@ func (s *Server) fastPath(c *conn, b []byte) (answer []byte) {
 	if set.sample() {
 		c.sampled = true
 		return nil
+	}
+	if claimed {
+		s.untrusted(c.addr)
 	}
 	x := &c.exchange
 	*x = exchange{s: s, body: x.body}

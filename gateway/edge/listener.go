@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/valyala/fasthttp"
 
 	"floodgate.internal/gateway/network"
 	"floodgate.internal/shared/problem"
@@ -97,13 +98,16 @@ func (l *Listener) Accept() (net.Conn, error) {
 }
 
 // admit counts a new connection, or refuses it and returns nil.
-func (l *Listener) admit(inner net.Conn) *conn {
+func (l *Listener) admit(inner net.Conn) *conn { return l.admitBy(inner, l.transport.Load()) }
+
+// admitBy is admit of a connection that begins as t says.
+func (l *Listener) admitBy(inner net.Conn, t *transport) *conn {
 	var addr netip.Addr
 	if t, ok := inner.RemoteAddr().(*net.TCPAddr); ok {
 		addr = network.Unmap(t.AddrPort().Addr())
 	}
 	c := &conn{Conn: inner, listener: l, addr: addr, key: l.key(addr)}
-	b, t := l.bounds.Load(), l.transport.Load()
+	b := l.bounds.Load()
 	if t != nil && t.ProxyProtocol && !b.Trusted.Contains(addr) {
 		l.handshakes.untrusted.Inc()
 		inner.Close()
@@ -182,9 +186,12 @@ var (
 )
 
 func wholeResponse(p *problem.Problem) []byte {
-	body := p.JSON("-")
-	head := "HTTP/1.1 503 Service Unavailable\r\nContent-Type: " + problem.ContentType +
-		"\r\nCache-Control: no-store\r\nRetry-After: 2\r\nX-Request-Id: -\r\nConnection: close\r\nContent-Length: " + itoa(len(body)) + "\r\n\r\n"
+	body, after := p.JSON("-"), ""
+	if p.Code == problem.Overloaded {
+		after = "\r\nRetry-After: 2"
+	}
+	head := "HTTP/1.1 " + itoa(p.Status) + " " + fasthttp.StatusMessage(p.Status) + "\r\nContent-Type: " + problem.ContentType +
+		"\r\nCache-Control: no-store" + after + "\r\nX-Request-Id: -\r\nConnection: close\r\nContent-Length: " + itoa(len(body)) + "\r\n\r\n"
 	return append([]byte(head), body...)
 }
 

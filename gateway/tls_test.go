@@ -747,7 +747,9 @@ func TestRedirect(t *testing.T) {
 func TestProxyProtocol(t *testing.T) {
 	p := newPeer(t)
 	p.set(1, nil)
-	trust := func(networks string) edit { return with(`trusted_proxies: ["127.0.0.0/8"]`, "trusted_proxies: ["+networks+"]") }
+	trust := func(networks string) edit {
+		return with(`trusted_proxies: ["127.0.0.0/8"]`, "trusted_proxies: ["+networks+"]")
+	}
 	edits := []edit{proxied, trust(`"127.0.0.0/8", "10.9.0.0/16"`)}
 	g := run(t, []string{p.addr}, edits...)
 	v2 := "\r\n\r\n\x00\r\nQUIT\n\x21\x11\x00\x0c\xcb\x00\x71\x09\xc0\x00\x02\x01\x12\x67\x01\xbb" // 203.0.113.9

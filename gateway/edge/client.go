@@ -52,7 +52,7 @@ func (x *exchange) oneClient() bool {
 // either a client lies, or a proxy is missing in trusted_proxies and its clients share one address.
 func (s *Server) untrusted(peer netip.Addr) {
 	s.metrics.untrusted.Inc()
-	if s.untrustedLogs.Allow() {
+	if s.peerLogs.Allow() {
 		s.Log.Warn("X-Forwarded-For or Forwarded of a peer that is not in trusted_proxies is not read", "peer", peer.String())
 	}
 }

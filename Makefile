@@ -16,7 +16,10 @@ need_go = @command -v go >/dev/null || { echo "make: Go is not installed, or not
 	[ "$$(printf '%s\n' 1.26 "$${v:-0}" | sort -V | head -n 1)" = 1.26 ] || \
 	{ echo "make: Go 1.26 or newer is needed, this is $${v:-unknown} ($$(command -v go)): https://go.dev/dl/" >&2; exit 1; }
 
-build_to = go build -buildvcs=false -o build/
+# What --version says: -buildvcs fails in a checkout that another user owns.
+linked = -X floodgate.internal/shared/version.linkedVersion=$(shell git describe --tags --dirty --abbrev=12 2>/dev/null) \
+	-X floodgate.internal/shared/version.linkedCommit=$(shell git describe --always --exclude '*' --dirty --abbrev=12 2>/dev/null)
+build_to = go build -buildvcs=false -ldflags '$(linked)' -o build/
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -41,9 +44,10 @@ down: ## stop what `make up` started; CLEAN=1 removes its data, too
 	@$(build_to) ./e2e/cmd/stack
 	@build/stack down $(if $(CLEAN),-clean)
 
-build: ## the binaries, into build/
+build: ## the binaries, into build/, and the schemas of their configurations, for editors
 	$(need_go)
 	$(build_to) ./gateway/cmd/gateway ./backend/cmd/backend ./embedded/cmd/floodgate-embedded ./e2e/cmd/stack
+	@for b in gateway backend; do build/$$b schema --comments configs/$$b.yaml > build/$$b.schema.json || exit 1; done
 
 check: lint ## the fast part of the tests: format, vet, lint, unit tests; no servers
 	go test -short work

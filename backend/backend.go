@@ -14,6 +14,7 @@ import (
 
 	"floodgate.internal/backend/command"
 	"floodgate.internal/shared/cli"
+	"floodgate.internal/shared/version"
 )
 
 const description = `Floodgate's backend: decides orders in Redis, carries them to MySQL, expires what is not paid, and answers operators.
@@ -35,6 +36,9 @@ type grammar struct {
 	Eligible    command.Eligible    `cmd:"" help:"Who alone may buy in a sale."`
 	Timeline    command.Timeline    `cmd:"" help:"Why a buyer did not get one: what became of their presses in a sale."`
 	AuditLog    command.AuditLog    `cmd:"" help:"Who changed what."`
+	Schema      schemaCommand       `cmd:"" help:"Print a JSON Schema of the configuration, which editors use."`
+
+	Version kong.VersionFlag `help:"Print which build this is."`
 }
 
 type serveCommand struct {
@@ -46,7 +50,8 @@ type serveCommand struct {
 // is drained, or with what stopped it; cli.ExitCode tells a usage error from a failure.
 func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	var g grammar
-	kc, err := cli.Parse(&g, args, stdout, stderr, kong.Name("backend"), kong.Description(description))
+	kc, err := cli.Parse(&g, args, stdout, stderr, kong.Name("backend"), kong.Description(description),
+		kong.Vars{"version": version.This().Line("backend")})
 	if err != nil || kc == nil {
 		return err
 	}

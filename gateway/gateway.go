@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/alecthomas/kong"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"golang.org/x/sync/errgroup"
@@ -23,12 +24,17 @@ import (
 	"floodgate.internal/gateway/ops"
 	"floodgate.internal/shared/cli"
 	"floodgate.internal/shared/failpoint"
+	"floodgate.internal/shared/logging"
+	"floodgate.internal/shared/version"
 )
 
 type grammar struct {
-	Serve serveCommand `cmd:"" default:"withargs" help:"Run the gateway (the default)."`
-	Check checkCommand `cmd:"" help:"Say what is wrong with a configuration, or what it would change in the running gateway."`
-	Token tokenCommand `cmd:"" help:"Mint test tokens of 24 hours with the configuration's signing key."`
+	Serve  serveCommand  `cmd:"" default:"withargs" help:"Run the gateway (the default)."`
+	Check  checkCommand  `cmd:"" help:"Say what is wrong with a configuration, or what it would change in the running gateway."`
+	Token  tokenCommand  `cmd:"" help:"Mint test tokens of 24 hours with the configuration's signing key."`
+	Schema schemaCommand `cmd:"" help:"Print a JSON Schema of the configuration, which editors use."`
+
+	Version kong.VersionFlag `help:"Print which build this is."`
 }
 
 type serveCommand struct {
@@ -39,7 +45,7 @@ type serveCommand struct {
 // cli.UsageError.
 func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	var g grammar
-	kc, err := cli.Parse(&g, args, stdout, stderr)
+	kc, err := cli.Parse(&g, args, stdout, stderr, kong.Vars{"version": version.This().Line("gateway")})
 	if err != nil || kc == nil {
 		return err
 	}
@@ -48,6 +54,8 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return g.Check.run(ctx, stdout)
 	case "token":
 		return g.Token.run(stdout)
+	case "schema":
+		return g.Schema.run(stdout)
 	default:
 		return serve(ctx, g.Serve.Config, time.Now, stderr)
 	}
@@ -55,12 +63,16 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 
 // serve runs the gateway until ctx is done, and drains it. now is time.Now but in tests.
 func serve(ctx context.Context, path string, now func() time.Time, stderr io.Writer) error {
+	c, hash, err := Load(path)
+	if err != nil {
+		return &cli.UsageError{Err: err}
+	}
 	level := new(slog.LevelVar)
-	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: level}))
+	log := logging.New(stderr, c.Log.Format, c.Development, level)
 	reg := prometheus.NewRegistry()
-	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), version.This().Metric("gateway"))
 
-	p, err := newProcess(path, now, log, level, reg)
+	p, err := newProcess(path, c, hash, now, log, level, reg)
 	if err != nil {
 		return &cli.UsageError{Err: err}
 	}
@@ -132,6 +144,7 @@ func (r *process) servePublic(ctx context.Context, public *edge.Listener, redire
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return r.watch(ctx, hangups(ctx)) })
 	group.Go(func() error { return r.watchTLS(ctx) })
+	group.Go(func() error { return r.watchBackendTLS(ctx) })
 	group.Go(func() error {
 		if err := server.Serve(public); err != nil {
 			return fmt.Errorf("serve the public: %w", err)

@@ -33,7 +33,7 @@ func TestWhatIsRecordedOfAPress(t *testing.T) {
 		case "late":
 			refuse(ctx, problem.SoldOut, "")
 		case "long":
-			refuse(ctx, problem.Overloaded, verdict.LineLong)
+			refuse(ctx, problem.Overloaded, verdict.AdmissionLong)
 		case "busy":
 			refuse(ctx, problem.Overloaded, "no_such_rule")
 		case "banned":

@@ -27,7 +27,7 @@ func (s *Server) pressure(sale int64) *problem.Problem {
 	}
 	if s.Catalog.Lag(sale) > s.Limits.Lag {
 		s.metrics.shed[shedLag].Inc()
-		return by(verdict.Behind, overloaded("orders of this sale have been queued for too long"))
+		return by(verdict.QueueSlow, overloaded("orders of this sale have been queued for too long"))
 	}
 	if s.Outage != nil {
 		if what := s.Outage(); what != "" {

@@ -90,7 +90,7 @@ func by(rule verdict.Rule, p *problem.Problem) *problem.Problem {
 var answerRules = map[string]verdict.Rule{lua.Paused: verdict.Paused, lua.StaleEpoch: verdict.Checking}
 
 // lineRules is what a refusal of the line is recorded as.
-var lineRules = map[error]verdict.Rule{admission.ErrFull: verdict.LineFull, admission.ErrLong: verdict.LineLong, admission.ErrLate: verdict.LineLate}
+var lineRules = map[error]verdict.Rule{admission.ErrFull: verdict.AdmissionFull, admission.ErrLong: verdict.AdmissionLong, admission.ErrLate: verdict.AdmissionLate}
 
 func lineRule(err error) verdict.Rule {
 	for reason, rule := range lineRules {

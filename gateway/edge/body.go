@@ -9,15 +9,17 @@ import (
 
 // isJSON reports whether a body is empty or declared as JSON, or answers 415.
 func (x *exchange) isJSON(body []byte) bool {
-	if len(body) == 0 {
-		return true
-	}
-	media, _, _ := bytes.Cut(x.ctx.Request.Header.ContentType(), []byte(";"))
-	if bytes.EqualFold(bytes.TrimSpace(media), []byte("application/json")) {
+	if len(body) == 0 || jsonMedia(x.ctx.Request.Header.ContentType()) {
 		return true
 	}
 	x.reject(ruleBody, problem.New(problem.UnsupportedMediaType, "the body must be application/json"))
 	return false
+}
+
+// jsonMedia reports whether a Content-Type is JSON's.
+func jsonMedia(contentType []byte) bool {
+	media, _, _ := bytes.Cut(contentType, []byte(";"))
+	return bytes.EqualFold(bytes.TrimSpace(media), []byte("application/json"))
 }
 
 // decode reads a JSON body into v, or answers 415 or 400.

@@ -51,7 +51,7 @@ func (x *exchange) oneClient() bool {
 // untrusted counts a request that says where it comes from, of a peer that is no trusted proxy. It is logged once a minute at most:
 // either a client lies, or a proxy is missing in trusted_proxies and its clients share one address.
 func (s *Server) untrusted(peer netip.Addr) {
-	s.metrics.untrusted.Inc()
+	s.metrics.claims.Inc()
 	if s.peerLogs.Allow() {
 		s.Log.Warn("X-Forwarded-For or Forwarded of a peer that is not in trusted_proxies is not read", "peer", peer.String())
 	}

@@ -9,8 +9,8 @@ import (
 
 	"github.com/valyala/fasthttp"
 
+	"floodgate.internal/gateway/limit"
 	"floodgate.internal/gateway/network"
-	"floodgate.internal/gateway/salegate"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
 )
@@ -28,12 +28,13 @@ func orderedSale(path []byte) (id []byte, ok bool) {
 	return id, begins && ends && len(id) > 0 && bytes.IndexByte(id, '/') < 0
 }
 
-// fastPath refuses an order before the HTTP parser sees it, where the sale gate is certain: most of a sale's requests, for
-// less than parsing them costs. b is one whole request, whose head the headFilter has checked. The answer has the bytes
-// that the slow path would write; it is valid until the connection's next request.
+// fastPath refuses an order before the HTTP parser sees it, for less than parsing it costs. It knows the two refusals of
+// most of a sale's requests: the sale gate's, where the gate is certain, and that of the user's own buckets, where their token
+// was verified before. b is one whole request, whose head the headFilter has checked. The answer has the bytes that the slow
+// path would write; it is valid until the connection's next request.
 //
-// It returns nil where the request must take the slow path: whatever might be answered in another way there, must be
-// logged, or ends the connection.
+// It returns nil where the request must take the slow path: whatever might be answered in another way there, must be logged,
+// or ends the connection. Then it has taken no token.
 func (s *Server) fastPath(c *conn, b []byte) (answer []byte) {
 	defer func() {
 		if r := recover(); r != nil { // the slow path then tells the client
@@ -52,16 +53,17 @@ func (s *Server) fastPath(c *conn, b []byte) (answer []byte) {
 		return nil
 	}
 	id, ok := orderedSale(path)
-	if !ok || !printable(b[:len(b)-int(h.bodyLen)]) {
+	head, body := b[:len(b)-int(h.bodyLen)], b[len(b)-int(h.bodyLen):]
+	if !ok || !printable(head) {
 		return nil
 	}
-	now := s.Now()
+	set, now := s.settings.Load(), s.Now()
 	sale, _ := wire.ParseID(id)
 	v := s.Gate.Order(sale, now)
-	if v.Refusal == nil || v.MayProbe() {
+	byUser := v.Refusal == nil
+	if set.NoFastPath || v.MayProbe() || byUser && v.Sale == nil {
 		return nil
 	}
-	set := s.settings.Load()
 	from := c.addr
 	claimed := h.claims()
 	if claimed && set.Trusted.Contains(from) {
@@ -73,18 +75,35 @@ func (s *Server) fastPath(c *conn, b []byte) (answer []byte) {
 	if !set.BannedNetworks.Empty() && set.BannedNetworks.Contains(from) {
 		return nil
 	}
-	if set.sample() {
-		c.sampled = true
+	x := &c.exchange
+	*x = exchange{s: s, set: set, now: now, conn: c, addr: from, op: orderRoute.post, body: x.body}
+	var d limit.Decision
+	if byUser {
+		if d, ok = x.userHasNoToken(h, body, v.Sale.PerUserLimit); !ok {
+			return nil
+		}
+	}
+	status := fasthttp.StatusTooManyRequests
+	if !byUser {
+		status = v.Refusal.Status
+	}
+	if x.toBeLogged(status) {
 		return nil
+	}
+	if byUser {
+		if _, d := x.takeAddressBy(ruleIPUsers); !d.OK { // nothing was taken, and the slow path refuses for it
+			return nil
+		}
 	}
 	if claimed {
 		s.untrusted(c.addr)
 	}
-	x := &c.exchange
-	*x = exchange{s: s, body: x.body}
 	x.setID(h.id)
-	s.metrics.refusals[ruleGate].Inc()
-	s.metrics.requests[orderRoute.label][resultOf(v.Refusal.Code)].Inc()
+	if byUser {
+		answer = x.fastLimited(sale, d)
+	} else {
+		answer = x.fastRefusal(ruleGate, v.Refusal, v.RetryAfter, nil)
+	}
 	if from.IsValid() {
 		s.topAddrs.Add(s.key(from), true, now)
 	}
@@ -94,20 +113,54 @@ func (s *Server) fastPath(c *conn, b []byte) (answer []byte) {
 	if s.HTTP.WriteTimeout > 0 {
 		c.write.want = now.Add(s.HTTP.WriteTimeout)
 	}
-	return x.response(v.Refusal, v.RetryAfter, s.dateAt(now))
+	return answer
 }
 
-// response is a refusal as fasthttp would write it.
-func (x *exchange) response(r *salegate.Refusal, after time.Duration, date []byte) []byte {
+// userHasNoToken finds the user of an order for an open sale. It reports whether only their own buckets refuse it, and that decision.
+func (x *exchange) userHasNoToken(h *head, body []byte, perUser int) (limit.Decision, bool) {
+	user, ok := x.set.Verifier.Remembered(bearerToken(h.authorization))
+	if !ok || !x.set.mayOrder(user.UID) || h.hasKey && !wire.ValidIdempotencyKey(h.key) || len(body) > 0 && !jsonMedia(h.contentType) {
+		return limit.Decision{}, false
+	}
+	if _, exempt := x.set.ExemptUsers[user.UID]; exempt {
+		return limit.Decision{}, false
+	}
+	if _, _, err := wire.ParseOrderRequest(body, perUser); err != nil {
+		return limit.Decision{}, false
+	}
+	x.uid = user.UID
+	return x.s.orders.Refuses(user.UID, x.set.Order, x.now)
+}
+
+// fastLimited is the refusal by the user's own buckets.
+func (x *exchange) fastLimited(sale int64, d limit.Decision) []byte {
+	x.noteWait(d)
+	x.noteGlobalWait()
+	answer := x.fastRefusal(ruleOrder, overLimit[ruleOrder], d.AtLeastASecond(), &d)
+	x.s.topUIDs.Add(x.uid, true, x.now)
+	x.recordPress(sale)
+	return answer
+}
+
+// fastRefusal is a refusal as fasthttp would write it, with the fields of the limit that refuses, if one does.
+func (x *exchange) fastRefusal(by rule, r *problem.Prepared, after time.Duration, over *limit.Decision) []byte {
+	x.refusedBy(by)
+	x.result = resultOf(r.Code)
+	x.s.metrics.requests[orderRoute.label][x.result].Inc()
+	x.observe(orderRoute.label, r.Status)
 	b := append(x.body[:0], "HTTP/1.1 "...)
 	b = append(strconv.AppendInt(b, int64(r.Status), 10), ' ')
 	b = append(b, fasthttp.StatusMessage(r.Status)...)
-	b = append(append(b, "\r\nDate: "...), date...)
+	b = append(append(b, "\r\nDate: "...), x.s.dateAt(x.now)...)
 	b = append(b, "\r\nContent-Type: "+problem.ContentType+"\r\nContent-Length: "...)
 	b = strconv.AppendInt(b, int64(r.Len(x.id)), 10)
+	if over != nil {
+		b = append(append(b, "\r\nRatelimit-Policy: "...), over.Rule.Policy()...)
+		b = over.Rule.AppendExhausted(append(b, "\r\nRatelimit: "...), over.Law, int(over.AtLeastASecond()/time.Second))
+	}
 	b = append(b, "\r\nCache-Control: no-store"...)
 	if after > 0 {
-		b = append(append(b, "\r\nRetry-After: "...), x.retryAfter(after)...)
+		b = append(append(b, "\r\nRetry-After: "...), x.retryAfter(max(after, x.wait))...)
 	}
 	b = append(append(b, "\r\nX-Request-Id: "...), x.id...)
 	b = append(b, "\r\nX-Content-Type-Options: nosniff\r\n\r\n"...)

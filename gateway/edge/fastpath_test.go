@@ -13,10 +13,10 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/valyala/fasthttp"
 
 	"floodgate.internal/gateway/limit"
+	"floodgate.internal/gateway/network"
 )
 
 // pipe is a connection over which pieces come, one a Read, and then its end; it keeps what is written.
@@ -82,9 +82,32 @@ func bytesOf(s string) [][]byte {
 	return all
 }
 
+// counted is what s has counted: its counters, and the requests of each user and address.
+func counted(t *testing.T, s *Server, reg prometheus.Gatherer) map[string]float64 {
+	t.Helper()
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := map[string]float64{}
+	for _, f := range families {
+		for _, m := range f.Metric {
+			if m.Counter != nil {
+				n[fmt.Sprint(f.GetName(), m.Label)] = m.Counter.GetValue()
+			}
+		}
+	}
+	_, uids, addrs := s.Top(10)
+	for _, c := range append(uids, addrs...) {
+		n["requests of "+c.Name], n["refused of "+c.Name] = float64(c.Requests), float64(c.Refused)
+	}
+	return n
+}
+
 // The fast path's answer is the slow path's, byte for byte, and it takes what it should and nothing else.
 func TestTheFastPathAnswersAsTheSlowPath(t *testing.T) {
-	s, tokens := refusing(t)
+	reg := prometheus.NewRegistry()
+	s, tokens := refusingIn(t, reg)
 	for id := range int64(10) {
 		s.Gate.Probe(s.Gate.Order(id, time.Now()), time.Now())
 	}
@@ -122,16 +145,64 @@ func TestTheFastPathAnswersAsTheSlowPath(t *testing.T) {
 		{"a body too large", order("3", "", strings.Repeat(" ", 1001)), 0, nil},
 		{"an encoded path", strings.Replace(order("3", "", ""), "/orders", "/%6frders", 1), 0, nil},
 		{"a whole target", strings.Replace(order("3", "", ""), "/v1", "http://shop.example/v1", 1), 0, nil},
-		{"an open sale, user limited", order("6", auth, ""), 0, nil},
+		{"user limited", order("6", auth, ""), 1, nil},
+		{"user limited, with a key and a body", order("6", auth+"Idempotency-Key: k\r\nContent-Type: application/json; charset=utf-8\r\n", `{"quantity":2}`), 1, nil},
+		{"user limited, a category", order("6", auth+"Content-Type: Application/JSON\r\n", ` {"category":"red"} `), 1, nil},
+		{"user limited, another spelling", order("6", "authorization:  bEARER   "+tokens["7"]+"  \r\n", ""), 1, nil},
+		{"user limited, a cookie of somebody else", order("6", auth+"Cookie: floodgate_session="+tokens["8"]+"\r\n", ""), 1, nil},
+		{"user limited, an id of the client's", order("6", auth+"X-Request-Id: mine-1234\r\n", ""), 1, nil},
+		{"user limited, three times", order("6", auth, "") + order("6", auth, "") + order("6", auth, ""), 3, nil},
+		{"user limited, behind a proxy", order("6", auth+"X-Forwarded-For: 198.51.100.7\r\n", ""), 1, func(set *Settings) {
+			set.Trusted = networks(t, "127.0.0.1/32")
+			set.IPUsers = limit.NewRule("ip_users", 1000, time.Now(), limit.Law{Rate: 1, Burst: 1000})
+		}},
+		{"user limited, all for longer", order("6", auth, ""), 1, func(set *Settings) {
+			set.Global = limit.NewRule("global", 0, time.Now(), limit.Law{Rate: 0.00001, Burst: 1})
+		}},
+		{"by cookie", order("6", "Sec-Fetch-Site: same-origin\r\nCookie: floodgate_session="+tokens["7"]+"\r\n", ""), 0, nil},
+		{"no token, an open sale", order("6", "", ""), 0, nil},
+		{"another scheme", order("6", strings.Replace(auth, "Bearer", "Basic", 1), ""), 0, nil},
+		{"a wrong token", order("6", strings.Replace(auth, "\r\n", "x\r\n", 1), ""), 0, nil},
+		{"two tokens", order("6", auth+auth, ""), 0, nil},
+		{"an empty key", order("6", auth+"Idempotency-Key: \r\n", ""), 0, nil},
+		{"a key with a space", order("6", auth+"Idempotency-Key: a b\r\n", ""), 0, nil},
+		{"two keys", order("6", auth+"Idempotency-Key: a\r\nIdempotency-Key: b\r\n", ""), 0, nil},
+		{"a body of no type", order("6", auth, "{}"), 0, nil},
+		{"a form", order("6", auth+"Content-Type: application/x-www-form-urlencoded\r\n", "{}"), 0, nil},
+		{"more than the sale's limit", order("6", auth+"Content-Type: application/json\r\n", `{"quantity":3}`), 0, nil},
+		{"no JSON", order("6", auth+"Content-Type: application/json\r\n", `{`), 0, nil},
+		{"a user with tokens", order("6", "Authorization: Bearer "+tokens["8"]+"\r\n", ""), 0, nil},
+		{"a user in shadow", order("6", auth, ""), 0, func(set *Settings) {
+			set.Order = limit.NewRule("order", 1000, time.Now(), limit.Law{Rate: 0.0001, Burst: 1, Shadow: true})
+		}},
+		{"a banned user", order("6", auth, ""), 0, func(set *Settings) { set.BannedUsers = map[string]struct{}{"7": {}} }},
+		{"a user who is not eligible", order("6", auth, ""), 0, func(set *Settings) { set.EligibleUsers = map[string]struct{}{"8": {}} }},
+		{"an exempt user", order("6", auth, ""), 0, func(set *Settings) { set.ExemptUsers = map[string]struct{}{"7": {}, "8": {}} }},
+		{"an address without a token", order("6", auth+"X-Forwarded-For: 127.0.0.7\r\n", ""), 0, func(set *Settings) {
+			set.Trusted = networks(t, "127.0.0.1/32")
+		}},
+		{"user limited, logged", order("6", auth, ""), 0, func(set *Settings) { set.Log = LogSettings{Every: 1, Max: 100} }},
+		{"switched off", order("3", auth, ""), 0, func(set *Settings) { set.NoFastPath = true }},
+		{"user limited, switched off", order("6", auth, ""), 0, func(set *Settings) { set.NoFastPath = true }},
 		{"two at once", order("3", "", "") + order("2", "", ""), 2, nil},
 		{"a trailer that no request may have", order("3", "Trailer: Host\r\n", ""), 0, nil},
 		{"a trailer", order("3", "trailer: x-other\r\n", ""), 0, nil},
 		{"the last one, in capitals", order("3", "Connection: CLOSE\r\n", ""), 0, nil},
 		{"the last one, among others", order("3", "Connection: x, Close\r\n", ""), 0, nil},
 		{"an empty line before", "\r\n" + order("3", "", ""), 1, nil},
-		{"logged", order("3", "", ""), 0, func(set *Settings) { set.LogEvery = 1 }},
+		{"logged", order("3", "", ""), 0, func(set *Settings) { set.Log = LogSettings{Every: 1, Max: 100} }},
+		{"a refusal, logged", order("1", "", ""), 0, func(set *Settings) { set.Log = LogSettings{RefusedEvery: 1, Max: 100} }},
+		{"user limited, logged as a refusal", order("6", auth, ""), 0, func(set *Settings) { set.Log = LogSettings{RefusedEvery: 1, Max: 100} }},
+		{"sold out, among logged refusals", order("3", "", ""), 1, func(set *Settings) { set.Log = LogSettings{RefusedEvery: 1, Max: 100} }},
+		{"a refusal, beyond the bound", order("1", "", ""), 1, func(set *Settings) { set.Log = LogSettings{RefusedEvery: 1} }},
+		{"paused, logged", order("5", "", ""), 0, func(set *Settings) { set.Log = LogSettings{Max: 100} }},
+		{"paused, beyond the bound", order("5", "", ""), 1, func(set *Settings) { set.Log = LogSettings{} }},
 		{"banned", order("3", "", ""), 0, func(set *Settings) { set.BannedNetworks = networks(t, "127.0.0.1/32") }},
 		{"behind a proxy", order("3", "X-Forwarded-For: 198.51.100.7\r\n", ""), 1, func(set *Settings) { set.Trusted = networks(t, "127.0.0.1/32") }},
+		{"behind a proxy that speaks RFC 7239", order("3", "Forwarded: for=198.51.100.7;proto=https\r\n", ""), 1, func(set *Settings) { set.Trusted = networks(t, "127.0.0.1/32") }},
+		{"behind a proxy, by both fields", order("3", "Forwarded: for=198.51.100.7\r\nX-Forwarded-For: 198.51.100.7\r\n", ""), 0, func(set *Settings) { set.Trusted = networks(t, "127.0.0.1/32") }},
+		{"behind a proxy, by fields that differ", order("3", "Forwarded: for=198.51.100.8\r\nX-Forwarded-For: 198.51.100.7\r\n", ""), 0, func(set *Settings) { set.Trusted = networks(t, "127.0.0.1/32") }},
+		{"a client that names an address", order("3", "Forwarded: for=198.51.100.8\r\nX-Forwarded-For: 198.51.100.7\r\n", ""), 1, nil},
 		{"banned behind a proxy", order("3", "X-Forwarded-For: 192.0.2.1\r\nX-Forwarded-For: 198.51.100.7\r\n", ""), 0, func(set *Settings) {
 			set.Trusted, set.BannedNetworks = networks(t, "127.0.0.1/32"), networks(t, "198.51.100.0/24")
 		}},
@@ -142,23 +213,48 @@ func TestTheFastPathAnswersAsTheSlowPath(t *testing.T) {
 			c.before(&set)
 			s.SetSettings(set)
 		}
+		s.orders.Take("7", s.settings.Load().Order, time.Now()) // takes on the rule
+		answers(t, s, bytesOf(c.bytes)...)                      // remembers the token
+		before0 := counted(t, s, reg)
 		long, none := answers(t, s, bytesOf(c.bytes)...)
-		refused, asked := testutil.ToFloat64(s.metrics.refusals[ruleGate]), testutil.ToFloat64(s.metrics.requests[orderRoute.label][resultOf("SOLD_OUT")])
+		before1 := counted(t, s, reg)
 		short, taken := answers(t, s, []byte(c.bytes))
+		after := counted(t, s, reg)
 		if none != 0 || taken != c.short {
 			t.Errorf("%s: the fast path took %d, and %d of those that came in pieces, want %d and 0", c.name, taken, none, c.short)
 		}
 		if short == "" || taken > 0 && short != long {
 			t.Errorf("%s: got %q, the slow path %q", c.name, short, long)
 		}
-		if strings.Contains(short, "SOLD_OUT") && (testutil.ToFloat64(s.metrics.refusals[ruleGate]) == refused || testutil.ToFloat64(s.metrics.requests[orderRoute.label][resultOf("SOLD_OUT")]) == asked) {
-			t.Errorf("%s: it was not counted", c.name)
+		for what, n := range after {
+			if byLong, byShort := before1[what]-before0[what], n-before1[what]; byLong != byShort {
+				t.Errorf("%s: %s: counted %v, by the slow path %v", c.name, what, byShort, byLong)
+			}
 		}
 		s.SetSettings(before)
 	}
 	s.Drain()
 	if _, taken := answers(t, s, []byte(order("3", "", ""))); taken != 0 {
 		t.Error("the fast path takes requests while the gateway ends its connections")
+	}
+}
+
+// A refusal by the user's buckets costs the address a token on the fast path, too, and the slow path refuses an address without one.
+func TestTheFastPathDrawsOnTheAddress(t *testing.T) {
+	s, tokens := refusing(t)
+	set := *s.settings.Load()
+	set.Exempt = network.Set{}
+	set.IPUsers = limit.NewRule("ip_users", 1000, time.Now(), limit.Law{Rate: 0.0001, Burst: 2}) // the first request draws on ip
+	s.SetSettings(set)
+	request := "POST /v1/sales/6/orders HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + tokens["7"] + "\r\n\r\n"
+	for i, want := range []struct {
+		taken int
+		by    string
+	}{{0, "one order at a time"}, {1, "one order at a time"}, {1, "one order at a time"}, {0, "too many requests of users at your address"}} {
+		got, taken := answers(t, s, []byte(request))
+		if taken != want.taken || !strings.Contains(got, want.by) {
+			t.Errorf("request %d: the fast path took %d: %q, want %d and %q", i+1, taken, got, want.taken, want.by)
+		}
 	}
 }
 
@@ -253,13 +349,20 @@ func TestASlowRequestAfterAFastOneEnds(t *testing.T) {
 	}
 }
 
-// A request in one piece, which the fast path may take, is answered as one that comes byte by byte, which it never takes.
+// With the fast path and without it a request has the same answer. One that comes byte by byte never takes it.
 func FuzzFastPath(f *testing.F) {
 	s, tokens := refusing(f)
 	set := *s.settings.Load()
 	set.Trusted = networks(f, "127.0.0.1/32")
 	set.IP = limit.NewRule("ip", 1, time.Now(), limit.Law{Rate: 1e9, Burst: 1e9})
-	s.SetSettings(set)
+	set.IPUsers = set.IP
+	without := set
+	without.NoFastPath = true
+	for _, token := range tokens {
+		if _, err := set.Verifier.Verify([]byte(token)); err != nil { // it is remembered from here on
+			f.Fatal(err)
+		}
+	}
 	for _, c := range refusals(tokens) {
 		f.Add([]byte(c.request))
 	}
@@ -270,8 +373,13 @@ func FuzzFastPath(f *testing.F) {
 		for id := range int64(10) {
 			s.Gate.Probe(s.Gate.Order(id, time.Now()), time.Now())
 		}
-		long, none := answers(t, s, bytesOf(string(request))...)
+		s.SetSettings(without)
+		long, none := answers(t, s, request)
 		if none != 0 {
+			t.Fatalf("%q: the fast path took what it must leave while it is off", request)
+		}
+		s.SetSettings(set)
+		if _, none := answers(t, s, bytesOf(string(request))...); none != 0 {
 			t.Fatalf("%q: the fast path took what came byte by byte", request)
 		}
 		if short, taken := answers(t, s, request); taken > 0 && short != long {

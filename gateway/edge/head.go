@@ -32,8 +32,11 @@ type head struct {
 	elements  [][]byte // Forwarded, in order
 	host      []byte   // Host
 	plainHost bool     // it is a name or an IPv4 address
-	unusual   bool     // fasthttp may treat the request in a way that the fast path does not
-	close     bool     // the client wants the connection closed after the answer
+	// The values of fields that come once at most. hasKey: Idempotency-Key is there, if only empty.
+	authorization, contentType, key []byte
+	hasKey                          bool
+	unusual                         bool // fasthttp may treat the request in a way that the fast path does not
+	close                           bool // the client wants the connection closed after the answer
 }
 
 // pass says how many bytes of b go on, at most to the end of one request, so that its answer does not wait for the next
@@ -194,6 +197,12 @@ func (h *head) field(i int, value []byte, again bool) (refused *problem.Problem)
 		if !bytes.EqualFold(value, keepAlive) {
 			h.unusual, h.close = true, h.close || hasToken(value, closing)
 		}
+	case authorization:
+		h.authorization = value
+	case contentType:
+		h.contentType = value
+	case idempotencyKey:
+		h.key, h.hasKey = value, true
 	case trailer: // the parser refuses one that names certain fields
 		h.unusual = true
 	case requestID:

@@ -51,7 +51,7 @@ func (x *exchange) takeAddressBy(by rule) (rule, limit.Decision) {
 // knowsUser finds the user of a token that was found good before.
 func (x *exchange) knowsUser() bool {
 	token, _ := x.token()
-	x.known, x.isKnown = x.set.Verifier.Known(token)
+	x.known, x.isKnown = x.set.Verifier.Remembered(token)
 	return x.isKnown
 }
 
@@ -84,6 +84,11 @@ func (x *exchange) noteWait(d limit.Decision) limit.Decision {
 	return d
 }
 
+// noteGlobalWait is noteWait of the bucket of all orders, which the next attempt meets.
+func (x *exchange) noteGlobalWait() {
+	x.wait = max(x.wait, x.s.global.Wait(x.set.Global, x.set.GlobalWait, x.now))
+}
+
 // admitAddress draws on the address's buckets, or answers 429.
 func (x *exchange) admitAddress() bool { return x.admit(x.takeAddress()) }
 
@@ -95,12 +100,12 @@ func (x *exchange) admit(by rule, d limit.Decision) bool {
 	if d.OK {
 		return true
 	}
-	seconds := max(1, d.Seconds())
+	after := d.AtLeastASecond()
 	h := &x.ctx.Response.Header
 	h.Set("RateLimit-Policy", d.Rule.Policy())
-	x.body = d.Rule.AppendExhausted(x.body[:0], d.Law, seconds)
+	x.body = d.Rule.AppendExhausted(x.body[:0], d.Law, int(after/time.Second))
 	h.SetBytesV("RateLimit", x.body)
-	x.rejectPrepared(by, overLimit[by], time.Duration(seconds)*time.Second)
+	x.rejectPrepared(by, overLimit[by], after)
 	return false
 }
 
@@ -108,16 +113,16 @@ func (x *exchange) admit(by rule, d limit.Decision) bool {
 // an order may wait, or answers 429, or 503 where too many wait. The user's own buckets come first, so that nobody takes
 // more than their share of it.
 func (x *exchange) admitOrder(d limit.Decision) bool {
-	if !d.OK { // the next attempt meets the bucket of all orders
-		x.wait = max(x.wait, x.s.global.Wait(x.set.Global, x.set.GlobalWait, x.now))
+	if !d.OK {
+		x.noteGlobalWait()
 	}
 	if !x.admit(ruleOrder, d) {
 		return false
 	}
 	d = x.noteWait(x.s.global.Take(x.set.Global, x.set.GlobalWait, x.now))
 	if d.TooManyWaiting {
-		x.rejectPrepared(ruleGlobal, ordersWaiting, time.Duration(max(1, d.Seconds()))*time.Second)
-		x.verdict = verdict.Crowd
+		x.rejectPrepared(ruleGlobal, ordersWaiting, d.AtLeastASecond())
+		x.verdict = verdict.TooManyWaiting
 		return false
 	}
 	return x.admit(ruleGlobal, d)

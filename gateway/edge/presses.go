@@ -17,13 +17,13 @@ var verdictOfCode = map[problem.Code]verdict.Rule{
 	problem.TooManyOrders:  verdict.TooManyOrders,
 	problem.SaleNotStarted: verdict.NotStarted, problem.SaleEnded: verdict.Ended, problem.Forbidden: verdict.NotAllowed,
 	problem.IdempotencyKeyReused: verdict.KeyReused, problem.OrderStateConflict: verdict.Rejected,
-	problem.Overloaded: verdict.Overloaded, problem.OutcomeUnknown: verdict.Unconfirmed, problem.Internal: verdict.Broken,
+	problem.Overloaded: verdict.Overloaded, problem.OutcomeUnknown: verdict.Unconfirmed, problem.Internal: verdict.Internal,
 	problem.BadRequest: verdict.BadRequest, problem.UnsupportedMediaType: verdict.BadRequest,
 }
 
 var verdictOfResult = func() []verdict.Rule {
 	list := make([]verdict.Rule, int(firstCode)+len(codes))
-	list[resultOK], list[resultOther] = verdict.Accepted, verdict.Broken
+	list[resultOK], list[resultOther] = verdict.Accepted, verdict.Internal
 	for code, rule := range verdictOfCode {
 		list[resultOf(code)] = rule
 	}

@@ -5,20 +5,19 @@ import (
 	"strconv"
 	"time"
 
-	"floodgate.internal/gateway/salegate"
 	"floodgate.internal/shared/problem"
 )
 
 // Refusals whose bytes are made in advance, so that they allocate nothing.
 var (
-	bannedNetwork    = salegate.Prepare(problem.New(problem.Forbidden, "requests from this network are not taken; nothing was done"))
-	bannedUser       = salegate.Prepare(problem.New(problem.Forbidden, "this account may not buy here; orders that it has stand"))
-	notEligible      = salegate.Prepare(problem.New(problem.Forbidden, "ordering here is for invited accounts only, and this one is not on the list; orders that it has stand"))
-	ordersWaiting    = salegate.Prepare(problem.New(problem.Overloaded, "too many orders are waiting; nothing was done"))
-	backendsFull     = salegate.Prepare(problem.New(problem.Overloaded, "the shop is busy; nothing was done"))
-	tooManyDelivered = salegate.Prepare(problem.New(problem.Overloaded, "too many deliveries at once; nothing was done"))
+	bannedNetwork    = problem.Prepare(problem.New(problem.Forbidden, "requests from this network are not taken; nothing was done"))
+	bannedUser       = problem.Prepare(problem.New(problem.Forbidden, "this account may not buy here; orders that it has stand"))
+	notEligible      = problem.Prepare(problem.New(problem.Forbidden, "ordering here is for invited accounts only, and this one is not on the list; orders that it has stand"))
+	ordersWaiting    = problem.Prepare(problem.New(problem.Overloaded, "too many orders are waiting; nothing was done"))
+	backendsFull     = problem.Prepare(problem.New(problem.Overloaded, "the shop is busy; nothing was done"))
+	tooManyDelivered = problem.Prepare(problem.New(problem.Overloaded, "too many deliveries at once; nothing was done"))
 
-	overLimit = func() (l [rules]*salegate.Refusal) {
+	overLimit = func() (l [rules]*problem.Prepared) {
 		for by, detail := range map[rule]string{
 			ruleIP:      "too many requests from your address; nothing was done",
 			ruleIPUsers: "too many requests of users at your address; nothing was done",
@@ -28,7 +27,7 @@ var (
 			ruleRead:    "too many requests; nothing was done",
 			ruleGlobal:  "too many orders are coming in; nothing was done",
 		} {
-			l[by] = salegate.Prepare(problem.New(problem.RateLimited, detail))
+			l[by] = problem.Prepare(problem.New(problem.RateLimited, detail))
 		}
 		return l
 	}()
@@ -60,7 +59,7 @@ func (x *exchange) reject(by rule, p *problem.Problem) {
 
 // rejectPrepared is reject without an allocation. Retry-After is the longer of after and x.wait, with jitter; after = 0
 // sends none.
-func (x *exchange) rejectPrepared(by rule, r *salegate.Refusal, after time.Duration) {
+func (x *exchange) rejectPrepared(by rule, r *problem.Prepared, after time.Duration) {
 	x.refusedBy(by)
 	x.result = resultOf(r.Code)
 	resp := &x.ctx.Response

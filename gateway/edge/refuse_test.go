@@ -101,6 +101,10 @@ func signed(t testing.TB, clk *clock.Clock, uids ...string) (*identity.Verifier,
 // refusing makes a server of which every refusal is asked below: its news count for an hour, no bucket of uid 7, none of 127.0.0.7
 // and not that of all orders has a token left, nothing has a place at the backends. 127.0.0.1 and uid 8 have no buckets of their own.
 func refusing(t testing.TB) (s *Server, tokens map[string]string) {
+	return refusingIn(t, prometheus.NewRegistry())
+}
+
+func refusingIn(t testing.TB, reg *prometheus.Registry) (s *Server, tokens map[string]string) {
 	now := time.Now()
 	next := wire.At(now.Add(3 * time.Hour))
 	sale := func(id int64, state wire.SaleState) wire.Sale {
@@ -110,7 +114,6 @@ func refusing(t testing.TB) (s *Server, tokens map[string]string) {
 	sales := []wire.Sale{sale(1, wire.Upcoming), sale(2, wire.Ended), sale(3, wire.SoldOut), sale(4, wire.SoldOut), sale(5, wire.Paused), sale(6, wire.Open)}
 	sales[0].StartsAt, sales[3].NextReleaseAt = next, &next
 
-	reg := prometheus.NewRegistry()
 	clk := &clock.Clock{}
 	gate := follow(t, clk, reg, time.Hour, sales...)
 	verifier, tokens := signed(t, clk, "7", "8")

@@ -15,13 +15,18 @@ var bearer = []byte("Bearer ")
 func (x *exchange) token() (token []byte, byCookie bool) {
 	h := &x.ctx.Request.Header
 	if auth := h.Peek("Authorization"); len(auth) > 0 {
-		if len(auth) > len(bearer) && bytes.EqualFold(auth[:len(bearer)], bearer) {
-			return bytes.Trim(auth[len(bearer):], " "), false
-		}
-		return nil, false // of another scheme: then the cookie does not count either
+		return bearerToken(auth), false // of another scheme: then the cookie does not count either
 	}
 	c := h.Cookie(sessionCookie)
 	return c, len(c) > 0
+}
+
+// bearerToken is the token of an Authorization field (RFC 6750, 2.1); nil if it is of another scheme.
+func bearerToken(auth []byte) []byte {
+	if len(auth) > len(bearer) && bytes.EqualFold(auth[:len(bearer)], bearer) {
+		return bytes.Trim(auth[len(bearer):], " ")
+	}
+	return nil
 }
 
 // hasToken reports whether the request has a token, good or not.
@@ -71,13 +76,19 @@ func (x *exchange) rejectOrigin() {
 
 // mayBuy reports whether the lists of the configuration let the user order, or answers 403. Backends have lists of their own.
 func (x *exchange) mayBuy() bool {
+	if x.set.mayOrder(x.uid) {
+		return true
+	}
 	if _, banned := x.set.BannedUsers[x.uid]; banned {
 		x.rejectPrepared(ruleBan, bannedUser, 0)
-		return false
-	}
-	if _, eligible := x.set.EligibleUsers[x.uid]; !eligible && len(x.set.EligibleUsers) > 0 {
+	} else {
 		x.rejectPrepared(ruleEligible, notEligible, 0)
-		return false
 	}
-	return true
+	return false
+}
+
+func (s *Settings) mayOrder(uid string) bool {
+	_, banned := s.BannedUsers[uid]
+	_, eligible := s.EligibleUsers[uid]
+	return !banned && (eligible || len(s.EligibleUsers) == 0)
 }

@@ -92,7 +92,11 @@ func (v *Verifier) Verify(token []byte) (User, error) {
 	if len(token) > MaxToken {
 		return User{}, ErrInvalid
 	}
-	if user, ok := v.Known(token); ok {
+	if user, ok := v.cache.get(token); ok {
+		if v.expired(user) {
+			v.cache.remove(token)
+			return User{}, ErrExpired
+		}
 		return user, nil
 	}
 	for _, c := range token { // base64 decoders skip line ends, so one token could be written in many ways
@@ -109,18 +113,13 @@ func (v *Verifier) Verify(token []byte) (User, error) {
 	return user, nil
 }
 
-// Known returns the user of a token that Verify has found good before and that is good still. It checks no signature.
-func (v *Verifier) Known(token []byte) (User, bool) {
-	if len(token) == 0 || len(token) > maxCached {
-		return User{}, false
-	}
+// Remembered is Verify for a good token that was verified before. False: Verify may know more.
+func (v *Verifier) Remembered(token []byte) (User, bool) {
 	user, ok := v.cache.get(token)
-	if ok && !v.now().Before(user.Expires.Add(v.rules.Leeway)) {
-		v.cache.remove(token)
-		ok = false
-	}
-	return user, ok
+	return user, ok && !v.expired(user)
 }
+
+func (v *Verifier) expired(u User) bool { return !v.now().Before(u.Expires.Add(v.rules.Leeway)) }
 
 // claims are those that count here, by their exact names, each once. encoding/json would take "Sub" for "sub", and the
 // last of two. Where an issuer lets users add claims, a user could then name anybody.

@@ -40,6 +40,11 @@ type Decision struct {
 // Seconds is Wait in whole seconds, rounded up, so that waiting that long is enough.
 func (d Decision) Seconds() int { return wholeSeconds(d.Wait.Seconds()) }
 
+// AtLeastASecond is Seconds, as a time, or one second where that is more.
+func (d Decision) AtLeastASecond() time.Duration {
+	return time.Duration(max(1, d.Seconds())) * time.Second
+}
+
 const shards = 256
 
 // Buckets is a table of buckets. It is safe for concurrent use. A key that is a string must not belong to a request's
@@ -144,6 +149,23 @@ func (b *Buckets[K]) Take(key K, rule *Rule, now time.Time) Decision {
 		b.shadow.Inc()
 	}
 	return d
+}
+
+// Refuses reports whether Take would refuse the key now, and what it would decide. It changes nothing. It also reports false where
+// only Take can tell: of a key without buckets of its own, and of one that was last asked under another rule.
+func (b *Buckets[K]) Refuses(key K, rule *Rule, now time.Time) (Decision, bool) {
+	hash := b.hash(key)
+	s := &b.shards[hash%shards]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k := *s.chain(hash)
+	for k != nil && k.key != key {
+		k = k.chain
+	}
+	if k == nil || k.rule != rule {
+		return Decision{}, false
+	}
+	return k.refused(max(s.last, int64(now.Sub(b.epoch))))
 }
 
 func (b *Buckets[K]) hash(key K) uint64 { return maphash.Comparable(b.seed, key) }

@@ -75,10 +75,15 @@ func (s *state) full(lim *rate.Limiter, at int64) bool {
 	return true
 }
 
+// refused is the decision about a request that comes before every law has a token again.
+func (s *state) refused(at int64) (Decision, bool) {
+	return Decision{Rule: s.rule, Law: int(s.refuser), Wait: time.Duration(s.retryAt - at)}, at < s.retryAt
+}
+
 // take takes a token of each enforced law, or of none. If it does, it also takes one of each law in shadow, or of none of them.
 func (s *state) take(lim *rate.Limiter, at int64) Decision {
-	if at < s.retryAt {
-		return Decision{Rule: s.rule, Law: int(s.refuser), Wait: time.Duration(s.retryAt - at)}
+	if d, refused := s.refused(at); refused {
+		return d
 	}
 	at = max(at, s.touched)
 	d := Decision{OK: true, Rule: s.rule, Remaining: math.MaxInt}

@@ -40,14 +40,14 @@ type Sale struct {
 	mark   atomic.Int64 // a backend's last answer: nanoseconds since epoch, shifted left by one, plus 1 for sold out
 	probed atomic.Int64 // the last probe, or the feed's last news of the sale: nanoseconds since epoch
 
-	notStarted, ended, soldOut, paused *Refusal
-	soldOutUntil                       *Refusal // names the next release; nil: there is none
+	notStarted, ended, soldOut, paused *problem.Prepared
+	soldOutUntil                       *problem.Prepared // names the next release; nil: there is none
 }
 
 // Verdict is what the gate says to an order.
 type Verdict struct {
 	// Refusal is nil where the backend is to decide.
-	Refusal *Refusal
+	Refusal *problem.Prepared
 	// RetryAfter is when the verdict may be another one; 0: not known.
 	RetryAfter time.Duration
 	// Sale is nil where the gate does not know it.
@@ -81,8 +81,8 @@ type Gate struct {
 	news     atomic.Int64 // the feed's last answer: nanoseconds since epoch; 0: never
 	stale    atomic.Int64 // stale_after
 	probes   *rate.Limiter
-	unknown  *Refusal
-	notFresh *Refusal
+	unknown  *problem.Prepared
+	notFresh *problem.Prepared
 	metrics  metrics
 }
 
@@ -97,8 +97,8 @@ type snapshot struct {
 func New(clk *clock.Clock, staleAfter time.Duration, reg prometheus.Registerer) *Gate {
 	g := &Gate{
 		clk: clk, epoch: time.Now(), probes: rate.NewLimiter(staleRate, staleBurst),
-		unknown:  Prepare(problem.New(problem.SaleNotFound, "there is no such sale")),
-		notFresh: Prepare(problem.New(problem.Overloaded, "the state of the sales is not known at the moment; nothing was done")),
+		unknown:  problem.Prepare(problem.New(problem.SaleNotFound, "there is no such sale")),
+		notFresh: problem.Prepare(problem.New(problem.Overloaded, "the state of the sales is not known at the moment; nothing was done")),
 	}
 	g.stale.Store(int64(staleAfter))
 	g.snapshot.Store(&snapshot{})
@@ -135,7 +135,7 @@ func (g *Gate) Get(id int64) (*Sale, bool) {
 func (g *Gate) Known() int { return len(g.snapshot.Load().sales) }
 
 // Unknown is the refusal for a sale that does not exist; false where that is not certain. No sale has the id 0.
-func (g *Gate) Unknown(id int64, now time.Time) (*Refusal, bool) {
+func (g *Gate) Unknown(id int64, now time.Time) (*problem.Prepared, bool) {
 	if _, ok := g.Get(id); ok || id != 0 && !g.Fresh(now) {
 		return nil, false
 	}
@@ -187,7 +187,7 @@ func (g *Gate) Order(id int64, now time.Time) Verdict {
 }
 
 // refuse is a verdict with the refusal r. It says whether an order may probe.
-func (g *Gate) refuse(s *Sale, r *Refusal, after time.Duration, now time.Time) Verdict {
+func (g *Gate) refuse(s *Sale, r *problem.Prepared, after time.Duration, now time.Time) Verdict {
 	v := Verdict{Refusal: r, RetryAfter: after, Sale: s}
 	if !g.Fresh(now) {
 		v.probe = probeStale
@@ -286,15 +286,15 @@ func newSale(w wire.Sale, epoch time.Time) *Sale {
 	s.probed.Store(int64(time.Since(epoch)))
 	early := problem.New(problem.SaleNotStarted, "the sale starts at "+w.StartsAt.Format(wire.TimeFormat))
 	early.StartsAt = &w.StartsAt
-	s.notStarted = Prepare(early)
-	s.ended = Prepare(problem.New(problem.SaleEnded, "the sale is over"))
-	s.soldOut = Prepare(problem.New(problem.SoldOut, "nothing is available now; units come back when somebody cancels or does not pay"))
+	s.notStarted = problem.Prepare(early)
+	s.ended = problem.Prepare(problem.New(problem.SaleEnded, "the sale is over"))
+	s.soldOut = problem.Prepare(problem.New(problem.SoldOut, "nothing is available now; units come back when somebody cancels or does not pay"))
 	if w.NextReleaseAt != nil {
 		s.nextRelease = w.NextReleaseAt.UnixMilli()
 		more := problem.New(problem.SoldOut, "nothing is available now; more is released at "+w.NextReleaseAt.Format(wire.TimeFormat))
 		more.NextReleaseAt = w.NextReleaseAt
-		s.soldOutUntil = Prepare(more)
+		s.soldOutUntil = problem.Prepare(more)
 	}
-	s.paused = Prepare(problem.New(problem.Overloaded, "the sale is paused; nothing was done"))
+	s.paused = problem.Prepare(problem.New(problem.Overloaded, "the sale is paused; nothing was done"))
 	return s
 }

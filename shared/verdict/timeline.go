@@ -27,15 +27,15 @@ type Rule string
 
 // The rules.
 const (
-	Accepted    Rule = "accepted"
-	Repeated    Rule = "repeated"
-	OrderLimit  Rule = "order_limit"
-	GlobalLimit Rule = "global_limit"
-	Crowd       Rule = "crowd"
-	InFlight    Rule = "in_flight"
-	Unreachable Rule = "unreachable"
-	NoAnswer    Rule = "no_answer"
-	BadRequest  Rule = "bad_request"
+	Accepted       Rule = "accepted"
+	Repeated       Rule = "repeated"
+	OrderLimit     Rule = "order_limit"
+	GlobalLimit    Rule = "global_limit"
+	TooManyWaiting Rule = "crowd"
+	InFlight       Rule = "in_flight"
+	Unreachable    Rule = "unreachable"
+	NoAnswer       Rule = "no_answer"
+	BadRequest     Rule = "bad_request"
 
 	SoldOut        Rule = "sold_out"
 	NotEnough      Rule = "not_enough"
@@ -50,30 +50,30 @@ const (
 	KeyReused      Rule = "key_reused"
 	Rejected       Rule = "rejected"
 	QueueFull      Rule = "queue_full"
-	Behind         Rule = "behind"
+	QueueSlow      Rule = "behind"
 	Outage         Rule = "outage"
-	LineFull       Rule = "line_full"
-	LineLong       Rule = "line_long"
-	LineLate       Rule = "line_late"
+	AdmissionFull  Rule = "line_full"
+	AdmissionLong  Rule = "line_long"
+	AdmissionLate  Rule = "line_late"
 	Checking       Rule = "checking"
 	Overloaded     Rule = "overloaded"
 	Unconfirmed    Rule = "unconfirmed"
-	Broken         Rule = "broken"
+	Internal       Rule = "broken"
 )
 
 // MaxRule bounds a rule's name, in bytes.
 const MaxRule = 24
 
 var rules = map[Rule]struct{ what, detail string }{
-	Accepted:    {Taken, "Your order was accepted; what became of it is told below."},
-	Repeated:    {Taken, "You asked again for an order that had been accepted, and were told of it."},
-	OrderLimit:  {Limited, "You pressed again too soon after your last press: each account may send only so many orders in a time. Nothing was done."},
-	GlobalLimit: {Limited, "More orders came in at once than are let through, whoever sends them. Nothing was done."},
-	Crowd:       {Refused, "Too many orders were waiting to be let through. Nothing was done."},
-	InFlight:    {Refused, "As many requests were being answered at once as we take. Nothing was done."},
-	Unreachable: {Refused, "The shop could not be reached from where your press came in. Nothing was done."},
-	NoAnswer:    {Unknown, "Your order was passed on, and no answer came in time. If it was accepted, it is among your orders below; else nothing was done."},
-	BadRequest:  {Refused, "Your request was not of the documented form. Nothing was done."},
+	Accepted:       {Taken, "Your order was accepted; what became of it is told below."},
+	Repeated:       {Taken, "You asked again for an order that had been accepted, and were told of it."},
+	OrderLimit:     {Limited, "You pressed again too soon after your last press: each account may send only so many orders in a time. Nothing was done."},
+	GlobalLimit:    {Limited, "More orders came in at once than are let through, whoever sends them. Nothing was done."},
+	TooManyWaiting: {Refused, "Too many orders were waiting to be let through. Nothing was done."},
+	InFlight:       {Refused, "As many requests were being answered at once as we take. Nothing was done."},
+	Unreachable:    {Refused, "The shop could not be reached from where your press came in. Nothing was done."},
+	NoAnswer:       {Unknown, "Your order was passed on, and no answer came in time. If it was accepted, it is among your orders below; else nothing was done."},
+	BadRequest:     {Refused, "Your request was not of the documented form. Nothing was done."},
 
 	SoldOut:        {Refused, "Nothing was available when your turn came."},
 	NotEnough:      {Refused, "Less was available than you asked for."},
@@ -88,15 +88,15 @@ var rules = map[Rule]struct{ what, detail string }{
 	KeyReused:      {Refused, "Your Idempotency-Key had been used for another order. Nothing was done."},
 	Rejected:       {Refused, "You asked again for an order that had been rejected; why is told below."},
 	QueueFull:      {Refused, "Too many accepted orders were waiting to be finished, so no more were taken. Nothing was done."},
-	Behind:         {Refused, "Accepted orders took too long to be finished, so no more were taken. Nothing was done."},
+	QueueSlow:      {Refused, "Accepted orders took too long to be finished, so no more were taken. Nothing was done."},
 	Outage:         {Refused, "A part of the shop without which no order can be finished was away. Nothing was done."},
-	LineFull:       {Refused, "Too many orders were waiting for their turn. Nothing was done."},
-	LineLong:       {Refused, "More orders were waiting for their turn than made sense for what was left. Nothing was done."},
-	LineLate:       {Refused, "Your turn did not come in time. Nothing was done."},
+	AdmissionFull:  {Refused, "Too many orders were waiting for their turn. Nothing was done."},
+	AdmissionLong:  {Refused, "More orders were waiting for their turn than made sense for what was left. Nothing was done."},
+	AdmissionLate:  {Refused, "Your turn did not come in time. Nothing was done."},
 	Checking:       {Refused, "The sale's stock was being checked or loaded. Nothing was done."},
 	Overloaded:     {Refused, "The shop was too busy. Nothing was done."},
 	Unconfirmed:    {Unknown, "Your order may have been accepted, and that could not be told at once. If it was, it is among your orders below; else nothing was done."},
-	Broken:         {Unknown, "Something broke on our side. If your order was accepted, it is among your orders below."},
+	Internal:       {Unknown, "Something broke on our side. If your order was accepted, it is among your orders below."},
 }
 
 // names leads from the bytes of a name to the constant, which belongs to nobody's buffer.

@@ -8,15 +8,20 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/alecthomas/kong"
+
 	"floodgate.internal/embedded"
 	"floodgate.internal/embedded/demo"
 	"floodgate.internal/shared/cli"
 	"floodgate.internal/shared/development"
+	"floodgate.internal/shared/version"
 )
 
 type grammar struct {
 	Demo demoCommand `cmd:"" help:"A whole sale on free ports, with a crowd, an audit and a verdict."`
 	Run  runCommand  `cmd:"" help:"The system in the foreground on 8080/8081/9080/9081, with sample sales; Ctrl-C ends it."`
+
+	Version kong.VersionFlag `help:"Print which build this is."`
 }
 
 type demoCommand struct {
@@ -34,7 +39,7 @@ type runCommand struct {
 // execute reads the command line and does what it says.
 func execute(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	var g grammar
-	kc, err := cli.Parse(&g, args, stdout, stderr)
+	kc, err := cli.Parse(&g, args, stdout, stderr, kong.Vars{"version": version.This().Line("floodgate-embedded")})
 	if err != nil || kc == nil {
 		return err
 	}

@@ -86,6 +86,7 @@ func (r *process) watchTLS(ctx context.Context) error {
 			return nil
 		case <-r.tlsChanged:
 			follow()
+			r.certs.Refresh(time.Now()) // a canary's material was read a while ago
 		case <-events:
 			quiet = time.After(settleTime)
 		case err := <-errs:

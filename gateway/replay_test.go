@@ -90,6 +90,10 @@ func TestReplayOfARealLog(t *testing.T) {
 	if got := fmt.Sprint(other.Users, other.Networks); got != "[{bob 3}] [{198.51.100.0/24 3}]" || len(other.Minutes) == 0 || other.First == nil || other.First.After(*other.Last) {
 		t.Errorf("got %s, %+v", got, other)
 	}
+	shared := report(all, limits("ip_users: {rate: 0.0001, burst: 1}"))
+	if got := fmt.Sprint(shared.Rules, shared.NewlyRefused, shared.Users); got != "[{ip 2 0} {ip_users 0 4} {order 3 1}] 2 [{bob 2}]" {
+		t.Errorf("a bucket of users at an address: got %s", got)
+	}
 	text, err := check([]string{"--replay", log}, all, with("read: {rate: 10, burst: 20", "read: {rate: 0.0001, burst: 1"))
 	for _, want := range []string{"30 requests, ", "read        0       3", "3 would be refused that were not", "bob", "198.51.100.0/24"} {
 		if err != nil || !strings.Contains(text, want) {

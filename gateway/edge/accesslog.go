@@ -182,7 +182,11 @@ func (x *exchange) log() {
 	if x.rule < rules {
 		add("rule", ruleNames[x.rule])
 	}
-	add("uid", x.uid)
+	uid := x.uid
+	if x.isKnown {
+		uid = x.known.UID // also where the address's bucket refused the request
+	}
+	add("uid", uid)
 	add("network", x.network())
 	add("trace_id", x.traceID())
 	add("code", string(codeOf(x.result)))
@@ -192,11 +196,14 @@ func (x *exchange) log() {
 			attrs = append(attrs, slog.Int64("sale", sale))
 		}
 	}
-	add("addr", x.set.Log.hash(x.client()))
+	add("addr", x.set.Log.hash(x.client(), x.s.IPv6Prefix))
 	if x.asked > 0 {
 		attrs = append(attrs, slog.Duration("upstream_took", x.asked))
 	}
 	attrs = append(attrs, slog.Int("every", x.set.Log.Every))
+	if x.isKnown { // it drew on the address's buckets for users
+		attrs = append(attrs, slog.Bool("known", true))
+	}
 	if x.s.lines[sampledLine].gap.Load() && x.s.lines[sampledLine].gap.Swap(false) {
 		attrs = append(attrs, slog.Bool("gap", true))
 	}
@@ -212,11 +219,11 @@ func (x *exchange) traceID() string {
 }
 
 // hash stands for an address in the log: HMAC-SHA256 of what its bucket goes by. Nobody without the key finds the address by trying all.
-func (l *LogSettings) hash(a netip.Addr) string {
+func (l *LogSettings) hash(a netip.Addr, bits int) string {
 	if !a.IsValid() {
 		return ""
 	}
-	key := network.Key(a)
+	key := network.Key(a, bits)
 	mac := hmac.New(sha256.New, l.Key)
 	mac.Write(key[:])
 	return hex.EncodeToString(mac.Sum(nil)[:8])

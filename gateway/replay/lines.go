@@ -22,7 +22,8 @@ type line struct {
 	Addr    string    `json:"addr"` // a keyed hash
 	Network string    `json:"network"`
 	Rule    string    `json:"rule"`
-	Took    float64   `json:"took"` // seconds
+	Took    float64   `json:"took"`  // seconds
+	Known   bool      `json:"known"` // it drew on ip_users
 	Every   *int      `json:"every"`
 	Gap     bool      `json:"gap"`
 }

@@ -19,10 +19,10 @@ import (
 )
 
 // limitRules are the rules that a replay decides anew. A request that the log has refused by another one stays refused by it.
-var limitRules = []string{"ban", "eligible", "ip", "webhook", "order", "payment", "read", "global"}
+var limitRules = []string{"ban", "eligible", "ip", "ip_users", "webhook", "order", "payment", "read", "global"}
 
 // anonymous are the rules that refuse requests whose user is not known, and that came to the address's buckets at least, or were banned.
-var anonymous = map[string]bool{"ip": true, "webhook": true, "identity": true, "ban": true}
+var anonymous = map[string]bool{"ip": true, "ip_users": true, "webhook": true, "identity": true, "ban": true}
 
 // Requests are put in the order in which they arrived: a line is written when a request is answered. A request that arrived more than
 // window before the newest line is out of order, and so is one that finds maxHeld others held.
@@ -34,7 +34,7 @@ const (
 // player has the buckets of a replay.
 type player struct {
 	limits                  edge.Settings
-	ips, webhooks           *limit.Buckets[string]
+	ips, ipUsers, webhooks  *limit.Buckets[string]
 	orders, payments, reads *limit.Buckets[string]
 	global                  *limit.Global
 
@@ -51,7 +51,7 @@ func Run(log io.Reader, limits edge.Settings) (*Report, error) {
 	reg := prometheus.NewRegistry()
 	p := &player{
 		limits: limits, report: &Report{}, count: newCounts(),
-		ips: limit.New[string]("ip", reg), webhooks: limit.New[string]("webhook", reg),
+		ips: limit.New[string]("ip", reg), ipUsers: limit.New[string]("ip_users", reg), webhooks: limit.New[string]("webhook", reg),
 		orders: limit.New[string]("order", reg), payments: limit.New[string]("payment", reg), reads: limit.New[string]("read", reg),
 		global: limit.NewGlobal("global", reg),
 	}
@@ -120,15 +120,18 @@ func (p *player) decide(r *request) (rule string, known bool) {
 	}
 	if !within(s.Exempt, r.Network) && r.Addr != "" && !(r.Rule == "ban" && r.UID == "") {
 		table, law, name := p.ips, s.IP, "ip"
-		if drawn.Rule == "webhook" {
+		switch {
+		case drawn.Rule == "webhook":
 			table, law, name = p.webhooks, s.Webhook, "webhook"
+		case r.Known:
+			table, law, name = p.ipUsers, s.IPUsers, "ip_users"
 		}
 		if !table.Take(r.Addr, law, r.arrived).OK {
 			return name, true
 		}
 	}
 	if r.UID == "" {
-		return "", r.Rule != "ip" && r.Rule != "ban" || drawn.Rule == "ip"
+		return "", r.Rule != "ip" && r.Rule != "ip_users" && r.Rule != "ban" || drawn.Rule == "ip"
 	}
 	if drawn.Lists {
 		if _, banned := s.BannedUsers[r.UID]; banned {

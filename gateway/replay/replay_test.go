@@ -27,7 +27,7 @@ func rule(name string, rate float64, burst int) *limit.Rule {
 
 func generous() edge.Settings {
 	return edge.Settings{
-		Order: rule("order", 1000, 1000), Payment: rule("payment", 1000, 1000), Read: rule("read", 1000, 1000), IP: rule("ip", 1000, 1000),
+		Order: rule("order", 1000, 1000), Payment: rule("payment", 1000, 1000), Read: rule("read", 1000, 1000), IP: rule("ip", 1000, 1000), IPUsers: rule("ip_users", 1000, 1000),
 		Webhook: rule("webhook", 1000, 1000), Global: rule("global", 1000, 1000),
 	}
 }
@@ -93,6 +93,9 @@ func TestEachRule(t *testing.T) {
 		{"ip of a stranger", with(func(s *edge.Settings) { s.IP = rule("ip", 0.1, 1) }), fields{"rule": "identity", "status": 401}, "[{ip 0 1}]", 0},
 		{"ip, exempt", with(func(s *edge.Settings) { s.IP, s.Exempt = rule("ip", 0.1, 1), networks("192.0.2.0/23") }), fields{"uid": "u"}, "[]", 0},
 		{"ip, half exempt", with(func(s *edge.Settings) { s.IP, s.Exempt = rule("ip", 0.1, 1), networks("192.0.2.0/25") }), fields{"uid": "u"}, "[{ip 0 1}]", 0},
+		{"ip_users", with(func(s *edge.Settings) { s.IPUsers = rule("ip_users", 0.1, 1) }), fields{"uid": "u", "known": true}, "[{ip_users 0 1}]", 0},
+		{"ip_users before, not now", generous(), fields{"uid": "u", "known": true, "rule": "ip_users", "status": 429}, "[{ip_users 2 0}]", 0},
+		{"a known user does not draw on ip", with(func(s *edge.Settings) { s.IP = rule("ip", 0.1, 1) }), fields{"uid": "u", "known": true}, "[]", 0},
 		{"webhook", with(func(s *edge.Settings) { s.Webhook = rule("webhook", 0.1, 1) }), fields{"path": "/v1/payments/webhook/acme"}, "[{webhook 0 1}]", 0},
 		{"a page from memory", with(func(s *edge.Settings) { s.IP = rule("ip", 0.1, 1) }), fields{"method": "GET", "path": "/v1/sales"}, "[]", 0},
 		{"the gate", with(func(s *edge.Settings) { s.IP, s.Order = rule("ip", 0.1, 1), rule("order", 0.1, 1) }), fields{"rule": "gate", "status": 409}, "[]", 0},

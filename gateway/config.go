@@ -9,6 +9,7 @@ import (
 	"floodgate.internal/gateway/identity"
 	"floodgate.internal/gateway/network"
 	"floodgate.internal/shared/conf"
+	"floodgate.internal/shared/operator"
 )
 
 // Config is the gateway's configuration file; configs/gateway.yaml explains every key. Fields tagged reload:"restart"
@@ -17,6 +18,7 @@ type Config struct {
 	Development bool             `yaml:"development" reload:"restart"`
 	Listen      ListenConfig     `yaml:"listen"`
 	OpsToken    conf.Secret      `yaml:"ops_token"`
+	Operators   []operator.Entry `yaml:"operators"`
 	OpsHosts    []string         `yaml:"ops_hosts"`
 	Trusted     []string         `yaml:"trusted_proxies"`
 	Backends    []string         `yaml:"backends"`
@@ -210,6 +212,9 @@ func (c *Config) backends() []string {
 	}
 	return addrs
 }
+
+// operators are those who may use the ops listener.
+func (c *Config) operators() *operator.List { return operator.NewList("ops", c.OpsToken, c.Operators) }
 
 // developmentSecrets names the fields that hold one.
 func (c *Config) developmentSecrets() []string {

@@ -22,6 +22,7 @@ import (
 	"floodgate.internal/gateway/upstream"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/failpoint"
+	"floodgate.internal/shared/operator"
 	"floodgate.internal/shared/signing"
 )
 
@@ -54,6 +55,7 @@ type process struct {
 	history  []ops.Reload   // the newest keptReloads, oldest first
 
 	current   atomic.Pointer[loaded]
+	operators atomic.Pointer[operator.List] // of the configuration in force
 	listening atomic.Bool
 	draining  atomic.Bool
 }
@@ -73,6 +75,7 @@ func newProcess(path string, now func() time.Time, log *slog.Logger, level *slog
 		return nil, err
 	}
 	r.current.Store(&loaded{c, hash, 1})
+	r.operators.Store(c.operators())
 	r.gate = salegate.New(r.clk, c.Feed.StaleAfter, reg)
 	r.cache = pagecache.New(c.Cache.MaxBytes, reg)
 	r.pool = upstream.New(upstreamConfig(c), r.clk, reg)
@@ -159,6 +162,7 @@ func (r *process) apply(l *loaded, s edge.Settings) {
 		r.public.SetBounds(bounds(c, s))
 	}
 	r.edge.SetSettings(s)
+	r.operators.Store(c.operators())
 	r.current.Store(l)
 }
 
@@ -209,11 +213,11 @@ func (r *process) opsConfig() ops.Config {
 			l := r.current.Load()
 			return ops.Generation{Generation: l.Generation, Hash: l.Hash, Config: l.Tree()}
 		},
-		Top:     r.edge.Top,
-		Reloads: r.reloads,
-		Token:   func() string { return r.current.Load().OpsToken.Reveal() },
-		Listen:  r.current.Load().Listen.Ops,
-		Hosts:   func() []string { return r.current.Load().OpsHosts },
+		Top:       r.edge.Top,
+		Reloads:   r.reloads,
+		Operators: r.operators.Load,
+		Listen:    r.current.Load().Listen.Ops,
+		Hosts:     func() []string { return r.current.Load().OpsHosts },
 	}
 }
 

@@ -92,7 +92,7 @@ func (p *process) run(ctx context.Context) (err error) {
 	defer fail(nil)
 	operators, base, work := newStage(ctx, fail), newStage(ctx, fail), newStage(ctx, fail)
 	operators.start("admin listener", func(ctx context.Context) error { return p.operators.serve(ctx, p.admin) })
-	operators.start("operators' names", p.roster.follow)
+	operators.start("operators' names", func(ctx context.Context) error { return p.roster.follow(ctx, hangups(ctx)) })
 	requests := newStage(ctx, fail)
 	if p.api != nil {
 		requests.start("internal listener", func(context.Context) error { return p.api.Serve(p.internal) })

@@ -45,10 +45,7 @@ const lookEvery = time.Second
 
 // follow takes the operators over on SIGHUP and when the file changes, until ctx is done. It reads the file again and again instead of
 // watching it: that sees every change, also of a ConfigMap or on a network's file system.
-func (r *roster) follow(ctx context.Context) error {
-	hangup := make(chan os.Signal, 1)
-	signal.Notify(hangup, syscall.SIGHUP)
-	defer signal.Stop(hangup)
+func (r *roster) follow(ctx context.Context, hangup <-chan os.Signal) error {
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
 	var seen, taken string // the file's hash when it was last looked at, and when it was last taken over or refused
@@ -100,6 +97,14 @@ func (r *roster) others(c Config) (keys []string) {
 		}
 	}
 	return keys
+}
+
+// hangups delivers each SIGHUP until ctx is done.
+func hangups(ctx context.Context) <-chan os.Signal {
+	c := make(chan os.Signal, 1)
+	signal.Notify(c, syscall.SIGHUP)
+	context.AfterFunc(ctx, func() { signal.Stop(c) })
+	return c
 }
 
 // hashOf is the hash of a file's content, "" if it cannot be read.

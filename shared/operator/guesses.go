@@ -31,7 +31,9 @@ type guesser struct {
 	wrong  int // tokens, since the address is remembered
 }
 
-func newGuesser() *guesser { return &guesser{bucket: rate.NewLimiter(rate.Every(everyWrong), burstWrong)} }
+func newGuesser() *guesser {
+	return &guesser{bucket: rate.NewLimiter(rate.Every(everyWrong), burstWrong)}
+}
 
 func newGuesses() *guesses { return &guesses{known: map[netip.Prefix]*guesser{}, rest: newGuesser()} }
 

@@ -27,6 +27,9 @@ func (c checkCommand) run(ctx context.Context, stdout io.Writer) error {
 	if err != nil {
 		return &cli.UsageError{Err: err}
 	}
+	if err := config.probeBackends(ctx); err != nil {
+		return &cli.UsageError{Err: fmt.Errorf("%s: %w", c.Config, err)}
+	}
 	now, err := askRunning(ctx, config, cmp.Or(c.Token, config.OpsToken.Reveal()))
 	if errors.Is(err, errToken) {
 		fmt.Fprintf(stdout, "ok (the gateway on %s refuses this token: nothing to compare with)\n", config.Listen.Ops)

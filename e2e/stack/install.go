@@ -27,6 +27,9 @@ const NginxModules = "/usr/lib/nginx/modules"
 // Nginx is the path of the nginx that ForBench installs.
 func Nginx() string { return find("nginx") }
 
+// HAProxy is the path of the haproxy that ForBench installs.
+func HAProxy() string { return find("haproxy") }
+
 // needs says which file a package brings, for each purpose.
 var needs = map[string][]struct{ file, pkg string }{
 	ForServers: {
@@ -43,6 +46,7 @@ var needs = map[string][]struct{ file, pkg string }{
 	ForBrowser: {{"chromium", "chromium"}},
 	ForBench: {
 		{"nginx", "nginx-light"},
+		{"haproxy", "haproxy"},
 		{NginxModules + "/ngx_http_lua_module.so", "libnginx-mod-http-lua"},
 	},
 }

@@ -36,6 +36,7 @@ func TestSampleLoadsAndShowsTheDefaults(t *testing.T) {
 	want := DefaultConfig()
 	want.AdminToken, want.SigningKeys, want.MySQL.DSN, want.Queue.URL = got.AdminToken, got.SigningKeys, got.MySQL.DSN, got.Queue.URL
 	want.Payments.TestProvider = got.Payments.TestProvider
+	want.Operators = []operator.Entry{}
 	want.AdminHosts = []string{}
 	want.Redis.Password = got.Redis.Password
 	if diff := cmp.Diff(want, got); diff != "" {

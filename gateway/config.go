@@ -27,6 +27,7 @@ type Config struct {
 	SigningKey  SigningKeyConfig `yaml:"signing_key"`
 	Identity    IdentityConfig   `yaml:"identity"`
 	Limits      LimitsConfig     `yaml:"limits"`
+	Reload      ReloadConfig     `yaml:"reload"`
 	Server      ServerConfig     `yaml:"server"`
 	Upstream    UpstreamConfig   `yaml:"upstream"`
 	Feed        FeedConfig       `yaml:"feed"`
@@ -169,6 +170,7 @@ func DefaultConfig() Config {
 			Webhook: rule(200, 1000, 10_000),
 			Global:  GlobalConfig{LawConfig{10_000, 20_000, false}, 200 * time.Millisecond, 1000},
 		},
+		Reload: ReloadConfig{CanaryConfig{Watch: 2 * time.Minute, MaxMoreRefused: 0.1, MaxMoreErrors: 0.01, MinRequests: 500}},
 		Server: ServerConfig{
 			ReadTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: 30 * time.Second,
 			MaxHeader: 8192, MaxBody: 65536, MaxConnections: 65536, MaxConnectionsPerIP: 512, Drain: 20 * time.Second, FastPath: true,

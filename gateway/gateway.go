@@ -138,6 +138,7 @@ func (r *process) servePublic(ctx context.Context, public *edge.Listener) error 
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return r.watch(ctx, hangups(ctx)) })
 	group.Go(func() error { return r.watchBackendTLS(ctx) })
+	group.Go(func() error { return r.watchCanary(ctx) })
 	group.Go(func() error {
 		if err := server.Serve(public); err != nil {
 			return fmt.Errorf("serve the public: %w", err)

@@ -57,6 +57,7 @@ type process struct {
 
 	current   atomic.Pointer[loaded]
 	operators atomic.Pointer[operator.List] // of the configuration in force
+	canary    atomic.Pointer[canaryRun]     // changed with mu; nil: none runs
 	listening atomic.Bool
 	draining  atomic.Bool
 }
@@ -93,7 +94,7 @@ func newProcess(path string, c Config, hash string, now func() time.Time, log *s
 	r.tls.register(reg)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.record(ops.Reload{By: "start", Result: takenOver})
+	r.record(ops.Reload{By: "start", Result: taken})
 	return r, nil
 }
 
@@ -112,11 +113,7 @@ func (r *process) settingsOf(old *Config, c Config) (edge.Settings, error) {
 		if kept != nil && reflect.DeepEqual(was, is) {
 			return kept
 		}
-		var laws []limit.Law
-		for _, l := range append([]LawConfig{is.LawConfig}, is.Also...) {
-			laws = append(laws, limit.Law(l))
-		}
-		return limit.NewRule(name, is.MaxKeys, now, laws...)
+		return ruleOf(name, is, now)
 	}
 	if old == nil {
 		old = &Config{}
@@ -149,6 +146,15 @@ func (r *process) settingsOf(old *Config, c Config) (edge.Settings, error) {
 	return s, nil
 }
 
+// ruleOf makes a rule that holds from now on.
+func ruleOf(name string, c RuleConfig, now time.Time) *limit.Rule {
+	var laws []limit.Law
+	for _, l := range append([]LawConfig{c.LawConfig}, c.Also...) {
+		laws = append(laws, limit.Law(l))
+	}
+	return limit.NewRule(name, c.MaxKeys, now, laws...)
+}
+
 // apply puts a new generation in force. It cannot fail. The caller holds mu.
 func (r *process) apply(l *loaded, s edge.Settings) {
 	c := l.Config
@@ -159,12 +165,11 @@ func (r *process) apply(l *loaded, s edge.Settings) {
 	r.presses.SetMax(c.Timeline.MaxRecords)
 	r.flusher.SetEvery(c.Timeline.FlushEvery)
 	failpoint.Hit("gateway.mid-reload")
-	r.settings = s
 	if r.public != nil {
 		r.public.SetBounds(bounds(c, s))
 	}
-	r.edge.SetSettings(s)
 	r.operators.Store(c.operators())
+	r.setSettings(s)
 	r.current.Store(l)
 }
 
@@ -198,6 +203,7 @@ func (r *process) ready() (reasons, warnings []string) {
 		warnings = append(warnings, "backend "+b+" does not answer")
 	}
 	warnings = append(warnings, r.tlsWarnings()...)
+	warnings = append(warnings, r.canaryWarnings()...)
 	return reasons, warnings
 }
 

@@ -38,6 +38,7 @@ func (c *Config) Validate() error {
 	v.identity()
 	v.limits()
 	v.lists()
+	v.canary()
 	v.sizes()
 	return errors.Join(v.errs...)
 }

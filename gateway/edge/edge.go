@@ -66,7 +66,8 @@ type Settings struct {
 	Sign            *identity.Signer // mints test tokens; nil outside development
 	InsecureCookies bool             // without Secure, for plain HTTP in development
 	Log             LogSettings
-	NoFastPath      bool // every request goes through the HTTP parser
+	NoFastPath      bool    // every request goes through the HTTP parser
+	Canary          *Canary // rules that are tried on a share of the users; nil: none are
 
 	pagesMaxAge      string
 	cookieAttributes string

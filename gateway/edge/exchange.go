@@ -48,6 +48,7 @@ type exchange struct {
 	trace   []byte // see traceparent
 	sampled sampled
 	asked   time.Duration // how long the backend took; 0: it was not asked
+	tally   *tally        // of the user's side of a canary; nil: none runs, or the user's buckets were not asked
 
 	idRoom    [32]byte // for an id of the gateway's own
 	retryRoom [20]byte // for a Retry-After
@@ -74,6 +75,7 @@ func (x *exchange) finish() {
 	x.s.metrics.requests[x.route.label][x.result].Inc()
 	x.countClient()
 	x.observe(x.route.label, x.ctx.Response.StatusCode())
+	x.countCanary(x.ctx.Response.StatusCode())
 	if x.isLogged() {
 		x.log()
 	}

@@ -298,7 +298,7 @@ type Session struct {
 	Role string `json:"role"`
 	// ExpiresAt is when a session of the console ends at the latest, IdleAfter after how many seconds without a request.
 	ExpiresAt *wire.Time `json:"expires_at,omitempty"`
-	IdleAfter int64      `json:"idle_after_s,omitempty"`
+	IdleAfter int64      `json:"idle_after_s,omitzero"`
 }
 
 // Health is what /-/healthy answers.

@@ -24,6 +24,7 @@ import (
 	"floodgate.internal/gateway/ops"
 	"floodgate.internal/shared/cli"
 	"floodgate.internal/shared/failpoint"
+	"floodgate.internal/shared/memory"
 	"floodgate.internal/shared/version"
 )
 
@@ -68,6 +69,7 @@ func serve(ctx context.Context, path string, now func() time.Time, stderr io.Wri
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), version.This().Metric("gateway"))
 
 	p, err := newProcess(path, now, log, level, reg)
+	memory.Limit(log)
 	if err != nil {
 		return &cli.UsageError{Err: err}
 	}
@@ -126,6 +128,7 @@ func serve(ctx context.Context, path string, now func() time.Time, stderr io.Wri
 // servePublic answers on the public listener, and watches the configuration, until ctx is done. Then it drains.
 func (r *process) servePublic(ctx context.Context, public *edge.Listener) error {
 	server := r.edge.HTTPServer()
+	told := ctx
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return r.watch(ctx, hangups(ctx)) })
 	group.Go(func() error {
@@ -136,6 +139,7 @@ func (r *process) servePublic(ctx context.Context, public *edge.Listener) error 
 	})
 	group.Go(func() error {
 		<-ctx.Done()
+		r.delayShutdown(told)
 		r.draining.Store(true)
 		r.edge.Drain()
 		budget := r.current.Load().Server.Drain

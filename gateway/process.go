@@ -49,12 +49,14 @@ type process struct {
 
 	mu       sync.Mutex // one reload at a time; guards what follows
 	settings edge.Settings
+	bounds   edge.Bounds
 	public   *edge.Listener // nil until listening
 	tried    string         // the hash of the file that was last read, taken over or not
 	history  []ops.Reload   // the newest keptReloads, oldest first
 
 	current   atomic.Pointer[loaded]
 	listening atomic.Bool
+	leaving   atomic.Bool // it is told to end, and still takes connections
 	draining  atomic.Bool
 }
 
@@ -71,6 +73,9 @@ func newProcess(path string, now func() time.Time, log *slog.Logger, level *slog
 	r := &process{path: path, now: now, log: log, level: level, clk: &clock.Clock{}, tried: hash}
 	if r.settings, err = r.settingsOf(nil, c); err != nil {
 		return nil, err
+	}
+	if r.bounds, err = r.fit(c); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	r.current.Store(&loaded{c, hash, 1})
 	r.gate = salegate.New(r.clk, c.Feed.StaleAfter, reg)
@@ -141,11 +146,12 @@ func (r *process) settingsOf(old *Config, c Config) (edge.Settings, error) {
 	s.InsecureCookies = c.Development
 	s.LogEvery = c.Log.AccessEvery
 	s.NoFastPath = !c.Server.FastPath
+	s.MaxAge, s.MaxRequests = c.Server.MaxConnectionAge, c.Server.MaxRequests
 	return s, nil
 }
 
 // apply puts a new generation in force. It cannot fail. The caller holds mu.
-func (r *process) apply(l *loaded, s edge.Settings) {
+func (r *process) apply(l *loaded, s edge.Settings, b edge.Bounds) {
 	c := l.Config
 	r.level.Set(c.Log.Level)
 	r.gate.SetStaleAfter(c.Feed.StaleAfter)
@@ -154,23 +160,19 @@ func (r *process) apply(l *loaded, s edge.Settings) {
 	r.presses.SetMax(c.Timeline.MaxRecords)
 	r.flusher.SetEvery(c.Timeline.FlushEvery)
 	failpoint.Hit("gateway.mid-reload")
-	r.settings = s
+	r.settings, r.bounds = s, b
 	if r.public != nil {
-		r.public.SetBounds(bounds(c, s))
+		r.public.SetBounds(b.With(s))
 	}
 	r.edge.SetSettings(s)
 	r.current.Store(l)
-}
-
-func bounds(c Config, s edge.Settings) edge.Bounds {
-	return edge.Bounds{Max: c.Server.MaxConnections, PerAddress: c.Server.MaxConnectionsPerIP, Exempt: s.Exempt, Trusted: s.Trusted}
 }
 
 // listen wraps the public listener, which is open.
 func (r *process) listen(inner net.Listener, reg prometheus.Registerer) *edge.Listener {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.public = edge.NewListener(inner, r.edge, bounds(r.current.Load().Config, r.settings), reg)
+	r.public = edge.NewListener(inner, r.edge, r.bounds.With(r.settings), reg)
 	r.listening.Store(true)
 	return r.public
 }
@@ -179,6 +181,9 @@ func (r *process) listen(inner net.Listener, reg prometheus.Registerer) *edge.Li
 func (r *process) ready() (reasons, warnings []string) {
 	if !r.listening.Load() {
 		reasons = append(reasons, "not listening yet")
+	}
+	if r.leaving.Load() {
+		reasons = append(reasons, "shutting down")
 	}
 	if r.draining.Load() {
 		reasons = append(reasons, "draining")

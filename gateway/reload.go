@@ -67,8 +67,12 @@ func (r *process) takeOver() (diff []string, result string, err error) {
 	if err != nil {
 		return diff, refused, fmt.Errorf("%s: %w", r.path, err)
 	}
+	bounds, err := r.fit(c)
+	if err != nil {
+		return diff, refused, fmt.Errorf("%s: %w", r.path, err)
+	}
 	failpoint.Hit("gateway.before-reload")
-	r.apply(&loaded{c, hash, old.Generation + 1}, settings)
+	r.apply(&loaded{c, hash, old.Generation + 1}, settings, bounds)
 	return diff, takenOver, nil
 }
 

@@ -67,6 +67,8 @@ type Settings struct {
 	InsecureCookies bool             // without Secure, for plain HTTP in development
 	LogEvery        int              // one request in so many is logged; 0: none
 	NoFastPath      bool             // every request goes through the HTTP parser
+	MaxAge          time.Duration    // of a connection; 0: any
+	MaxRequests     int              // of a connection; 0: any number
 
 	pagesMaxAge      string
 	cookieAttributes string
@@ -77,6 +79,8 @@ type Server struct {
 	Config
 	settings atomic.Pointer[Settings]
 	draining atomic.Bool
+	leaving  atomic.Bool                     // each connection ends with its next answer
+	http     atomic.Pointer[fasthttp.Server] // serves connections that were parked; nil: none is
 
 	deliveries atomic.Int64 // webhooks at the backends
 
@@ -132,7 +136,7 @@ const MaxConnections = 1 << 20
 // HTTPServer makes the fasthttp server around s.
 func (s *Server) HTTPServer() *fasthttp.Server {
 	c := s.HTTP
-	return &fasthttp.Server{
+	server := &fasthttp.Server{
 		Handler:                      s.handle,
 		ErrorHandler:                 s.protocolError,
 		Logger:                       formatLog{s.Log},
@@ -148,6 +152,8 @@ func (s *Server) HTTPServer() *fasthttp.Server {
 		SecureErrorLogMessage:        true,
 		CloseOnShutdown:              true,
 	}
+	s.http.Store(server)
+	return server
 }
 
 // formatLog is fasthttp's log. Its arguments may hold parts of a request, tokens included, so only the format is kept.

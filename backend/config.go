@@ -24,6 +24,7 @@ import (
 	"floodgate.internal/shared/cli"
 	"floodgate.internal/shared/conf"
 	"floodgate.internal/shared/hosts"
+	"floodgate.internal/shared/logging"
 	"floodgate.internal/shared/signing"
 	"floodgate.internal/shared/wire"
 )
@@ -54,8 +55,9 @@ type Config struct {
 
 // Listen is where the process listens.
 type Listen struct {
-	Internal string `yaml:"internal"`
-	Admin    string `yaml:"admin"`
+	Internal    string      `yaml:"internal"`
+	InternalTLS InternalTLS `yaml:"internal_tls"`
+	Admin       string      `yaml:"admin"`
 }
 
 // SigningKey is one secret that a gateway may sign with.
@@ -191,7 +193,8 @@ type Timeline struct {
 
 // Log says what is logged.
 type Log struct {
-	Level string `yaml:"level" enum:"debug,info,warn,error"`
+	Level  string `yaml:"level" enum:"debug,info,warn,error"`
+	Format string `yaml:"format" enum:",json,text"`
 }
 
 // DefaultConfig is what holds where the file says nothing.
@@ -257,6 +260,7 @@ func (c Config) operate(stderr io.Writer) command.Config {
 	if c.Log.Level == "info" {
 		c.Log.Level = "warn"
 	}
+	c.Log.Format = logging.Text
 	o := command.Config{Admin: c.Listen.Admin, Token: c.AdminToken.Reveal(), MySQL: c.MySQL.DSN.Reveal(), Redis: c.Redis.config(),
 		QueuedBound: c.Orders.QueuedBound, Abandoned: c.Carts.AbandonedAfter, Log: c.logger(stderr)}
 	if c.Queue.Driver == RabbitMQ {
@@ -270,6 +274,7 @@ func (r Redis) config() redis.Config {
 	return redis.Config{Addrs: r.Addrs, Username: r.Username, Password: r.Password.Reveal(), Prefix: r.Prefix}
 }
 
+// config is where RabbitMQ is and how it is used. Log and Register are for the caller to add.
 func (q Queue) config() broker.Config {
 	return broker.Config{URL: q.URL.Reveal(), ManagementURL: q.Management.Reveal(), Partitions: q.Partitions}
 }
@@ -280,7 +285,7 @@ func (c Config) logger(w io.Writer) *slog.Logger {
 	if err != nil {
 		panic("BUG: a configuration that was not validated: " + err.Error())
 	}
-	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: level}))
+	return logging.New(w, c.Log.Format, c.Development, level)
 }
 
 // Keys are the signing keys.
@@ -296,16 +301,29 @@ func (c Config) Keys() []signing.Key {
 func (c Config) Validate() error {
 	var errs []error
 	wrong := func(format string, args ...any) { errs = append(errs, conf.Wrong(format, args...)) }
-	between := func(name string, v, low, high int64) {
-		if v < low || v > high {
-			wrong("%s: %d must be between %d and %d", name, v, low, high)
-		}
+	c.validateListeners(wrong)
+	if _, err := c.Listen.InternalTLS.read(); err != nil {
+		errs = append(errs, err)
 	}
-	span := func(name string, v time.Duration, low, high time.Duration) {
-		if v < low || v > high {
-			wrong("%s: %v must be between %v and %v", name, v, low, high)
-		}
+	c.validateOperators(wrong)
+	c.validateKeys(wrong)
+	c.validateRedis(wrong)
+	c.validateMySQL(wrong)
+	c.validateQueue(wrong)
+	c.validateAccept(wrong)
+	c.Payments.validate(wrong)
+	c.validateBounds(wrong)
+	if _, err := c.Log.level(); err != nil {
+		errs = append(errs, err)
 	}
+	if !logging.Valid(c.Log.Format) {
+		wrong("log.format: %q must be json or text, or be left out", c.Log.Format)
+	}
+	c.validateDevelopment(wrong)
+	return errors.Join(errs...)
+}
+
+func (c Config) validateListeners(wrong func(string, ...any)) {
 	for _, l := range c.listeners() {
 		if _, _, err := net.SplitHostPort(l.addr); err != nil {
 			wrong("%s: %q must be host:port, like 127.0.0.1:9080", l.name, l.addr)
@@ -314,6 +332,9 @@ func (c Config) Validate() error {
 	if c.Listen.Internal == c.Listen.Admin && !strings.HasSuffix(c.Listen.Admin, ":0") {
 		wrong("listen.admin: %q must differ from listen.internal", c.Listen.Admin)
 	}
+}
+
+func (c Config) validateOperators(wrong func(string, ...any)) {
 	if n := len(c.AdminToken.Reveal()); c.AdminToken == "" {
 		wrong("admin_token: it is empty; it must be a secret of at least 16 bytes")
 	} else if n < 16 && !c.AdminToken.Development() {
@@ -327,6 +348,9 @@ func (c Config) Validate() error {
 			wrong("admin_hosts[%d]: %q must be a name or an address, with a port or without", i, h)
 		}
 	}
+}
+
+func (c Config) validateKeys(wrong func(string, ...any)) {
 	if len(c.SigningKeys) == 0 {
 		wrong("signing_keys: there is none; gateways sign with one of them")
 	}
@@ -343,6 +367,9 @@ func (c Config) Validate() error {
 			wrong("%s.secret: %d bytes must be at least %d", name, n, signing.MinSecret)
 		}
 	}
+}
+
+func (c Config) validateRedis(wrong func(string, ...any)) {
 	if len(c.Redis.Addrs) == 0 {
 		wrong("redis.addrs: it is empty; name one server, or several nodes of a cluster")
 	}
@@ -354,10 +381,20 @@ func (c Config) Validate() error {
 	if strings.ContainsAny(c.Redis.Prefix, "{} \t\r\n") {
 		wrong("redis.prefix: %q must hold no braces and no spaces", c.Redis.Prefix)
 	}
-	c.validateMySQL(wrong)
-	c.validateQueue(wrong)
-	c.validateAccept(wrong)
-	c.Payments.validate(wrong)
+}
+
+// validateBounds checks what is a number or a time, and those that bound each other.
+func (c Config) validateBounds(wrong func(string, ...any)) {
+	between := func(name string, v, low, high int64) {
+		if v < low || v > high {
+			wrong("%s: %d must be between %d and %d", name, v, low, high)
+		}
+	}
+	span := func(name string, v time.Duration, low, high time.Duration) {
+		if v < low || v > high {
+			wrong("%s: %v must be between %v and %v", name, v, low, high)
+		}
+	}
 	span("locks.lease", c.Locks.Lease, time.Second, time.Minute)
 	between("mysql.max_open", int64(c.MySQL.MaxOpen), 1, 1000)
 	between("queue.partitions", int64(c.Queue.Partitions), 1, 256)
@@ -396,11 +433,6 @@ func (c Config) Validate() error {
 	span("timeline.keep", c.Timeline.Keep, time.Hour, 365*24*time.Hour)
 	between("timeline.max_rows_per_sale", c.Timeline.MaxRowsPerSale, 1, 100_000_000)
 	span("drain", c.Drain, time.Second, 10*time.Minute)
-	if _, err := c.Log.level(); err != nil {
-		errs = append(errs, err)
-	}
-	c.validateDevelopment(wrong)
-	return errors.Join(errs...)
 }
 
 func (c Config) validateMySQL(wrong func(string, ...any)) {

@@ -468,7 +468,7 @@ func TestReloadsAreOnRecord(t *testing.T) {
 	p := newPeer(t)
 	g := run(t, []string{p.addr})
 	first := g.reloads()
-	if len(first) != 1 || first[0].By != "start" || first[0].Result != "taken_over" || first[0].Generation != 1 || len(first[0].Hash) != 16 || first[0].At.IsZero() {
+	if len(first) != 1 || first[0].By != "start" || first[0].Result != "taken" || first[0].Generation != 1 || len(first[0].Hash) != 16 || first[0].At.IsZero() {
 		t.Fatalf("got %+v", first)
 	}
 	if got := g.metric(`gateway_config_info{hash="` + first[0].Hash + `"}`); got != "1" {
@@ -480,18 +480,18 @@ func TestReloadsAreOnRecord(t *testing.T) {
 		generation int
 		diff, err  string
 	}{
-		{[]edit{with("rate: 0.2", "rate: 0.3")}, "taken_over", 2, "limits.order.rate: 0.2 becomes 0.3", ""},
+		{[]edit{with("rate: 0.2", "rate: 0.3")}, "taken", 2, "limits.order.rate: 0.2 becomes 0.3", ""},
 		{[]edit{with("rate: 0.2", "rate: -1")}, "refused", 2, "", "limits.order.rate: -1 must be positive"},
 		{[]edit{with("rate: 0.2", "rate: 0.4"), with("read_timeout: 2s", "read_timeout: 3s")}, "refused", 2,
 			`limits.order.rate: 0.3 becomes 0.4; server.read_timeout: "2s" becomes "3s"`, "a change of server.read_timeout needs a restart"},
-		{[]edit{with("rate: 0.2", "rate: 0.5")}, "taken_over", 3, "limits.order.rate: 0.3 becomes 0.5", ""},
-		{nil, "taken_over", 4, "limits.order.rate: 0.5 becomes 0.2", ""}, // the first one again
+		{[]edit{with("rate: 0.2", "rate: 0.5")}, "taken", 3, "limits.order.rate: 0.3 becomes 0.5", ""},
+		{nil, "taken", 4, "limits.order.rate: 0.5 becomes 0.2", ""}, // the first one again
 	} {
 		before := len(g.reloads())
 		g.write(configText([]string{p.addr}, c.edits...))
 		g.until("it is tried", func() bool { return len(g.reloads()) > before })
 		got := g.reloads()[0]
-		if got.By != "file change" || got.Result != c.result || got.Generation != c.generation || strings.Join(got.Diff, "; ") != c.diff || !strings.Contains(got.Error, c.err) || c.err == "" && got.Error != "" {
+		if got.By != "file change" || got.Result != c.result || got.Generation != c.generation || strings.Join(got.Diff, "; ") != c.diff || !strings.Contains(got.Reason, c.err) || c.err == "" && got.Reason != "" {
 			t.Errorf("got %+v, want %+v", got, c)
 		}
 		a := g.reload() // by hand, the same

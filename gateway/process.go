@@ -46,6 +46,7 @@ type process struct {
 	presses *presslog.Recorder
 	flusher *presslog.Flusher
 	metrics reloadMetrics
+	tls     backendTLS
 
 	mu       sync.Mutex // one reload at a time; guards what follows
 	settings edge.Settings
@@ -55,21 +56,19 @@ type process struct {
 	history  []ops.Reload   // the newest keptReloads, oldest first
 
 	current   atomic.Pointer[loaded]
+	canary    atomic.Pointer[canaryRun] // changed with mu; nil: none runs
 	listening atomic.Bool
 	leaving   atomic.Bool // it is told to end, and still takes connections
 	draining  atomic.Bool
 }
 
 // newProcess builds everything that needs no socket of its own.
-func newProcess(path string, now func() time.Time, log *slog.Logger, level *slog.LevelVar, reg prometheus.Registerer) (*process, error) {
-	c, hash, err := Load(path)
-	if err != nil {
-		return nil, err
-	}
+func newProcess(path string, c Config, hash string, now func() time.Time, log *slog.Logger, level *slog.LevelVar, reg prometheus.Registerer) (*process, error) {
 	if fields := c.developmentSecrets(); len(fields) > 0 {
 		log.Warn("development secrets are in use: this gateway is for this machine only", "fields", strings.Join(fields, ", "))
 	}
 	level.Set(c.Log.Level)
+	var err error
 	r := &process{path: path, now: now, log: log, level: level, clk: &clock.Clock{}, tried: hash}
 	if r.settings, err = r.settingsOf(nil, c); err != nil {
 		return nil, err
@@ -80,7 +79,10 @@ func newProcess(path string, now func() time.Time, log *slog.Logger, level *slog
 	r.current.Store(&loaded{c, hash, 1})
 	r.gate = salegate.New(r.clk, c.Feed.StaleAfter, reg)
 	r.cache = pagecache.New(c.Cache.MaxBytes, reg)
-	r.pool = upstream.New(upstreamConfig(c), r.clk, reg)
+	if err := r.tls.load(c); err != nil {
+		return nil, err
+	}
+	r.pool = upstream.New(r.upstreamConfig(c), r.clk, reg)
 	r.presses = presslog.NewRecorder(c.Timeline.MaxRecords, reg)
 	r.flusher = presslog.NewFlusher(r.presses, c.Timeline.FlushEvery, r.pool.PostRecords, log, reg)
 	r.edge = edge.New(edge.Config{
@@ -91,15 +93,16 @@ func newProcess(path string, now func() time.Time, log *slog.Logger, level *slog
 		},
 	}, r.settings, reg)
 	r.metrics = newReloadMetrics(r, reg)
+	r.tls.register(reg)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.record(ops.Reload{By: "start", Result: takenOver})
+	r.record(ops.Reload{By: "start", Result: taken})
 	return r, nil
 }
 
-func upstreamConfig(c Config) upstream.Config {
+func (r *process) upstreamConfig(c Config) upstream.Config {
 	return upstream.Config{
-		Backends: c.backends(), Key: signing.Key{ID: c.SigningKey.ID, Secret: c.SigningKey.Secret.Reveal()},
+		Backends: c.Backends, TLS: r.tls.config, Key: signing.Key{ID: c.SigningKey.ID, Secret: c.SigningKey.Secret.Reveal()},
 		Timeout: c.Upstream.Timeout, MaxInFlight: c.Upstream.MaxInFlight, MaxPerSale: c.Upstream.MaxPerSale, MaxWaiting: c.Upstream.MaxWaiting,
 	}
 }
@@ -112,11 +115,7 @@ func (r *process) settingsOf(old *Config, c Config) (edge.Settings, error) {
 		if kept != nil && reflect.DeepEqual(was, is) {
 			return kept
 		}
-		var laws []limit.Law
-		for _, l := range append([]LawConfig{is.LawConfig}, is.Also...) {
-			laws = append(laws, limit.Law(l))
-		}
-		return limit.NewRule(name, is.MaxKeys, now, laws...)
+		return ruleOf(name, is, now)
 	}
 	if old == nil {
 		old = &Config{}
@@ -144,10 +143,19 @@ func (r *process) settingsOf(old *Config, c Config) (edge.Settings, error) {
 	}
 	s.Pages = pagecache.Rule{TTL: c.Cache.TTL, Stale: c.Cache.Stale}
 	s.InsecureCookies = c.Development
-	s.LogEvery = c.Log.AccessEvery
+	s.Log = c.Log.settings(c.SigningKey.Secret)
 	s.NoFastPath = !c.Server.FastPath
 	s.MaxAge, s.MaxRequests = c.Server.MaxConnectionAge, c.Server.MaxRequests
 	return s, nil
+}
+
+// ruleOf makes a rule that holds from now on.
+func ruleOf(name string, c RuleConfig, now time.Time) *limit.Rule {
+	var laws []limit.Law
+	for _, l := range append([]LawConfig{c.LawConfig}, c.Also...) {
+		laws = append(laws, limit.Law(l))
+	}
+	return limit.NewRule(name, c.MaxKeys, now, laws...)
 }
 
 // apply puts a new generation in force. It cannot fail. The caller holds mu.
@@ -156,15 +164,15 @@ func (r *process) apply(l *loaded, s edge.Settings, b edge.Bounds) {
 	r.level.Set(c.Log.Level)
 	r.gate.SetStaleAfter(c.Feed.StaleAfter)
 	r.cache.SetMaxBytes(c.Cache.MaxBytes)
-	r.pool.SetConfig(upstreamConfig(c))
+	r.pool.SetConfig(r.upstreamConfig(c))
 	r.presses.SetMax(c.Timeline.MaxRecords)
 	r.flusher.SetEvery(c.Timeline.FlushEvery)
 	failpoint.Hit("gateway.mid-reload")
-	r.settings, r.bounds = s, b
+	r.bounds = b
 	if r.public != nil {
 		r.public.SetBounds(b.With(s))
 	}
-	r.edge.SetSettings(s)
+	r.setSettings(s)
 	r.current.Store(l)
 }
 
@@ -196,6 +204,8 @@ func (r *process) ready() (reasons, warnings []string) {
 	for _, b := range r.pool.Down() {
 		warnings = append(warnings, "backend "+b+" does not answer")
 	}
+	warnings = append(warnings, r.tlsWarnings()...)
+	warnings = append(warnings, r.canaryWarnings()...)
 	return reasons, warnings
 }
 

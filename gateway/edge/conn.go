@@ -24,7 +24,7 @@ type conn struct {
 	heads    headFilter
 	pending  []byte       // bytes behind the present request
 	exchange exchange     // the present one: a connection has one at a time
-	sampled  bool         // the present request is to be logged
+	line     lineKind     // the present request is to be logged for this
 	idle     atomic.Int64 // since when it waits for another request, and may be closed: see Listener.since; 0: it does not
 	parking  atomic.Bool  // the next Close parks it instead
 	woken    bool         // it was parked, and has something to read

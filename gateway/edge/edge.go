@@ -65,10 +65,11 @@ type Settings struct {
 	Pages           pagecache.Rule
 	Sign            *identity.Signer // mints test tokens; nil outside development
 	InsecureCookies bool             // without Secure, for plain HTTP in development
-	LogEvery        int              // one request in so many is logged; 0: none
-	NoFastPath      bool             // every request goes through the HTTP parser
-	MaxAge          time.Duration    // of a connection; 0: any
-	MaxRequests     int              // of a connection; 0: any number
+	Log             LogSettings
+	NoFastPath      bool          // every request goes through the HTTP parser
+	Canary          *Canary       // rules that are tried on a share of the users; nil: none are
+	MaxAge          time.Duration // of a connection; 0: any
+	MaxRequests     int           // of a connection; 0: any number
 
 	pagesMaxAge      string
 	cookieAttributes string
@@ -91,11 +92,11 @@ type Server struct {
 	topUIDs                 *topk.Table[string]
 	topAddrs                *topk.Table[[16]byte]
 
-	date       atomic.Pointer[date]
-	idPrefix   string
-	idCount    atomic.Uint64
-	accessLogs *rate.Limiter
-	warnings   *rate.Limiter
+	date     atomic.Pointer[date]
+	idPrefix string
+	idCount  atomic.Uint64
+	lines    *[lineKinds]budget
+	warnings *rate.Limiter
 }
 
 // New makes a server.
@@ -109,9 +110,9 @@ func New(c Config, settings Settings, reg prometheus.Registerer) *Server {
 		global:  limit.NewGlobal("global", reg),
 		metrics: newMetrics(reg),
 		topUIDs: topk.NewTable[string](), topAddrs: topk.NewTable[[16]byte](),
-		idPrefix:   hex.EncodeToString(prefix[:]) + "-",
-		accessLogs: rate.NewLimiter(maxAccessLogs, maxAccessLogs),
-		warnings:   rate.NewLimiter(2, 5),
+		idPrefix: hex.EncodeToString(prefix[:]) + "-",
+		lines:    newBudgets(reg),
+		warnings: rate.NewLimiter(2, 5),
 	}
 	s.SetSettings(settings)
 	return s

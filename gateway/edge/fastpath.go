@@ -82,8 +82,11 @@ func (s *Server) fastPath(c *conn, b []byte) (answer []byte) {
 			return nil
 		}
 	}
-	if set.sample() {
-		c.sampled = true
+	status := fasthttp.StatusTooManyRequests
+	if !byUser {
+		status = v.Refusal.Status
+	}
+	if x.toBeLogged(status) {
 		return nil
 	}
 	if byUser && !x.takeAddress().OK { // nothing was taken, and the slow path refuses for it
@@ -113,14 +116,15 @@ func (x *exchange) userHasNoToken(h *head, body []byte, perUser int) (limit.Deci
 	if !ok || !x.set.mayOrder(user.UID) || h.hasKey && !wire.ValidIdempotencyKey(h.key) || len(body) > 0 && !jsonMedia(h.contentType) {
 		return limit.Decision{}, false
 	}
-	if _, exempt := x.set.ExemptUsers[user.UID]; exempt {
+	set := x.userSettings(user.UID)
+	if _, exempt := set.ExemptUsers[user.UID]; exempt {
 		return limit.Decision{}, false
 	}
 	if _, _, err := wire.ParseOrderRequest(body, perUser); err != nil {
 		return limit.Decision{}, false
 	}
 	x.uid = user.UID
-	return x.s.orders.Refuses(user.UID, x.set.Order, x.now)
+	return x.s.orders.Refuses(user.UID, set.Order, x.now)
 }
 
 // fastLimited is the refusal by the user's own buckets.
@@ -138,6 +142,8 @@ func (x *exchange) fastRefusal(by rule, r *problem.Prepared, after time.Duration
 	x.refusedBy(by)
 	x.result = resultOf(r.Code)
 	x.s.metrics.requests[orderRoute.label][x.result].Inc()
+	x.observe(orderRoute.label, r.Status)
+	x.countCanary(r.Status)
 	b := append(x.body[:0], "HTTP/1.1 "...)
 	b = append(strconv.AppendInt(b, int64(r.Status), 10), ' ')
 	b = append(b, fasthttp.StatusMessage(r.Status)...)

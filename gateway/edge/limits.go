@@ -45,16 +45,17 @@ func (x *exchange) takeAddress() limit.Decision {
 
 // takeUser draws on the user's buckets for this operation, where they have any.
 func (x *exchange) takeUser(uid string) limit.Decision {
-	if _, exempt := x.set.ExemptUsers[uid]; exempt {
+	set := x.userSettings(uid)
+	if _, exempt := set.ExemptUsers[uid]; exempt {
 		return limit.Decision{OK: true}
 	}
 	switch x.op.limit {
 	case ruleOrder:
-		return x.noteWait(x.s.orders.Take(uid, x.set.Order, x.now))
+		return x.noteWait(x.s.orders.Take(uid, set.Order, x.now))
 	case rulePayment:
-		return x.noteWait(x.s.payments.Take(uid, x.set.Payment, x.now))
+		return x.noteWait(x.s.payments.Take(uid, set.Payment, x.now))
 	default:
-		return x.noteWait(x.s.reads.Take(uid, x.set.Read, x.now))
+		return x.noteWait(x.s.reads.Take(uid, set.Read, x.now))
 	}
 }
 

@@ -35,6 +35,9 @@ func openFiles() (int, error) {
 // checks, and pages that are fetched behind the scenes.
 func (c *Config) filesOf(n, closing int) int {
 	own := 4 + 2*len(c.Backends)
+	if len(c.Listen.TLS.Certificates) > 0 || c.Listen.ProxyProtocol {
+		own += edge.MaxRefusing
+	}
 	return n + closing + min(c.Upstream.MaxInFlight+c.Upstream.MaxWaiting, n) + own + reservedFiles
 }
 

@@ -14,8 +14,8 @@ import (
 	"github.com/valyala/fasthttp"
 )
 
-// ask sends a request on a connection and returns the status of the answer, and whether it is the last one.
-func ask(c net.Conn, r *bufio.Reader, request string) (status int, last bool, err error) {
+// askOn sends a request on a connection and returns the status of the answer, and whether it is the last one.
+func askOn(c net.Conn, r *bufio.Reader, request string) (status int, last bool, err error) {
 	if _, err := io.WriteString(c, request); err != nil {
 		return 0, false, err
 	}
@@ -72,7 +72,7 @@ func BenchmarkIdleConnections(b *testing.B) {
 			open = append(open, c)
 			r.Reset(c)
 			for request, want := range map[string]int{"GET /v1/sales HTTP/1.1\r\nHost: x\r\n\r\n": 200, goneOrder: 404} {
-				if status, _, err := ask(c, r, request); err != nil || status != want {
+				if status, _, err := askOn(c, r, request); err != nil || status != want {
 					b.Fatalf("connection %d: got %d, %v", i, status, err)
 				}
 			}

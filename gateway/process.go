@@ -19,6 +19,7 @@ import (
 	"floodgate.internal/gateway/pagecache"
 	"floodgate.internal/gateway/presslog"
 	"floodgate.internal/gateway/salegate"
+	"floodgate.internal/gateway/tlscert"
 	"floodgate.internal/gateway/upstream"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/failpoint"
@@ -34,19 +35,21 @@ type loaded struct {
 
 // process is a gateway process: the parts that live as long as it does, and the configuration in force.
 type process struct {
-	path    string
-	now     func() time.Time // the monotonic clock of buckets, caches and the gate
-	log     *slog.Logger
-	level   *slog.LevelVar
-	clk     *clock.Clock
-	gate    *salegate.Gate
-	cache   *pagecache.Cache
-	pool    *upstream.Pool
-	edge    *edge.Server
-	presses *presslog.Recorder
-	flusher *presslog.Flusher
-	metrics reloadMetrics
-	tls     backendTLS
+	path       string
+	now        func() time.Time // the monotonic clock of buckets, caches and the gate
+	log        *slog.Logger
+	level      *slog.LevelVar
+	clk        *clock.Clock
+	gate       *salegate.Gate
+	cache      *pagecache.Cache
+	pool       *upstream.Pool
+	edge       *edge.Server
+	presses    *presslog.Recorder
+	flusher    *presslog.Flusher
+	metrics    reloadMetrics
+	tls        backendTLS
+	certs      *tlscert.Store
+	tlsChanged chan struct{} // one element at most: other directories may hold the files of TLS
 
 	mu       sync.Mutex // one reload at a time; guards what follows
 	settings edge.Settings
@@ -77,6 +80,8 @@ func newProcess(path string, c Config, hash string, now func() time.Time, log *s
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	r.current.Store(&loaded{c, hash, 1})
+	r.certs, r.tlsChanged = tlscert.NewStore(log, reg), make(chan struct{}, 1)
+	r.setTLS(c)
 	r.gate = salegate.New(r.clk, c.Feed.StaleAfter, reg)
 	r.cache = pagecache.New(c.Cache.MaxBytes, reg)
 	if err := r.tls.load(c); err != nil {
@@ -91,6 +96,7 @@ func newProcess(path string, c Config, hash string, now func() time.Time, log *s
 			ReadTimeout: c.Server.ReadTimeout, WriteTimeout: c.Server.WriteTimeout, IdleTimeout: c.Server.IdleTimeout,
 			MaxBody: c.Server.MaxBody, MaxHeader: c.Server.MaxHeader,
 		},
+		IPv6Prefix: c.IPv6Prefix,
 	}, r.settings, reg)
 	r.metrics = newReloadMetrics(r, reg)
 	r.tls.register(reg)
@@ -125,6 +131,7 @@ func (r *process) settingsOf(old *Config, c Config) (edge.Settings, error) {
 	s.Payment = rule("payment", s.Payment, old.Limits.Payment, c.Limits.Payment)
 	s.Read = rule("read", s.Read, old.Limits.Read, c.Limits.Read)
 	s.IP = rule("ip", s.IP, old.Limits.IP, c.Limits.IP)
+	s.IPUsers = rule("ip_users", s.IPUsers, old.Limits.IPUsers, c.Limits.IPUsers)
 	s.Webhook = rule("webhook", s.Webhook, old.Limits.Webhook, c.Limits.Webhook)
 	s.Global = rule("global", s.Global, RuleConfig{LawConfig: old.Limits.Global.LawConfig}, RuleConfig{LawConfig: c.Limits.Global.LawConfig})
 	s.GlobalWait = limit.WaitBounds{MaxWait: c.Limits.Global.MaxWait, MaxWaiting: c.Limits.Global.MaxWaiting}
@@ -168,9 +175,11 @@ func (r *process) apply(l *loaded, s edge.Settings, b edge.Bounds) {
 	r.presses.SetMax(c.Timeline.MaxRecords)
 	r.flusher.SetEvery(c.Timeline.FlushEvery)
 	failpoint.Hit("gateway.mid-reload")
+	r.setTLS(c)
 	r.bounds = b
 	if r.public != nil {
 		r.public.SetBounds(b.With(s))
+		r.public.SetTransport(r.transport(c))
 	}
 	r.setSettings(s)
 	r.current.Store(l)
@@ -181,6 +190,7 @@ func (r *process) listen(inner net.Listener, reg prometheus.Registerer) *edge.Li
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.public = edge.NewListener(inner, r.edge, r.bounds.With(r.settings), reg)
+	r.public.SetTransport(r.transport(r.current.Load().Config))
 	r.listening.Store(true)
 	return r.public
 }
@@ -206,7 +216,7 @@ func (r *process) ready() (reasons, warnings []string) {
 	}
 	warnings = append(warnings, r.tlsWarnings()...)
 	warnings = append(warnings, r.canaryWarnings()...)
-	return reasons, warnings
+	return reasons, append(warnings, r.certs.Warnings(time.Now())...)
 }
 
 // opsConfig is what the ops listener asks and tells the process.

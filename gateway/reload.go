@@ -78,6 +78,7 @@ func (r *process) takeOver(by string) (diff []string, result string, err error) 
 		return nil, unchanged, nil
 	}
 	if running == nil && len(diff) == 0 && hash == old.Hash {
+		r.setTLS(c) // its files may have changed
 		return nil, unchanged, nil
 	}
 	settings, err := r.settingsOf(&old.Config, c)

@@ -19,7 +19,7 @@ func TestShutdownDelay(t *testing.T) {
 	}
 	for range 3 {
 		c := g.raw()
-		if status, last, err := ask(c, bufio.NewReader(c), timeRequest); status != 200 || last || err != nil {
+		if status, last, err := askOn(c, bufio.NewReader(c), timeRequest); status != 200 || last || err != nil {
 			t.Errorf("got %d, last: %v, %v", status, last, err)
 		}
 	}

@@ -15,24 +15,25 @@ import (
 // the fast path takes.
 type conn struct {
 	net.Conn
-	listener *Listener
-	addr     netip.Addr
-	key      [16]byte // network.Key of addr
-	counted  bool     // in Listener.byAddr
-	linger   atomic.Bool
-	closed   atomic.Bool
-	heads    headFilter
-	pending  []byte       // bytes behind the present request
-	exchange exchange     // the present one: a connection has one at a time
-	line     lineKind     // the present request is to be logged for this
-	idle     atomic.Int64 // since when it waits for another request, and may be closed: see Listener.since; 0: it does not
-	parking  atomic.Bool  // the next Close parks it instead
-	woken    bool         // it was parked, and has something to read
-	ends     int64        // when it is too old for another request, as idle
-	held     atomic.Int64 // bytes of its body in Listener.bodies
-	tcp      *net.TCPConn // under Conn; nil: it is never parked
-	read     deadline
-	write    deadline
+	listener  *Listener
+	handshake *handshake // what comes before HTTP; nil: nothing
+	addr      netip.Addr
+	key       [16]byte // network.Key of addr
+	counted   bool     // in Listener.byAddr
+	linger    atomic.Bool
+	closed    atomic.Bool
+	heads     headFilter
+	pending   []byte       // bytes behind the present request
+	exchange  exchange     // the present one: a connection has one at a time
+	line      lineKind     // the present request is to be logged for this
+	idle      atomic.Int64 // since when it waits for another request, and may be closed: see Listener.since; 0: it does not
+	parking   atomic.Bool  // the next Close parks it instead
+	woken     bool         // it was parked, and has something to read
+	ends      int64        // when it is too old for another request, as idle
+	held      atomic.Int64 // bytes of its body in Listener.bodies
+	tcp       *net.TCPConn // under Conn; nil: it is never parked
+	read      deadline
+	write     deadline
 }
 
 // deadline is passed to the system only where something may wait for it, and then up to deadlineSlack late. Most requests
@@ -78,6 +79,11 @@ func (c *conn) Write(b []byte) (int, error) {
 // request. It ends with the *problem.Problem of a head that is refused. What the fast path answers is not given, so
 // fasthttp may wait for a connection's first request for ever.
 func (c *conn) Read(b []byte) (int, error) {
+	if c.handshake != nil && !c.handshake.done {
+		if err := c.begin(); err != nil {
+			return 0, err
+		}
+	}
 	for {
 		if c.heads.refused != nil {
 			return 0, c.heads.refused
@@ -150,7 +156,7 @@ func (c *conn) wait(b []byte, another bool) (int, error) {
 	if c.parking.Load() {
 		return 0, io.EOF
 	}
-	if !c.wake() || errors.Is(err, os.ErrDeadlineExceeded) {
+	if !c.wake() || errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, io.ErrUnexpectedEOF) { // TLS without a good-bye
 		return 0, io.EOF
 	}
 	return n, err
@@ -168,6 +174,9 @@ func (c *conn) Close() error {
 func (c *conn) end() error {
 	if c.closed.Swap(true) {
 		return net.ErrClosed
+	}
+	if c.handshake != nil {
+		c.handshake.closing.Store(true)
 	}
 	if c.linger.Load() {
 		lingerClose(c.Conn)

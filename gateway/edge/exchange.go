@@ -10,6 +10,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
+	"floodgate.internal/gateway/identity"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/verdict"
 )
@@ -38,6 +39,10 @@ type exchange struct {
 	op    *operation
 	path  []byte // canonical
 	param []byte // the part of path that the route leaves open; nil: none
+
+	known    identity.User // of the header's token, where isKnown: it was found good before
+	isKnown  bool
+	disputed bool // see oneClient
 
 	uid     string        // the verified user; "" before, or for nobody
 	wait    time.Duration // until every bucket that was asked would admit the next request

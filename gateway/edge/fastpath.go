@@ -68,8 +68,12 @@ func (s *Server) fastPath(c *conn, b []byte) (answer []byte) {
 		return nil
 	}
 	from := c.addr
-	if set.Trusted.Contains(from) {
-		from = network.Client(from, set.Trusted, h.forwarded)
+	claimed := h.claims()
+	if claimed && set.Trusted.Contains(from) {
+		if len(h.forwarded) > 0 && len(h.elements) > 0 { // which may contradict each other
+			return nil
+		}
+		from, claimed = network.ClientForwarded(network.Client(from, set.Trusted, h.forwarded), set.Trusted, h.elements), false
 	}
 	if !set.BannedNetworks.Empty() && set.BannedNetworks.Contains(from) {
 		return nil
@@ -89,8 +93,13 @@ func (s *Server) fastPath(c *conn, b []byte) (answer []byte) {
 	if x.toBeLogged(status) {
 		return nil
 	}
-	if byUser && !x.takeAddress().OK { // nothing was taken, and the slow path refuses for it
-		return nil
+	if byUser {
+		if _, d := x.takeAddressBy(ruleIPUsers); !d.OK { // nothing was taken, and the slow path refuses for it
+			return nil
+		}
+	}
+	if claimed {
+		s.untrusted(c.addr)
 	}
 	x.setID(h.id)
 	if byUser {
@@ -99,7 +108,7 @@ func (s *Server) fastPath(c *conn, b []byte) (answer []byte) {
 		answer = x.fastRefusal(ruleGate, v.Refusal, v.RetryAfter, nil)
 	}
 	if from.IsValid() {
-		s.topAddrs.Add(network.Key(from), true, now)
+		s.topAddrs.Add(s.key(from), true, now)
 	}
 	if idle := cmp.Or(s.HTTP.IdleTimeout, s.HTTP.ReadTimeout); idle > 0 {
 		c.read.want = now.Add(idle)

@@ -3,6 +3,7 @@ package edge
 import (
 	"cmp"
 	"math/rand/v2"
+	"net"
 	"slices"
 	"sync"
 	"time"
@@ -10,13 +11,13 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// start prepares a new connection for its requests.
-func (l *Listener) start(c *conn) {
+// start prepares a new connection, which inner carries, for its requests.
+func (l *Listener) start(c *conn, inner net.Conn) {
 	c.heads.conn = c
 	if l.server == nil {
 		return
 	}
-	c.tcp = tcpOf(c.Conn)
+	c.tcp, _ = inner.(*net.TCPConn)
 	if age := l.server.settings.Load().MaxAge; age > 0 {
 		c.ends = l.since(time.Now().Add(age - rand.N(age/10+1))) // not all of a crowd at once
 	}

@@ -3,7 +3,6 @@ package edge
 import (
 	"cmp"
 	"errors"
-	"net"
 	"os"
 	"syscall"
 	"time"
@@ -18,7 +17,8 @@ const (
 
 // A connection that has waited for longer is parked: fasthttp is told that it has ended, and takes its buffers and its
 // goroutine back. A new goroutine, whose stack is small, waits for the socket, and serves the connection again when there
-// is something to read. A busy connection is never parked, so that this costs it nothing.
+// is something to read. A busy connection is never parked, so that this costs it nothing. TLS has no whole record in hand
+// when a read of it has waited in vain, so the socket tells of the next one.
 
 // readOrPark reads, and is to be parked if nothing comes in time.
 func (c *conn) readOrPark(b []byte) (int, error) {
@@ -79,19 +79,4 @@ func (c *conn) waitReadable() error {
 		_, _, err := syscall.Recvfrom(int(fd), one[:], syscall.MSG_PEEK)
 		return err != syscall.EAGAIN && err != syscall.EINTR
 	})
-}
-
-// tcpOf is the TCP connection under c, nil if there is none. Whatever lies between must have read all that it can use when it
-// waits.
-func tcpOf(c net.Conn) *net.TCPConn {
-	for {
-		switch t := c.(type) {
-		case *net.TCPConn:
-			return t
-		case interface{ NetConn() net.Conn }:
-			c = t.NetConn()
-		default:
-			return nil
-		}
-	}
 }

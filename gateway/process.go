@@ -19,9 +19,11 @@ import (
 	"floodgate.internal/gateway/pagecache"
 	"floodgate.internal/gateway/presslog"
 	"floodgate.internal/gateway/salegate"
+	"floodgate.internal/gateway/tlscert"
 	"floodgate.internal/gateway/upstream"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/failpoint"
+	"floodgate.internal/shared/operator"
 	"floodgate.internal/shared/signing"
 )
 
@@ -34,28 +36,34 @@ type loaded struct {
 
 // process is a gateway process: the parts that live as long as it does, and the configuration in force.
 type process struct {
-	path    string
-	now     func() time.Time // the monotonic clock of buckets, caches and the gate
-	log     *slog.Logger
-	level   *slog.LevelVar
-	clk     *clock.Clock
-	gate    *salegate.Gate
-	cache   *pagecache.Cache
-	pool    *upstream.Pool
-	edge    *edge.Server
-	presses *presslog.Recorder
-	flusher *presslog.Flusher
-	metrics reloadMetrics
-	tls     backendTLS
+	path       string
+	now        func() time.Time // the monotonic clock of buckets, caches and the gate
+	log        *slog.Logger
+	level      *slog.LevelVar
+	clk        *clock.Clock
+	gate       *salegate.Gate
+	cache      *pagecache.Cache
+	pool       *upstream.Pool
+	edge       *edge.Server
+	presses    *presslog.Recorder
+	flusher    *presslog.Flusher
+	metrics    reloadMetrics
+	tls        backendTLS
+	certs      *tlscert.Store
+	tlsChanged chan struct{} // one element at most: other directories may hold the files of TLS
 
 	mu       sync.Mutex // one reload at a time; guards what follows
 	settings edge.Settings
+	bounds   edge.Bounds
 	public   *edge.Listener // nil until listening
 	tried    string         // the hash of the file that was last read, taken over or not
 	history  []ops.Reload   // the newest keptReloads, oldest first
 
 	current   atomic.Pointer[loaded]
+	operators atomic.Pointer[operator.List] // of the configuration in force
+	canary    atomic.Pointer[canaryRun]     // changed with mu; nil: none runs
 	listening atomic.Bool
+	leaving   atomic.Bool // it is told to end, and still takes connections
 	draining  atomic.Bool
 }
 
@@ -70,7 +78,13 @@ func newProcess(path string, c Config, hash string, now func() time.Time, log *s
 	if r.settings, err = r.settingsOf(nil, c); err != nil {
 		return nil, err
 	}
+	if r.bounds, err = r.fit(c); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
 	r.current.Store(&loaded{c, hash, 1})
+	r.certs, r.tlsChanged = tlscert.NewStore(log, reg), make(chan struct{}, 1)
+	r.setTLS(c)
+	r.operators.Store(c.operators())
 	r.gate = salegate.New(r.clk, c.Feed.StaleAfter, reg)
 	r.cache = pagecache.New(c.Cache.MaxBytes, reg)
 	if err := r.tls.load(c); err != nil {
@@ -85,12 +99,13 @@ func newProcess(path string, c Config, hash string, now func() time.Time, log *s
 			ReadTimeout: c.Server.ReadTimeout, WriteTimeout: c.Server.WriteTimeout, IdleTimeout: c.Server.IdleTimeout,
 			MaxBody: c.Server.MaxBody, MaxHeader: c.Server.MaxHeader,
 		},
+		IPv6Prefix: c.IPv6Prefix,
 	}, r.settings, reg)
 	r.metrics = newReloadMetrics(r, reg)
 	r.tls.register(reg)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.record(ops.Reload{By: "start", Result: takenOver})
+	r.record(ops.Reload{By: "start", Result: taken})
 	return r, nil
 }
 
@@ -109,11 +124,7 @@ func (r *process) settingsOf(old *Config, c Config) (edge.Settings, error) {
 		if kept != nil && reflect.DeepEqual(was, is) {
 			return kept
 		}
-		var laws []limit.Law
-		for _, l := range append([]LawConfig{is.LawConfig}, is.Also...) {
-			laws = append(laws, limit.Law(l))
-		}
-		return limit.NewRule(name, is.MaxKeys, now, laws...)
+		return ruleOf(name, is, now)
 	}
 	if old == nil {
 		old = &Config{}
@@ -123,6 +134,7 @@ func (r *process) settingsOf(old *Config, c Config) (edge.Settings, error) {
 	s.Payment = rule("payment", s.Payment, old.Limits.Payment, c.Limits.Payment)
 	s.Read = rule("read", s.Read, old.Limits.Read, c.Limits.Read)
 	s.IP = rule("ip", s.IP, old.Limits.IP, c.Limits.IP)
+	s.IPUsers = rule("ip_users", s.IPUsers, old.Limits.IPUsers, c.Limits.IPUsers)
 	s.Webhook = rule("webhook", s.Webhook, old.Limits.Webhook, c.Limits.Webhook)
 	s.Global = rule("global", s.Global, RuleConfig{LawConfig: old.Limits.Global.LawConfig}, RuleConfig{LawConfig: c.Limits.Global.LawConfig})
 	s.GlobalWait = limit.WaitBounds{MaxWait: c.Limits.Global.MaxWait, MaxWaiting: c.Limits.Global.MaxWaiting}
@@ -143,11 +155,21 @@ func (r *process) settingsOf(old *Config, c Config) (edge.Settings, error) {
 	s.InsecureCookies = c.Development
 	s.Log = c.Log.settings(c.SigningKey.Secret)
 	s.NoFastPath = !c.Server.FastPath
+	s.MaxAge, s.MaxRequests = c.Server.MaxConnectionAge, c.Server.MaxRequests
 	return s, nil
 }
 
+// ruleOf makes a rule that holds from now on.
+func ruleOf(name string, c RuleConfig, now time.Time) *limit.Rule {
+	var laws []limit.Law
+	for _, l := range append([]LawConfig{c.LawConfig}, c.Also...) {
+		laws = append(laws, limit.Law(l))
+	}
+	return limit.NewRule(name, c.MaxKeys, now, laws...)
+}
+
 // apply puts a new generation in force. It cannot fail. The caller holds mu.
-func (r *process) apply(l *loaded, s edge.Settings) {
+func (r *process) apply(l *loaded, s edge.Settings, b edge.Bounds) {
 	c := l.Config
 	r.level.Set(c.Log.Level)
 	r.gate.SetStaleAfter(c.Feed.StaleAfter)
@@ -156,23 +178,23 @@ func (r *process) apply(l *loaded, s edge.Settings) {
 	r.presses.SetMax(c.Timeline.MaxRecords)
 	r.flusher.SetEvery(c.Timeline.FlushEvery)
 	failpoint.Hit("gateway.mid-reload")
-	r.settings = s
+	r.setTLS(c)
+	r.bounds = b
 	if r.public != nil {
-		r.public.SetBounds(bounds(c, s))
+		r.public.SetBounds(b.With(s))
+		r.public.SetTransport(r.transport(c))
 	}
-	r.edge.SetSettings(s)
+	r.operators.Store(c.operators())
+	r.setSettings(s)
 	r.current.Store(l)
-}
-
-func bounds(c Config, s edge.Settings) edge.Bounds {
-	return edge.Bounds{Max: c.Server.MaxConnections, PerAddress: c.Server.MaxConnectionsPerIP, Exempt: s.Exempt, Trusted: s.Trusted}
 }
 
 // listen wraps the public listener, which is open.
 func (r *process) listen(inner net.Listener, reg prometheus.Registerer) *edge.Listener {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.public = edge.NewListener(inner, r.edge, bounds(r.current.Load().Config, r.settings), reg)
+	r.public = edge.NewListener(inner, r.edge, r.bounds.With(r.settings), reg)
+	r.public.SetTransport(r.transport(r.current.Load().Config))
 	r.listening.Store(true)
 	return r.public
 }
@@ -181,6 +203,9 @@ func (r *process) listen(inner net.Listener, reg prometheus.Registerer) *edge.Li
 func (r *process) ready() (reasons, warnings []string) {
 	if !r.listening.Load() {
 		reasons = append(reasons, "not listening yet")
+	}
+	if r.leaving.Load() {
+		reasons = append(reasons, "shutting down")
 	}
 	if r.draining.Load() {
 		reasons = append(reasons, "draining")
@@ -194,7 +219,8 @@ func (r *process) ready() (reasons, warnings []string) {
 		warnings = append(warnings, "backend "+b+" does not answer")
 	}
 	warnings = append(warnings, r.tlsWarnings()...)
-	return reasons, warnings
+	warnings = append(warnings, r.canaryWarnings()...)
+	return reasons, append(warnings, r.certs.Warnings(time.Now())...)
 }
 
 // opsConfig is what the ops listener asks and tells the process.
@@ -212,11 +238,11 @@ func (r *process) opsConfig() ops.Config {
 			l := r.current.Load()
 			return ops.Generation{Generation: l.Generation, Hash: l.Hash, Config: l.Tree()}
 		},
-		Top:     r.edge.Top,
-		Reloads: r.reloads,
-		Token:   func() string { return r.current.Load().OpsToken.Reveal() },
-		Listen:  r.current.Load().Listen.Ops,
-		Hosts:   func() []string { return r.current.Load().OpsHosts },
+		Top:       r.edge.Top,
+		Reloads:   r.reloads,
+		Operators: r.operators.Load,
+		Listen:    r.current.Load().Listen.Ops,
+		Hosts:     func() []string { return r.current.Load().OpsHosts },
 	}
 }
 

@@ -3,10 +3,12 @@
 package edge
 
 import (
+	"cmp"
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
 	"log/slog"
+	"net/netip"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -38,6 +40,8 @@ type Config struct {
 	Log      *slog.Logger
 	Now      func() time.Time // the monotonic clock of buckets, caches and the gate; time.Now but in tests
 	HTTP     HTTPConfig
+	// IPv6Prefix is how many bits of an IPv6 address are counted as one address; 0: network.DefaultPrefix.
+	IPv6Prefix int
 }
 
 // HTTPConfig bounds a connection and its requests. A bound of 0 is none.
@@ -52,7 +56,8 @@ type Settings struct {
 	Order           *limit.Rule // of a user: orders and carts
 	Payment         *limit.Rule // of a user: payments, cancellations, coupons used
 	Read            *limit.Rule // of a user: all else
-	IP              *limit.Rule // of an address
+	IP              *limit.Rule // of an address, without a token that was found good before
+	IPUsers         *limit.Rule // of an address, with one
 	Webhook         *limit.Rule // of an address that delivers webhooks
 	Global          *limit.Rule // of all orders together
 	GlobalWait      limit.WaitBounds
@@ -66,7 +71,10 @@ type Settings struct {
 	Sign            *identity.Signer // mints test tokens; nil outside development
 	InsecureCookies bool             // without Secure, for plain HTTP in development
 	Log             LogSettings
-	NoFastPath      bool // every request goes through the HTTP parser
+	NoFastPath      bool          // every request goes through the HTTP parser
+	Canary          *Canary       // rules that are tried on a share of the users; nil: none are
+	MaxAge          time.Duration // of a connection; 0: any
+	MaxRequests     int           // of a connection; 0: any number
 
 	pagesMaxAge      string
 	cookieAttributes string
@@ -77,11 +85,13 @@ type Server struct {
 	Config
 	settings atomic.Pointer[Settings]
 	draining atomic.Bool
+	leaving  atomic.Bool                     // each connection ends with its next answer
+	http     atomic.Pointer[fasthttp.Server] // serves connections that were parked; nil: none is
 
 	deliveries atomic.Int64 // webhooks at the backends
 
 	orders, payments, reads *limit.Buckets[string]
-	ips, webhooks           *limit.Buckets[[16]byte]
+	ips, ipUsers, webhooks  *limit.Buckets[[16]byte]
 	global                  *limit.Global
 	metrics                 *metrics
 	topUIDs                 *topk.Table[string]
@@ -92,22 +102,25 @@ type Server struct {
 	idCount  atomic.Uint64
 	lines    *[lineKinds]budget
 	warnings *rate.Limiter
+	peerLogs *rate.Limiter
 }
 
 // New makes a server.
 func New(c Config, settings Settings, reg prometheus.Registerer) *Server {
+	c.IPv6Prefix = cmp.Or(c.IPv6Prefix, network.DefaultPrefix)
 	var prefix [5]byte
 	rand.Read(prefix[:]) // never fails: crypto/rand
 	s := &Server{
 		Config: c,
 		orders: limit.New[string]("order", reg), payments: limit.New[string]("payment", reg), reads: limit.New[string]("read", reg),
-		ips: limit.New[[16]byte]("ip", reg), webhooks: limit.New[[16]byte]("webhook", reg),
+		ips: limit.New[[16]byte]("ip", reg), ipUsers: limit.New[[16]byte]("ip_users", reg), webhooks: limit.New[[16]byte]("webhook", reg),
 		global:  limit.NewGlobal("global", reg),
 		metrics: newMetrics(reg),
 		topUIDs: topk.NewTable[string](), topAddrs: topk.NewTable[[16]byte](),
 		idPrefix: hex.EncodeToString(prefix[:]) + "-",
 		lines:    newBudgets(reg),
 		warnings: rate.NewLimiter(2, 5),
+		peerLogs: rate.NewLimiter(rate.Every(time.Minute), 1),
 	}
 	s.SetSettings(settings)
 	return s
@@ -132,7 +145,7 @@ const MaxConnections = 1 << 20
 // HTTPServer makes the fasthttp server around s.
 func (s *Server) HTTPServer() *fasthttp.Server {
 	c := s.HTTP
-	return &fasthttp.Server{
+	server := &fasthttp.Server{
 		Handler:                      s.handle,
 		ErrorHandler:                 s.protocolError,
 		Logger:                       formatLog{s.Log},
@@ -148,6 +161,8 @@ func (s *Server) HTTPServer() *fasthttp.Server {
 		SecureErrorLogMessage:        true,
 		CloseOnShutdown:              true,
 	}
+	s.http.Store(server)
+	return server
 }
 
 // formatLog is fasthttp's log. Its arguments may hold parts of a request, tokens included, so only the format is kept.
@@ -163,5 +178,8 @@ func (s *Server) warn(message string, err error, r *upstream.Request) {
 		s.Log.Warn(message, "error", err, "request_id", r.RequestID, "trace_id", wire.TraceID(r.Trace))
 	}
 }
+
+// key is what an address is counted by.
+func (s *Server) key(a netip.Addr) [16]byte { return network.Key(a, s.IPv6Prefix) }
 
 func itoa(n int) string { return strconv.Itoa(n) }

@@ -15,6 +15,7 @@ const maxHeaders = 100
 // holds no more of a head than the parser's buffer does.
 type headFilter struct {
 	maxBody   int64            // the largest body that is taken; 0: any
+	conn      *conn            // whose bodies are counted; nil: nobody's
 	partial   []byte           // the part of an unfinished head that has passed already
 	bodyLeft  int64            // bytes of a body still to come
 	passed    uint64           // heads that passed
@@ -29,7 +30,9 @@ type head struct {
 	bodyLen   int64    // Content-Length
 	id        []byte   // X-Request-Id
 	forwarded [][]byte // X-Forwarded-For, in order
-	plainHost bool     // Host is a name or an IPv4 address
+	elements  [][]byte // Forwarded, in order
+	host      []byte   // Host
+	plainHost bool     // it is a name or an IPv4 address
 	// The values of fields that come once at most. hasKey: Idempotency-Key is there, if only empty.
 	authorization, contentType, key []byte
 	hasKey                          bool
@@ -76,6 +79,9 @@ func (f *headFilter) pass(b []byte) int {
 	if f.refused == nil && f.maxBody > 0 && f.last.bodyLen > f.maxBody { // before fasthttp answers Expect: 100-continue
 		f.refused = tooLarge()
 	}
+	if f.refused == nil && f.conn != nil && f.last.bodyLen > smallBody && !f.conn.holdBody(f.last.bodyLen) {
+		f.refused = problem.New(problem.Overloaded, "too many large requests at once; nothing was done")
+	}
 	if f.refused != nil {
 		return max(0, blank+1-before)
 	}
@@ -115,7 +121,7 @@ func bad(detail string) *problem.Problem { return problem.New(problem.BadRequest
 // whole head, from the request line to the empty line; into h goes what it says. What the parser refuses itself is left
 // to it: a control character, no Host, a bad target.
 func checkHead(b []byte, h *head) (refused *problem.Problem) {
-	*h = head{forwarded: h.forwarded[:0]}
+	*h = head{forwarded: h.forwarded[:0], elements: h.elements[:0]}
 	line, b, ok := cutLine(b)
 	if !ok {
 		return bad("lines end with CRLF")
@@ -190,7 +196,7 @@ func (h *head) field(i int, value []byte, again bool) (refused *problem.Problem)
 		if !validHost(value) {
 			return bad("Host must be a name or address and an optional port")
 		}
-		h.plainHost = plainHost(value)
+		h.host, h.plainHost = value, plainHost(value)
 	case connection:
 		if !bytes.EqualFold(value, keepAlive) {
 			h.unusual, h.close = true, h.close || hasToken(value, closing)
@@ -209,6 +215,8 @@ func (h *head) field(i int, value []byte, again bool) (refused *problem.Problem)
 		}
 	case forwardedFor:
 		h.forwarded = append(h.forwarded, value)
+	case forwarded:
+		h.elements = append(h.elements, value)
 	}
 	return nil
 }
@@ -258,6 +266,7 @@ const (
 	connection
 	requestID
 	forwardedFor
+	forwarded
 	trailer
 
 	singletons = connection
@@ -267,7 +276,7 @@ var known = [...][]byte{
 	transferEncoding: []byte("Transfer-Encoding"), contentLength: []byte("Content-Length"), expect: []byte("Expect"), host: []byte("Host"),
 	authorization: []byte("Authorization"), contentType: []byte("Content-Type"), idempotencyKey: []byte("Idempotency-Key"), origin: []byte("Origin"),
 	cookie: []byte("Cookie"), paymentSignature: []byte(wire.PaymentSignature),
-	connection: []byte("Connection"), requestID: headerRequestID, forwardedFor: []byte("X-Forwarded-For"),
+	connection: []byte("Connection"), requestID: headerRequestID, forwardedFor: []byte("X-Forwarded-For"), forwarded: []byte("Forwarded"),
 	trailer: []byte("Trailer"),
 }
 

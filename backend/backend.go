@@ -83,7 +83,11 @@ func serve(ctx context.Context, c Config, roles Roles, stderr io.Writer) error {
 	if c.Development {
 		log.Warn("development: true: for a developer's machine only", "development_secrets", c.developmentSecrets(), "test_payments", c.TestPayments())
 	}
-	return newProcess(c, roles, log).run(ctx)
+	p, err := newProcess(c, roles, log)
+	if err != nil {
+		return err
+	}
+	return p.run(ctx)
 }
 
 // listen takes a port, or says what is in the way.

@@ -26,6 +26,7 @@ import (
 	"floodgate.internal/shared/hosts"
 	"floodgate.internal/shared/logging"
 	"floodgate.internal/shared/signing"
+	"floodgate.internal/shared/tracing"
 	"floodgate.internal/shared/wire"
 )
 
@@ -51,6 +52,8 @@ type Config struct {
 	Timeline    Timeline      `yaml:"timeline"`
 	Drain       time.Duration `yaml:"drain"`
 	Log         Log           `yaml:"log"`
+
+	Tracing tracing.Config `yaml:"tracing"`
 }
 
 // Listen is where the process listens.
@@ -407,6 +410,7 @@ func (c Config) Validate() error {
 	if _, err := c.Log.level(); err != nil {
 		errs = append(errs, err)
 	}
+	errs = append(errs, c.Tracing.Check()...)
 	if !logging.Valid(c.Log.Format) {
 		wrong("log.format: %q must be json or text, or be left out", c.Log.Format)
 	}

@@ -23,6 +23,7 @@ import (
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/failpoint"
 	"floodgate.internal/shared/signing"
+	"floodgate.internal/shared/tracing"
 )
 
 // loaded is one generation of the configuration.
@@ -46,6 +47,7 @@ type process struct {
 	presses *presslog.Recorder
 	flusher *presslog.Flusher
 	metrics reloadMetrics
+	tracer  *tracing.Tracer // nil: traces are off
 	tls     backendTLS
 
 	mu       sync.Mutex // one reload at a time; guards what follows
@@ -79,8 +81,12 @@ func newProcess(path string, c Config, hash string, now func() time.Time, log *s
 	r.pool = upstream.New(r.upstreamConfig(c), r.clk, reg)
 	r.presses = presslog.NewRecorder(c.Timeline.MaxRecords, reg)
 	r.flusher = presslog.NewFlusher(r.presses, c.Timeline.FlushEvery, r.pool.PostRecords, log, reg)
+	if r.tracer, err = tracing.Open(c.Tracing.Config, "gateway", log, reg); err != nil {
+		return nil, err
+	}
 	r.edge = edge.New(edge.Config{
-		Clock: r.clk, Gate: r.gate, Cache: r.cache, Backends: r.pool, Presses: r.presses, Flusher: r.flusher, Log: log, Now: now,
+		Tracer: r.tracer,
+		Clock:  r.clk, Gate: r.gate, Cache: r.cache, Backends: r.pool, Presses: r.presses, Flusher: r.flusher, Log: log, Now: now,
 		HTTP: edge.HTTPConfig{
 			ReadTimeout: c.Server.ReadTimeout, WriteTimeout: c.Server.WriteTimeout, IdleTimeout: c.Server.IdleTimeout,
 			MaxBody: c.Server.MaxBody, MaxHeader: c.Server.MaxHeader,
@@ -142,6 +148,7 @@ func (r *process) settingsOf(old *Config, c Config) (edge.Settings, error) {
 	s.Pages = pagecache.Rule{TTL: c.Cache.TTL, Stale: c.Cache.Stale}
 	s.InsecureCookies = c.Development
 	s.Log = c.Log.settings(c.SigningKey.Secret)
+	s.Traces = edge.TraceSettings{Sample: c.Tracing.Sample, Max: c.Tracing.MaxPerSecond}
 	s.NoFastPath = !c.Server.FastPath
 	return s, nil
 }

@@ -25,6 +25,7 @@ type conn struct {
 	pending  []byte      // bytes behind the present request
 	exchange exchange    // the present one: a connection has one at a time
 	line     lineKind    // the present request is to be logged for this
+	traced   bool        // the present request was drawn to be traced
 	idle     atomic.Bool // it waits for another request, and may be closed
 	read     deadline
 	write    deadline

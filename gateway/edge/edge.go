@@ -24,6 +24,7 @@ import (
 	"floodgate.internal/gateway/upstream"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/topk"
+	"floodgate.internal/shared/tracing"
 	"floodgate.internal/shared/wire"
 )
 
@@ -38,6 +39,7 @@ type Config struct {
 	Log      *slog.Logger
 	Now      func() time.Time // the monotonic clock of buckets, caches and the gate; time.Now but in tests
 	HTTP     HTTPConfig
+	Tracer   *tracing.Tracer // nil: nothing is traced
 }
 
 // HTTPConfig bounds a connection and its requests. A bound of 0 is none.
@@ -66,6 +68,7 @@ type Settings struct {
 	Sign            *identity.Signer // mints test tokens; nil outside development
 	InsecureCookies bool             // without Secure, for plain HTTP in development
 	Log             LogSettings
+	Traces          TraceSettings
 	NoFastPath      bool // every request goes through the HTTP parser
 
 	pagesMaxAge      string
@@ -91,6 +94,7 @@ type Server struct {
 	idPrefix string
 	idCount  atomic.Uint64
 	lines    *[lineKinds]budget
+	traces   budget
 	warnings *rate.Limiter
 }
 
@@ -107,6 +111,7 @@ func New(c Config, settings Settings, reg prometheus.Registerer) *Server {
 		topUIDs: topk.NewTable[string](), topAddrs: topk.NewTable[[16]byte](),
 		idPrefix: hex.EncodeToString(prefix[:]) + "-",
 		lines:    newBudgets(reg),
+		traces:   newTraceBudget(reg),
 		warnings: rate.NewLimiter(2, 5),
 	}
 	s.SetSettings(settings)

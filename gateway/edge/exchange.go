@@ -11,6 +11,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"floodgate.internal/shared/problem"
+	"floodgate.internal/shared/tracing"
 	"floodgate.internal/shared/verdict"
 )
 
@@ -47,6 +48,8 @@ type exchange struct {
 
 	trace   []byte // see traceparent
 	sampled sampled
+	traced  sampled
+	span    *tracing.Span // see requestSpan
 	asked   time.Duration // how long the backend took; 0: it was not asked
 
 	idRoom    [32]byte // for an id of the gateway's own
@@ -74,6 +77,9 @@ func (x *exchange) finish() {
 	x.s.metrics.requests[x.route.label][x.result].Inc()
 	x.countClient()
 	x.observe(x.route.label, x.ctx.Response.StatusCode())
+	if x.isTraced() {
+		x.endSpan()
+	}
 	if x.isLogged() {
 		x.log()
 	}

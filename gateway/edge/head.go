@@ -28,6 +28,7 @@ type head struct {
 	line      []byte   // the request line, without its end
 	bodyLen   int64    // Content-Length
 	id        []byte   // X-Request-Id
+	trace     []byte   // traceparent, the last one
 	forwarded [][]byte // X-Forwarded-For, in order
 	plainHost bool     // Host is a name or an IPv4 address
 	// The values of fields that come once at most. hasKey: Idempotency-Key is there, if only empty.
@@ -207,6 +208,8 @@ func (h *head) field(i int, value []byte, again bool) (refused *problem.Problem)
 		if !again {
 			h.id = value
 		}
+	case traceparent:
+		h.trace = value
 	case forwardedFor:
 		h.forwarded = append(h.forwarded, value)
 	}
@@ -259,6 +262,7 @@ const (
 	requestID
 	forwardedFor
 	trailer
+	traceparent
 
 	singletons = connection
 )
@@ -268,7 +272,7 @@ var known = [...][]byte{
 	authorization: []byte("Authorization"), contentType: []byte("Content-Type"), idempotencyKey: []byte("Idempotency-Key"), origin: []byte("Origin"),
 	cookie: []byte("Cookie"), paymentSignature: []byte(wire.PaymentSignature),
 	connection: []byte("Connection"), requestID: headerRequestID, forwardedFor: []byte("X-Forwarded-For"),
-	trailer: []byte("Trailer"),
+	trailer: []byte("Trailer"), traceparent: []byte("Traceparent"),
 }
 
 // knownByLength is the indices of known by the length of the name: most names have another.

@@ -41,5 +41,5 @@ func endReserve(span *tracing.Span, sale int64, v reserve.Verdict, err error) {
 	span.Number("sale", sale)
 	span.Text("answer", v.Answer)
 	span.Text("order_id", v.OrderID)
-	span.End(time.Now(), err)
+	span.End(time.Now(), tracing.Failed(err, "no verdict"))
 }

@@ -55,7 +55,7 @@ func (s *Store) settle(ctx context.Context, batch []queued.Entry, c *settling) e
 	for _, n := range c.notices {
 		c.spans.Text(n.id, "status", string(n.status))
 	}
-	c.spans.End(err)
+	c.spans.End(tracing.Failed(err, "not settled"))
 	s.metrics.batch.Observe(float64(len(batch)))
 	s.metrics.duration.Observe(time.Since(began).Seconds())
 	if err != nil {
@@ -261,7 +261,7 @@ func (c *settling) insert(ctx context.Context, entries []queued.Entry, sales map
 	s := c.store
 	began := time.Now()
 	err := s.insertAll(ctx, entries, sales)
-	c.spans.Step("commit", began, entries, err)
+	c.spans.Step("commit", began, entries, tracing.Failed(err, "not committed"))
 	if err == nil {
 		s.metrics.settled.WithLabelValues("inserted").Add(float64(len(entries)))
 		s.left(entries...)

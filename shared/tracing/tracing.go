@@ -7,6 +7,7 @@ package tracing
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/url"
@@ -203,6 +204,14 @@ func (s *Span) Number(key string, value int64) {
 	if s != nil {
 		s.span.SetAttributes(attribute.Int64(key, value))
 	}
+}
+
+// Failed is err without its text, which may name a user, and with this one instead; nil for nil.
+func Failed(err error, text string) error {
+	if err == nil {
+		return nil
+	}
+	return errors.New(text)
 }
 
 // End ends s at a time. An error makes it a failed one, with the error's text.

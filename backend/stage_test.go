@@ -76,7 +76,7 @@ func TestTimerRestsOnlyWhenThereIsNothingToDo(t *testing.T) {
 		began := time.Now()
 		left, failures := 3, 2
 		ctx, stop := context.WithCancel(t.Context())
-		p, err := newProcess(valid(), Roles{Timer: true}, valid().logger(&strings.Builder{}))
+		p, err := newProcess("", valid(), Roles{Timer: true}, valid().logger(&strings.Builder{}))
 		if err != nil {
 			t.Fatal(err)
 		}

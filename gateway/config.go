@@ -11,6 +11,7 @@ import (
 	"floodgate.internal/gateway/network"
 	"floodgate.internal/gateway/tlscert"
 	"floodgate.internal/shared/conf"
+	"floodgate.internal/shared/operator"
 	"floodgate.internal/shared/tracing"
 )
 
@@ -20,6 +21,7 @@ type Config struct {
 	Development bool             `yaml:"development" reload:"restart"`
 	Listen      ListenConfig     `yaml:"listen"`
 	OpsToken    conf.Secret      `yaml:"ops_token"`
+	Operators   []operator.Entry `yaml:"operators"`
 	OpsHosts    []string         `yaml:"ops_hosts"`
 	Trusted     []string         `yaml:"trusted_proxies"`
 	IPv6Prefix  int              `yaml:"ipv6_prefix" reload:"restart"`
@@ -232,6 +234,9 @@ func networks(list []string) network.Set {
 	}
 	return s
 }
+
+// operators are those who may use the ops listener.
+func (c *Config) operators() *operator.List { return operator.NewList("ops", c.OpsToken, c.Operators) }
 
 // developmentSecrets names the fields that hold one.
 func (c *Config) developmentSecrets() []string {

@@ -25,14 +25,16 @@ import (
 	"floodgate.internal/shared/cli"
 	"floodgate.internal/shared/failpoint"
 	"floodgate.internal/shared/logging"
+	"floodgate.internal/shared/operator"
 	"floodgate.internal/shared/version"
 )
 
 type grammar struct {
-	Serve  serveCommand  `cmd:"" default:"withargs" help:"Run the gateway (the default)."`
-	Check  checkCommand  `cmd:"" help:"Say what is wrong with a configuration, or what it would change in the running gateway."`
-	Token  tokenCommand  `cmd:"" help:"Mint test tokens of 24 hours with the configuration's signing key."`
-	Schema schemaCommand `cmd:"" help:"Print a JSON Schema of the configuration, which editors use."`
+	Serve         serveCommand          `cmd:"" default:"withargs" help:"Run the gateway (the default)."`
+	Check         checkCommand          `cmd:"" help:"Say what is wrong with a configuration, or what it would change in the running gateway."`
+	Token         tokenCommand          `cmd:"" help:"Mint test tokens of 24 hours with the configuration's signing key."`
+	OperatorToken operator.TokenCommand `cmd:"" help:"Make a token for an operator, and its line for the configuration."`
+	Schema        schemaCommand         `cmd:"" help:"Print a JSON Schema of the configuration, which editors use."`
 
 	Version kong.VersionFlag `help:"Print which build this is."`
 }
@@ -52,6 +54,8 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	switch command, _, _ := strings.Cut(kc.Command(), " "); command {
 	case "check":
 		return g.Check.run(ctx, stdout)
+	case "operator-token":
+		return g.OperatorToken.Write(stdout)
 	case "token":
 		return g.Token.run(stdout)
 	case "schema":

@@ -23,6 +23,7 @@ import (
 	"floodgate.internal/gateway/upstream"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/failpoint"
+	"floodgate.internal/shared/operator"
 	"floodgate.internal/shared/signing"
 	"floodgate.internal/shared/tracing"
 )
@@ -60,7 +61,8 @@ type process struct {
 	history  []ops.Reload   // the newest keptReloads, oldest first
 
 	current   atomic.Pointer[loaded]
-	canary    atomic.Pointer[canaryRun] // changed with mu; nil: none runs
+	operators atomic.Pointer[operator.List] // of the configuration in force
+	canary    atomic.Pointer[canaryRun]     // changed with mu; nil: none runs
 	listening atomic.Bool
 	draining  atomic.Bool
 }
@@ -79,6 +81,7 @@ func newProcess(path string, c Config, hash string, now func() time.Time, log *s
 	r.current.Store(&loaded{c, hash, 1})
 	r.certs, r.tlsChanged = tlscert.NewStore(log, reg), make(chan struct{}, 1)
 	r.setTLS(c)
+	r.operators.Store(c.operators())
 	r.gate = salegate.New(r.clk, c.Feed.StaleAfter, reg)
 	r.cache = pagecache.New(c.Cache.MaxBytes, reg)
 	if err := r.tls.load(c); err != nil {
@@ -181,6 +184,7 @@ func (r *process) apply(l *loaded, s edge.Settings) {
 		r.public.SetBounds(bounds(c, s))
 		r.public.SetTransport(r.transport(c))
 	}
+	r.operators.Store(c.operators())
 	r.setSettings(s)
 	r.current.Store(l)
 }
@@ -235,11 +239,11 @@ func (r *process) opsConfig() ops.Config {
 			l := r.current.Load()
 			return ops.Generation{Generation: l.Generation, Hash: l.Hash, Config: l.Tree()}
 		},
-		Top:     r.edge.Top,
-		Reloads: r.reloads,
-		Token:   func() string { return r.current.Load().OpsToken.Reveal() },
-		Listen:  r.current.Load().Listen.Ops,
-		Hosts:   func() []string { return r.current.Load().OpsHosts },
+		Top:       r.edge.Top,
+		Reloads:   r.reloads,
+		Operators: r.operators.Load,
+		Listen:    r.current.Load().Listen.Ops,
+		Hosts:     func() []string { return r.current.Load().OpsHosts },
 	}
 }
 

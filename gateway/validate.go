@@ -13,6 +13,7 @@ import (
 	"floodgate.internal/shared/conf"
 	"floodgate.internal/shared/hosts"
 	"floodgate.internal/shared/logging"
+	"floodgate.internal/shared/operator"
 	"floodgate.internal/shared/signing"
 	"floodgate.internal/shared/wire"
 )
@@ -80,9 +81,10 @@ func (v *validator) listeners() {
 		}
 	}
 	v.secret("ops_token", v.OpsToken)
-	if n := len(v.OpsToken); n < minOpsToken && !v.Development && !conf.Loopback(v.Listen.Ops) {
-		v.bad("ops_token", "%d bytes, at least %d are needed where listen.ops is not on loopback", n, minOpsToken)
+	if n := len(v.OpsToken); n < minOpsToken && !v.Development && !conf.Loopback(v.Listen.Ops) && (n > 0 || len(v.Operators) == 0) {
+		v.bad("ops_token", "%d bytes, at least %d are needed where listen.ops is not on loopback, or operators without an ops_token", n, minOpsToken)
 	}
+	v.errs = append(v.errs, operator.Check(v.Operators, "ops_token", v.OpsToken)...)
 	if len(v.OpsHosts) > maxHosts {
 		v.bad("ops_hosts", "%d of them, at most %d are taken", len(v.OpsHosts), maxHosts)
 	}

@@ -118,8 +118,12 @@ type ServerConfig struct {
 	IdleTimeout         time.Duration `yaml:"idle_timeout" reload:"restart"`
 	MaxHeader           int           `yaml:"max_header" reload:"restart"`
 	MaxBody             int           `yaml:"max_body" reload:"restart"`
+	MaxBodyMemory       int64         `yaml:"max_body_memory"`
 	MaxConnections      int           `yaml:"max_connections"`
 	MaxConnectionsPerIP int           `yaml:"max_connections_per_ip"`
+	MaxConnectionAge    time.Duration `yaml:"max_connection_age"`
+	MaxRequests         int           `yaml:"max_requests_per_connection"`
+	ShutdownDelay       time.Duration `yaml:"shutdown_delay"`
 	Drain               time.Duration `yaml:"drain"`
 	FastPath            bool          `yaml:"fast_path"`
 }
@@ -194,7 +198,8 @@ func DefaultConfig() Config {
 		Reload: ReloadConfig{CanaryConfig{Watch: 2 * time.Minute, MaxMoreRefused: 0.1, MaxMoreErrors: 0.01, MinRequests: 500}},
 		Server: ServerConfig{
 			ReadTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: 30 * time.Second,
-			MaxHeader: 8192, MaxBody: 65536, MaxConnections: 65536, MaxConnectionsPerIP: 512, Drain: 20 * time.Second, FastPath: true,
+			MaxHeader: 8192, MaxBody: 65536, MaxBodyMemory: 64 << 20, MaxConnections: 65536, MaxConnectionsPerIP: 512,
+			MaxConnectionAge: time.Hour, MaxRequests: 100_000, Drain: 20 * time.Second, FastPath: true,
 		},
 		Upstream: UpstreamConfig{Timeout: 3 * time.Second, MaxInFlight: 1024, MaxPerSale: 768, MaxWaiting: 16384},
 		Feed:     FeedConfig{StaleAfter: 5 * time.Second},

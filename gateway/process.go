@@ -56,6 +56,7 @@ type process struct {
 
 	mu       sync.Mutex // one reload at a time; guards what follows
 	settings edge.Settings
+	bounds   edge.Bounds
 	public   *edge.Listener // nil until listening
 	tried    string         // the hash of the file that was last read, taken over or not
 	history  []ops.Reload   // the newest keptReloads, oldest first
@@ -64,6 +65,7 @@ type process struct {
 	operators atomic.Pointer[operator.List] // of the configuration in force
 	canary    atomic.Pointer[canaryRun]     // changed with mu; nil: none runs
 	listening atomic.Bool
+	leaving   atomic.Bool // it is told to end, and still takes connections
 	draining  atomic.Bool
 }
 
@@ -77,6 +79,9 @@ func newProcess(path string, c Config, hash string, now func() time.Time, log *s
 	r := &process{path: path, now: now, log: log, level: level, clk: &clock.Clock{}, tried: hash}
 	if r.settings, err = r.settingsOf(nil, c); err != nil {
 		return nil, err
+	}
+	if r.bounds, err = r.fit(c); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	r.current.Store(&loaded{c, hash, 1})
 	r.certs, r.tlsChanged = tlscert.NewStore(log, reg), make(chan struct{}, 1)
@@ -157,6 +162,7 @@ func (r *process) settingsOf(old *Config, c Config) (edge.Settings, error) {
 	s.Log = c.Log.settings(c.SigningKey.Secret)
 	s.Traces = edge.TraceSettings{Sample: c.Tracing.Sample, Max: c.Tracing.MaxPerSecond}
 	s.NoFastPath = !c.Server.FastPath
+	s.MaxAge, s.MaxRequests = c.Server.MaxConnectionAge, c.Server.MaxRequests
 	return s, nil
 }
 
@@ -170,7 +176,7 @@ func ruleOf(name string, c RuleConfig, now time.Time) *limit.Rule {
 }
 
 // apply puts a new generation in force. It cannot fail. The caller holds mu.
-func (r *process) apply(l *loaded, s edge.Settings) {
+func (r *process) apply(l *loaded, s edge.Settings, b edge.Bounds) {
 	c := l.Config
 	r.level.Set(c.Log.Level)
 	r.gate.SetStaleAfter(c.Feed.StaleAfter)
@@ -180,8 +186,9 @@ func (r *process) apply(l *loaded, s edge.Settings) {
 	r.flusher.SetEvery(c.Timeline.FlushEvery)
 	failpoint.Hit("gateway.mid-reload")
 	r.setTLS(c)
+	r.bounds = b
 	if r.public != nil {
-		r.public.SetBounds(bounds(c, s))
+		r.public.SetBounds(b.With(s))
 		r.public.SetTransport(r.transport(c))
 	}
 	r.operators.Store(c.operators())
@@ -189,15 +196,11 @@ func (r *process) apply(l *loaded, s edge.Settings) {
 	r.current.Store(l)
 }
 
-func bounds(c Config, s edge.Settings) edge.Bounds {
-	return edge.Bounds{Max: c.Server.MaxConnections, PerAddress: c.Server.MaxConnectionsPerIP, Exempt: s.Exempt, Trusted: s.Trusted}
-}
-
 // listen wraps the public listener, which is open.
 func (r *process) listen(inner net.Listener, reg prometheus.Registerer) *edge.Listener {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.public = edge.NewListener(inner, r.edge, bounds(r.current.Load().Config, r.settings), reg)
+	r.public = edge.NewListener(inner, r.edge, r.bounds.With(r.settings), reg)
 	r.public.SetTransport(r.transport(r.current.Load().Config))
 	r.listening.Store(true)
 	return r.public
@@ -207,6 +210,9 @@ func (r *process) listen(inner net.Listener, reg prometheus.Registerer) *edge.Li
 func (r *process) ready() (reasons, warnings []string) {
 	if !r.listening.Load() {
 		reasons = append(reasons, "not listening yet")
+	}
+	if r.leaving.Load() {
+		reasons = append(reasons, "shutting down")
 	}
 	if r.draining.Load() {
 		reasons = append(reasons, "draining")

@@ -218,6 +218,12 @@ func (v *validator) sizes() {
 	v.number("server.max_body", int64(s.MaxBody), 64, 16<<20)
 	v.number("server.max_connections", int64(s.MaxConnections), 1, edge.MaxConnections)
 	v.number("server.max_connections_per_ip", int64(s.MaxConnectionsPerIP), 1, edge.MaxConnections)
+	v.number("server.max_body_memory", s.MaxBodyMemory, int64(s.MaxBody), 64<<30)
+	if s.MaxConnectionAge != 0 {
+		v.duration("server.max_connection_age", s.MaxConnectionAge, time.Second, 30*24*time.Hour)
+	}
+	v.number("server.max_requests_per_connection", int64(s.MaxRequests), 0, 1_000_000_000)
+	v.duration("server.shutdown_delay", s.ShutdownDelay, 0, 10*time.Minute)
 	v.duration("server.drain", s.Drain, 0, 10*time.Minute)
 	v.duration("upstream.timeout", v.Upstream.Timeout, 10*time.Millisecond, time.Minute)
 	v.number("upstream.max_in_flight", int64(v.Upstream.MaxInFlight), 1, 1<<20)

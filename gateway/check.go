@@ -25,6 +25,9 @@ func (c checkCommand) run(ctx context.Context, stdout io.Writer) error {
 	if err != nil {
 		return &cli.UsageError{Err: err}
 	}
+	if err := config.Identity.checkKeys(ctx); err != nil {
+		return &cli.UsageError{Err: fmt.Errorf("%s: %w", c.Config, err)}
+	}
 	now, err := askRunning(ctx, config)
 	if errors.Is(err, errToken) {
 		fmt.Fprintf(stdout, "ok (the gateway on %s refuses this ops_token: nothing to compare with)\n", config.Listen.Ops)

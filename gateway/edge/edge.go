@@ -64,11 +64,13 @@ type Settings struct {
 	EligibleUsers   map[string]struct{} // the only ones who may order; empty: everybody
 	Pages           pagecache.Rule
 	Sign            *identity.Signer // mints test tokens; nil outside development
-	InsecureCookies bool             // without Secure, for plain HTTP in development
+	InsecureCookies bool             // without Secure and the prefix __Host-, for plain HTTP in development
+	CORS            *CORS            // nil: no page of another site may use the API
 	LogEvery        int              // one request in so many is logged; 0: none
 	NoFastPath      bool             // every request goes through the HTTP parser
 
 	pagesMaxAge      string
+	cookie           string // the session cookie's name
 	cookieAttributes string
 }
 
@@ -116,9 +118,9 @@ func New(c Config, settings Settings, reg prometheus.Registerer) *Server {
 // SetSettings swaps the settings. Buckets keep their tokens. A request in progress keeps the settings that it began with.
 func (s *Server) SetSettings(set Settings) {
 	set.pagesMaxAge = "public, max-age=" + itoa(int(max(set.Pages.TTL/time.Second, 1)))
-	set.cookieAttributes = "; Path=/; HttpOnly; SameSite=Strict"
+	set.cookie, set.cookieAttributes = sessionCookie, "; Path=/; HttpOnly; SameSite=Strict"
 	if !set.InsecureCookies {
-		set.cookieAttributes += "; Secure"
+		set.cookie, set.cookieAttributes = secureCookie, set.cookieAttributes+"; Secure"
 	}
 	s.settings.Store(&set)
 }

@@ -61,7 +61,7 @@ func (s *Server) fastPath(c *conn, b []byte) (answer []byte) {
 	sale, _ := wire.ParseID(id)
 	v := s.Gate.Order(sale, now)
 	byUser := v.Refusal == nil
-	if set.NoFastPath || v.MayProbe() || byUser && v.Sale == nil {
+	if set.NoFastPath || set.CORS.allows(h.origin) || v.MayProbe() || byUser && v.Sale == nil {
 		return nil
 	}
 	from := c.addr

@@ -165,6 +165,9 @@ func (v *Verifier) Remembered(token []byte) (User, bool) {
 
 func (v *Verifier) expired(u User) bool { return !v.now().Before(u.Expires.Add(v.rules.Leeway)) }
 
+// JWKS is the set that the verifier takes keys from; nil: none.
+func (v *Verifier) JWKS() *JWKS { return v.jwks }
+
 // find is the key with this id; nil: there is none.
 func (v *Verifier) find(kid string) *verifyKey {
 	if k := v.keys[kid]; k != nil || v.jwks == nil {

@@ -66,6 +66,8 @@ const revokedShards = 256
 type Revoked struct {
 	size   atomic.Int64
 	shards [revokedShards]atomic.Pointer[map[revokedKey]revokedEntry]
+	heard  atomic.Pointer[time.Time] // see Heard
+	keep   atomic.Int64              // see Keep, in milliseconds
 
 	mu     sync.Mutex // guards the changes
 	counts [revokedShards]int

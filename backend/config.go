@@ -24,6 +24,7 @@ import (
 	"floodgate.internal/shared/cli"
 	"floodgate.internal/shared/conf"
 	"floodgate.internal/shared/hosts"
+	"floodgate.internal/shared/logging"
 	"floodgate.internal/shared/signing"
 	"floodgate.internal/shared/wire"
 )
@@ -48,14 +49,16 @@ type Config struct {
 	API         API           `yaml:"api"`
 	Payments    Payments      `yaml:"payments"`
 	Timeline    Timeline      `yaml:"timeline"`
+	Revocations Revocations   `yaml:"revocations"`
 	Drain       time.Duration `yaml:"drain"`
 	Log         Log           `yaml:"log"`
 }
 
 // Listen is where the process listens.
 type Listen struct {
-	Internal string `yaml:"internal"`
-	Admin    string `yaml:"admin"`
+	Internal    string      `yaml:"internal"`
+	InternalTLS InternalTLS `yaml:"internal_tls"`
+	Admin       string      `yaml:"admin"`
 }
 
 // SigningKey is one secret that a gateway may sign with.
@@ -189,9 +192,15 @@ type Timeline struct {
 	MaxRowsPerSale int64         `yaml:"max_rows_per_sale"`
 }
 
+// Revocations says for how long a revocation of tokens is kept.
+type Revocations struct {
+	Keep time.Duration `yaml:"keep"`
+}
+
 // Log says what is logged.
 type Log struct {
-	Level string `yaml:"level" enum:"debug,info,warn,error"`
+	Level  string `yaml:"level" enum:"debug,info,warn,error"`
+	Format string `yaml:"format" enum:",json,text"`
 }
 
 // DefaultConfig is what holds where the file says nothing.
@@ -211,8 +220,10 @@ func DefaultConfig() Config {
 		Standby:  Standby{MaxLine: 1000, AcceptWithin: 2 * time.Minute},
 		API:      API{MaxInFlight: 1024, MaxWaiting: 65536, MaxConnections: 65536, MaxLine: 256, LinePerUnit: 4, LineWait: time.Second},
 		Timeline: Timeline{Keep: 7 * 24 * time.Hour, MaxRowsPerSale: 200_000},
-		Drain:    20 * time.Second,
-		Log:      Log{Level: "info"},
+		// Longer than the gateways' default of identity.max_lifetime, with the longest leeway.
+		Revocations: Revocations{Keep: 25 * time.Hour},
+		Drain:       20 * time.Second,
+		Log:         Log{Level: "info"},
 	}
 }
 
@@ -257,6 +268,7 @@ func (c Config) operate(stderr io.Writer) command.Config {
 	if c.Log.Level == "info" {
 		c.Log.Level = "warn"
 	}
+	c.Log.Format = logging.Text
 	o := command.Config{Admin: c.Listen.Admin, Token: c.AdminToken.Reveal(), MySQL: c.MySQL.DSN.Reveal(), Redis: c.Redis.config(),
 		QueuedBound: c.Orders.QueuedBound, Abandoned: c.Carts.AbandonedAfter, Log: c.logger(stderr)}
 	if c.Queue.Driver == RabbitMQ {
@@ -270,6 +282,7 @@ func (r Redis) config() redis.Config {
 	return redis.Config{Addrs: r.Addrs, Username: r.Username, Password: r.Password.Reveal(), Prefix: r.Prefix}
 }
 
+// config is where RabbitMQ is and how it is used. Log and Register are for the caller to add.
 func (q Queue) config() broker.Config {
 	return broker.Config{URL: q.URL.Reveal(), ManagementURL: q.Management.Reveal(), Partitions: q.Partitions}
 }
@@ -280,7 +293,7 @@ func (c Config) logger(w io.Writer) *slog.Logger {
 	if err != nil {
 		panic("BUG: a configuration that was not validated: " + err.Error())
 	}
-	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: level}))
+	return logging.New(w, c.Log.Format, c.Development, level)
 }
 
 // Keys are the signing keys.
@@ -313,6 +326,9 @@ func (c Config) Validate() error {
 	}
 	if c.Listen.Internal == c.Listen.Admin && !strings.HasSuffix(c.Listen.Admin, ":0") {
 		wrong("listen.admin: %q must differ from listen.internal", c.Listen.Admin)
+	}
+	if _, err := c.Listen.InternalTLS.read(); err != nil {
+		errs = append(errs, err)
 	}
 	if n := len(c.AdminToken.Reveal()); c.AdminToken == "" {
 		wrong("admin_token: it is empty; it must be a secret of at least 16 bytes")
@@ -393,11 +409,15 @@ func (c Config) Validate() error {
 	}
 	between("api.line_per_unit", int64(c.API.LinePerUnit), 1, 1_000_000)
 	span("api.line_wait", c.API.LineWait, time.Millisecond, 4*time.Second) // a request has 5 s in all
+	span("revocations.keep", c.Revocations.Keep, time.Minute, 3700*24*time.Hour)
 	span("timeline.keep", c.Timeline.Keep, time.Hour, 365*24*time.Hour)
 	between("timeline.max_rows_per_sale", c.Timeline.MaxRowsPerSale, 1, 100_000_000)
 	span("drain", c.Drain, time.Second, 10*time.Minute)
 	if _, err := c.Log.level(); err != nil {
 		errs = append(errs, err)
+	}
+	if !logging.Valid(c.Log.Format) {
+		wrong("log.format: %q must be json or text, or be left out", c.Log.Format)
 	}
 	c.validateDevelopment(wrong)
 	return errors.Join(errs...)

@@ -154,7 +154,7 @@ func TestValidateAccepts(t *testing.T) {
 		},
 		"a short line": func(c *Config) { c.API.MaxInFlight, c.API.MaxLine = 100, 49 },
 		"no line":      func(c *Config) { c.API.MaxInFlight, c.API.MaxDeciding, c.API.MaxLine = 2, 1, 0 },
-		"any ports":    func(c *Config) { c.Listen = Listen{"127.0.0.1:0", "127.0.0.1:0"} },
+		"any ports":    func(c *Config) { c.Listen = Listen{Internal: "127.0.0.1:0", Admin: "127.0.0.1:0"} },
 	} {
 		c := valid()
 		change(&c)

@@ -24,6 +24,7 @@ import (
 	"floodgate.internal/backend/payment"
 	"floodgate.internal/backend/reconcile"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/revocation"
 	"floodgate.internal/backend/sale"
 	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/standby"
@@ -43,7 +44,8 @@ type process struct {
 
 	api       *api.Server // nil without the role
 	internal  net.Listener
-	operators *operators // answers the admin listener from the first moment on
+	tls       *internalTLS // of the internal listener; nil: plain HTTP
+	operators *operators   // answers the admin listener from the first moment on
 	admin     net.Listener
 
 	redis  *reserve.Store
@@ -64,6 +66,7 @@ type process struct {
 	closing     *closing.Sales
 	lists       *eligibility.Lists // nil without the role api
 	origins     *origins.Report    // the same
+	revocations *revocation.List   // the same
 	durability  durabilityLog
 }
 
@@ -92,6 +95,9 @@ func (p *process) run(ctx context.Context) (err error) {
 	requests := newStage(ctx, fail)
 	if p.api != nil {
 		requests.start("internal listener", func(context.Context) error { return p.api.Serve(p.internal) })
+		if p.tls != nil {
+			base.start("certificates of the internal listener", p.tls.watch)
+		}
 	}
 	p.log.Info("listening", "roles", p.roles.String(), "internal", addr(p.internal), "admin", addr(p.admin))
 
@@ -118,6 +124,12 @@ func (p *process) listen(ctx context.Context) (err error) {
 	if p.internal, err = listen(ctx, "listen.internal", p.config.Listen.Internal); err != nil {
 		return errors.Join(err, p.admin.Close())
 	}
+	if c := p.config.Listen.InternalTLS; c.on() {
+		if p.tls, err = newInternalTLS(c, p.log, p.reg); err != nil {
+			return errors.Join(err, p.admin.Close(), p.internal.Close())
+		}
+		p.internal = p.tls.listener(p.internal)
+	}
 	return nil
 }
 
@@ -139,7 +151,7 @@ func (p *process) begin(base, work *stage) {
 		base.start("reconciler", p.reconciler.Keep)
 		base.start("stock", p.skus.Keep)
 	} else { // whoever decides, or says what is not there, must know the incarnation
-		base.start("life of redis", p.reconciler.Follow)
+		base.start("incarnation of redis", p.reconciler.Follow)
 	}
 	if p.roles.API {
 		p.beginAPI(base)

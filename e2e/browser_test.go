@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"regexp"
 	"strings"
@@ -94,16 +95,19 @@ func (b *browser) text() string {
 	return text
 }
 
-// until waits for a JavaScript condition, on this page or on the one that it leads to.
+// until waits for a JavaScript condition, on this page or on the one that it leads to. Of a page that is left the browser may say
+// nothing at all, so it is asked again every few seconds.
 func (b *browser) until(js string) {
 	b.t.Helper()
-	for end := time.Now().Add(20 * time.Second); ; {
-		_, err := chromedp.Run(b.ctx, chromedp.Poll[bool](`Boolean(`+js+`)`, chromedp.WithPollingTimeout(time.Until(end)),
-			chromedp.WithPollingInterval(20*time.Millisecond)))
+	for end := time.Now().Add(time.Minute); ; {
+		ctx, cancel := context.WithTimeout(b.ctx, 5*time.Second)
+		_, err := chromedp.Run(ctx, chromedp.Poll[bool](`Boolean(`+js+`)`, chromedp.WithPollingTimeout(4*time.Second), chromedp.WithPollingInterval(20*time.Millisecond)))
+		cancel()
 		if err == nil {
 			return
 		}
-		if !left.MatchString(err.Error()) || time.Now().After(end) {
+		again := errors.Is(err, chromedp.ErrPollingTimeout) || errors.Is(err, context.DeadlineExceeded) || left.MatchString(err.Error())
+		if !again || time.Now().After(end) {
 			b.t.Fatalf("waiting for %s: %v; the page says:\n%s", js, err, b.text())
 		}
 	}
@@ -114,7 +118,9 @@ var left = regexp.MustCompile(`Cannot find context|context was destroyed|target 
 
 func (b *browser) is(js string) bool {
 	b.t.Helper()
-	ok, err := chromedp.Run(b.ctx, chromedp.Evaluate[bool](`Boolean(`+js+`)`))
+	ctx, cancel := context.WithTimeout(b.ctx, 20*time.Second)
+	defer cancel()
+	ok, err := chromedp.Run(ctx, chromedp.Evaluate[bool](`Boolean(`+js+`)`))
 	if err != nil {
 		b.t.Fatalf("%s: %v", js, err)
 	}

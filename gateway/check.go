@@ -25,7 +25,7 @@ func (c checkCommand) run(ctx context.Context, stdout io.Writer) error {
 	if err != nil {
 		return &cli.UsageError{Err: err}
 	}
-	if err := config.Identity.checkKeys(ctx); err != nil {
+	if err := errors.Join(config.probeBackends(ctx), config.Identity.checkKeys(ctx)); err != nil {
 		return &cli.UsageError{Err: fmt.Errorf("%s: %w", c.Config, err)}
 	}
 	now, err := askRunning(ctx, config)

@@ -1,11 +1,12 @@
 package gateway
 
 import (
+	"crypto/sha256"
 	"fmt"
 	"log/slog"
-	"net/url"
 	"time"
 
+	"floodgate.internal/gateway/edge"
 	"floodgate.internal/gateway/identity"
 	"floodgate.internal/gateway/network"
 	"floodgate.internal/shared/conf"
@@ -20,6 +21,7 @@ type Config struct {
 	OpsHosts    []string         `yaml:"ops_hosts"`
 	Trusted     []string         `yaml:"trusted_proxies"`
 	Backends    []string         `yaml:"backends"`
+	BackendTLS  BackendTLSConfig `yaml:"backend_tls"`
 	SigningKey  SigningKeyConfig `yaml:"signing_key"`
 	Identity    IdentityConfig   `yaml:"identity"`
 	CORS        CORSConfig       `yaml:"cors"`
@@ -147,8 +149,17 @@ type TimelineConfig struct {
 
 // LogConfig is about the log.
 type LogConfig struct {
-	Level       slog.Level `yaml:"level"`
-	AccessEvery int        `yaml:"access_every"`
+	Level        slog.Level `yaml:"level"`
+	Format       string     `yaml:"format" enum:",json,text" reload:"restart"`
+	AccessEvery  int        `yaml:"access_every"`
+	RefusedEvery int        `yaml:"refused_every"`
+	AccessMax    int        `yaml:"access_max"`
+}
+
+// settings is what the access log is kept by. The key of its hashes is made of the signing key, so it is the same on every gateway.
+func (c LogConfig) settings(key conf.Secret) edge.LogSettings {
+	hash := sha256.Sum256([]byte("access log " + key.Reveal()))
+	return edge.LogSettings{Every: c.AccessEvery, RefusedEvery: c.RefusedEvery, Max: c.AccessMax, Key: hash[:]}
 }
 
 func rule(rate float64, burst, maxKeys int) RuleConfig {
@@ -175,7 +186,7 @@ func DefaultConfig() Config {
 		Feed:     FeedConfig{StaleAfter: 5 * time.Second},
 		Cache:    CacheConfig{MaxBytes: 64 << 20, TTL: time.Second, Stale: 30 * time.Second},
 		Timeline: TimelineConfig{MaxRecords: 100_000, FlushEvery: 2 * time.Second},
-		Log:      LogConfig{AccessEvery: 1000},
+		Log:      LogConfig{AccessEvery: 1000, RefusedEvery: 1000, AccessMax: 100},
 	}
 }
 
@@ -207,19 +218,6 @@ func networks(list []string) network.Set {
 		panic("BUG: networks that were not validated: " + err.Error())
 	}
 	return s
-}
-
-// backends is the backends' addresses, host:port.
-func (c *Config) backends() []string {
-	var addrs []string
-	for _, b := range c.Backends {
-		u, err := url.Parse(b)
-		if err != nil {
-			panic("BUG: a backend that was not validated: " + b)
-		}
-		addrs = append(addrs, u.Host)
-	}
-	return addrs
 }
 
 // developmentSecrets names the fields that hold one.

@@ -24,6 +24,7 @@ import (
 	"floodgate.internal/gateway/ops"
 	"floodgate.internal/shared/cli"
 	"floodgate.internal/shared/failpoint"
+	"floodgate.internal/shared/logging"
 	"floodgate.internal/shared/version"
 )
 
@@ -62,12 +63,16 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 
 // serve runs the gateway until ctx is done, and drains it. now is time.Now but in tests.
 func serve(ctx context.Context, path string, now func() time.Time, stderr io.Writer) error {
+	c, hash, err := Load(path)
+	if err != nil {
+		return &cli.UsageError{Err: err}
+	}
 	level := new(slog.LevelVar)
-	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: level}))
+	log := logging.New(stderr, c.Log.Format, c.Development, level)
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), version.This().Metric("gateway"))
 
-	p, err := newProcess(path, now, log, level, reg)
+	p, err := newProcess(path, c, hash, now, log, level, reg)
 	if err != nil {
 		return &cli.UsageError{Err: err}
 	}
@@ -132,6 +137,7 @@ func (r *process) servePublic(ctx context.Context, public *edge.Listener) error 
 	server := r.edge.HTTPServer()
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return r.watch(ctx, hangups(ctx)) })
+	group.Go(func() error { return r.watchBackendTLS(ctx) })
 	group.Go(func() error {
 		if err := server.Serve(public); err != nil {
 			return fmt.Errorf("serve the public: %w", err)

@@ -167,7 +167,7 @@ func launchBy(t *testing.T, serve func(context.Context, *gw) error, backends []s
 			t.Logf("the gateway's log:\n%s", g.log)
 		}
 	})
-	m := g.log.await(t, `msg=listening public=(\S+) ops=(\S+)`)
+	m := g.log.await(t, `msg"?[=:]"?listening"? ?,?"?public"?[=:]"?([0-9.:]+)"? ?,?"?ops"?[=:]"?([0-9.:]+)`)
 	g.public, g.ops = m[1], m[2]
 	return g
 }

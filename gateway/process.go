@@ -47,6 +47,7 @@ type process struct {
 	flusher *presslog.Flusher
 	metrics reloadMetrics
 	tokens  *tokens
+	tls     backendTLS
 
 	mu       sync.Mutex // one reload at a time; guards what follows
 	settings edge.Settings
@@ -60,15 +61,12 @@ type process struct {
 }
 
 // newProcess builds everything that needs no socket of its own.
-func newProcess(path string, now func() time.Time, log *slog.Logger, level *slog.LevelVar, reg prometheus.Registerer) (*process, error) {
-	c, hash, err := Load(path)
-	if err != nil {
-		return nil, err
-	}
+func newProcess(path string, c Config, hash string, now func() time.Time, log *slog.Logger, level *slog.LevelVar, reg prometheus.Registerer) (*process, error) {
 	if fields := c.developmentSecrets(); len(fields) > 0 {
 		log.Warn("development secrets are in use: this gateway is for this machine only", "fields", strings.Join(fields, ", "))
 	}
 	level.Set(c.Log.Level)
+	var err error
 	r := &process{path: path, now: now, log: log, level: level, clk: &clock.Clock{}, tried: hash, tokens: newTokens(log, reg)}
 	if r.settings, err = r.settingsOf(nil, c); err != nil {
 		return nil, err
@@ -77,7 +75,10 @@ func newProcess(path string, now func() time.Time, log *slog.Logger, level *slog
 	r.current.Store(&loaded{c, hash, 1})
 	r.gate = salegate.New(r.clk, c.Feed.StaleAfter, reg)
 	r.cache = pagecache.New(c.Cache.MaxBytes, reg)
-	r.pool = upstream.New(upstreamConfig(c), r.clk, reg)
+	if err := r.tls.load(c); err != nil {
+		return nil, err
+	}
+	r.pool = upstream.New(r.upstreamConfig(c), r.clk, reg)
 	r.presses = presslog.NewRecorder(c.Timeline.MaxRecords, reg)
 	r.flusher = presslog.NewFlusher(r.presses, c.Timeline.FlushEvery, r.pool.PostRecords, log, reg)
 	r.edge = edge.New(edge.Config{
@@ -88,15 +89,16 @@ func newProcess(path string, now func() time.Time, log *slog.Logger, level *slog
 		},
 	}, r.settings, reg)
 	r.metrics = newReloadMetrics(r, reg)
+	r.tls.register(reg)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.record(ops.Reload{By: "start", Result: takenOver})
 	return r, nil
 }
 
-func upstreamConfig(c Config) upstream.Config {
+func (r *process) upstreamConfig(c Config) upstream.Config {
 	return upstream.Config{
-		Backends: c.backends(), Key: signing.Key{ID: c.SigningKey.ID, Secret: c.SigningKey.Secret.Reveal()},
+		Backends: c.Backends, TLS: r.tls.config, Key: signing.Key{ID: c.SigningKey.ID, Secret: c.SigningKey.Secret.Reveal()},
 		Timeout: c.Upstream.Timeout, MaxInFlight: c.Upstream.MaxInFlight, MaxPerSale: c.Upstream.MaxPerSale, MaxWaiting: c.Upstream.MaxWaiting,
 	}
 }
@@ -142,7 +144,7 @@ func (r *process) settingsOf(old *Config, c Config) (edge.Settings, error) {
 	}
 	s.Pages = pagecache.Rule{TTL: c.Cache.TTL, Stale: c.Cache.Stale}
 	s.InsecureCookies = c.Development
-	s.LogEvery = c.Log.AccessEvery
+	s.Log = c.Log.settings(c.SigningKey.Secret)
 	s.NoFastPath = !c.Server.FastPath
 	return s, nil
 }
@@ -153,7 +155,7 @@ func (r *process) apply(l *loaded, s edge.Settings) {
 	r.level.Set(c.Log.Level)
 	r.gate.SetStaleAfter(c.Feed.StaleAfter)
 	r.cache.SetMaxBytes(c.Cache.MaxBytes)
-	r.pool.SetConfig(upstreamConfig(c))
+	r.pool.SetConfig(r.upstreamConfig(c))
 	r.presses.SetMax(c.Timeline.MaxRecords)
 	r.flusher.SetEvery(c.Timeline.FlushEvery)
 	failpoint.Hit("gateway.mid-reload")
@@ -197,6 +199,7 @@ func (r *process) ready() (reasons, warnings []string) {
 	for _, b := range r.pool.Down() {
 		warnings = append(warnings, "backend "+b+" does not answer")
 	}
+	warnings = append(warnings, r.tlsWarnings()...)
 	return reasons, warnings
 }
 

@@ -60,6 +60,13 @@ func (r *process) takeOver() (diff []string, result string, err error) {
 	if fields := restartFields(diff); len(fields) > 0 {
 		return diff, refused, fmt.Errorf("%s: a change of %s needs a restart; nothing was taken over", r.path, strings.Join(fields, ", "))
 	}
+	material, err := c.BackendTLS.read()
+	if err != nil {
+		return diff, refused, fmt.Errorf("%s: %w", r.path, err)
+	}
+	if r.tls.differs(material) {
+		diff = append(diff, "backend_tls: its files have changed")
+	}
 	if len(diff) == 0 && hash == old.Hash {
 		return nil, unchanged, nil
 	}
@@ -68,6 +75,7 @@ func (r *process) takeOver() (diff []string, result string, err error) {
 		return diff, refused, fmt.Errorf("%s: %w", r.path, err)
 	}
 	failpoint.Hit("gateway.before-reload")
+	r.tls.use(material)
 	r.apply(&loaded{c, hash, old.Generation + 1}, settings)
 	return diff, takenOver, nil
 }

@@ -12,6 +12,7 @@ import (
 	"floodgate.internal/gateway/network"
 	"floodgate.internal/shared/conf"
 	"floodgate.internal/shared/hosts"
+	"floodgate.internal/shared/logging"
 	"floodgate.internal/shared/signing"
 	"floodgate.internal/shared/wire"
 )
@@ -98,14 +99,15 @@ func (v *validator) backendsAndKey() {
 	seen := map[string]bool{}
 	for i, b := range v.Backends {
 		field := fmt.Sprintf("backends[%d]", i)
-		if u, err := url.Parse(b); err != nil || u.Scheme != "http" || u.Port() == "" || u.Hostname() == "" || u.Path != "" || u.RawQuery != "" || u.User != nil || u.Fragment != "" {
-			v.bad(field, "%q must be http://host:port", b)
+		if u, err := url.Parse(b); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Port() == "" || u.Hostname() == "" || u.Path != "" || u.RawQuery != "" || u.User != nil || u.Fragment != "" {
+			v.bad(field, "%q must be http://host:port or https://host:port", b)
 		} else if seen[u.Host] {
 			v.bad(field, "%q is there twice", b)
 		} else {
 			seen[u.Host] = true
 		}
 	}
+	v.backendTLS()
 	if v.SigningKey.ID == "" || !plain(v.SigningKey.ID) {
 		v.bad("signing_key.id", "%q must be 1 or more of [A-Za-z0-9._-]", v.SigningKey.ID)
 	}
@@ -226,6 +228,11 @@ func (v *validator) sizes() {
 	v.number("timeline.max_records", int64(v.Timeline.MaxRecords), 1, 10_000_000)
 	v.duration("timeline.flush_every", v.Timeline.FlushEvery, 100*time.Millisecond, time.Minute)
 	v.number("log.access_every", int64(v.Log.AccessEvery), 0, 1_000_000_000)
+	v.number("log.refused_every", int64(v.Log.RefusedEvery), 0, 1_000_000_000)
+	v.number("log.access_max", int64(v.Log.AccessMax), 0, 1_000_000)
+	if !logging.Valid(v.Log.Format) {
+		v.bad("log.format", "%q must be json or text, or be left out", v.Log.Format)
+	}
 }
 
 func (v *validator) law(field string, l LawConfig) {

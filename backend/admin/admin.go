@@ -39,6 +39,7 @@ import (
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/origins"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/revocation"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/verdict"
@@ -65,6 +66,9 @@ type Config struct {
 	// Lists are those of who may buy, and Concentration is where orders come from, of a process that takes orders; else nil.
 	Lists         *eligibility.Lists
 	Concentration *origins.Report
+	// Revocations is the list of revoked tokens of a process that takes orders, else nil; KeepRevocations is for how long one is kept.
+	Revocations     *revocation.List
+	KeepRevocations time.Duration
 	// Timeline tells what became of a user's presses in a sale: timeline.Store.Of.
 	Timeline func(ctx context.Context, uid string, sale int64) (verdict.Timeline, error)
 	// Letters are the dead letters.
@@ -128,6 +132,7 @@ func (a *Admin) routes() {
 		v1 + "/sales/{id}/eligibility":   {"GET": a.getEligible, "POST": a.changeEligible, "PUT": a.setEligible, "DELETE": a.liftEligible},
 		v1 + "/sales/{id}/concentration": {"GET": a.concentration},
 		v1 + "/bans":                     {"GET": a.getBans, "POST": a.changeBans},
+		v1 + "/revocations":              {"GET": a.listRevocations, "POST": a.revoke, "DELETE": a.unrevoke},
 		v1 + "/orders":                   {"GET": a.searchOrders},
 		v1 + "/orders/{id}/cancel":       {"POST": a.cancelOrder},
 		v1 + "/coupons":                  {"GET": a.listCoupons, "POST": a.createCoupon},

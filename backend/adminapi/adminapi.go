@@ -1,6 +1,6 @@
 // Package adminapi is the JSON of the admin API, for those who serve it and those who call it, and one client.
 //
-// Where an answer is what another package knows, it is that package's own type: audit.Result, audit.SKU, deadletter.Letter,
+// Where an answer is what another package knows, it is that package's own type: audit.Result, audit.SKU, deadletter.Message,
 // deadletter.Replayed, eligibility.Changed, verdict.Timeline, and wire.Order for a cancelled order. Refusals are problems.
 //
 // A member of a request is a pointer: absent and zero differ. Times in requests are text, so that a refusal can quote it.
@@ -259,7 +259,7 @@ type Reader struct {
 
 // DeadLetters is a page of dead letters, newest first.
 type DeadLetters struct {
-	DeadLetters []deadletter.Letter `json:"dead_letters"`
+	DeadLetters []deadletter.Message `json:"dead_letters"`
 	Page
 }
 

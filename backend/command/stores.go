@@ -50,7 +50,9 @@ func (f File) open(ctx context.Context, env *Env, brokered bool) (s *stores, err
 	}
 	ac := audit.Config{DB: s.db, Redis: s.redis, QueuedBound: s.QueuedBound, Abandoned: s.Abandoned}
 	if s.Broker != nil && brokered {
-		if s.broker, err = broker.Open(*s.Broker, s.Log, s.registry); err != nil {
+		bc := *s.Broker
+		bc.Log, bc.Register = s.Log, s.registry
+		if s.broker, err = broker.Open(bc); err != nil {
 			return s, err
 		}
 		ac.Broker, s.fence = s.broker, s.broker

@@ -24,7 +24,7 @@ type conn struct {
 	heads    headFilter
 	pending  []byte      // bytes behind the present request
 	exchange exchange    // the present one: a connection has one at a time
-	sampled  bool        // the present request is to be logged
+	line     lineKind    // the present request is to be logged for this
 	idle     atomic.Bool // it waits for another request, and may be closed
 	read     deadline
 	write    deadline

@@ -66,8 +66,8 @@ type Settings struct {
 	Sign            *identity.Signer // mints test tokens; nil outside development
 	InsecureCookies bool             // without Secure and the prefix __Host-, for plain HTTP in development
 	CORS            *CORS            // nil: no page of another site may use the API
-	LogEvery        int              // one request in so many is logged; 0: none
-	NoFastPath      bool             // every request goes through the HTTP parser
+	Log             LogSettings
+	NoFastPath      bool // every request goes through the HTTP parser
 
 	pagesMaxAge      string
 	cookie           string // the session cookie's name
@@ -89,11 +89,11 @@ type Server struct {
 	topUIDs                 *topk.Table[string]
 	topAddrs                *topk.Table[[16]byte]
 
-	date       atomic.Pointer[date]
-	idPrefix   string
-	idCount    atomic.Uint64
-	accessLogs *rate.Limiter
-	warnings   *rate.Limiter
+	date     atomic.Pointer[date]
+	idPrefix string
+	idCount  atomic.Uint64
+	lines    *[lineKinds]budget
+	warnings *rate.Limiter
 }
 
 // New makes a server.
@@ -107,9 +107,9 @@ func New(c Config, settings Settings, reg prometheus.Registerer) *Server {
 		global:  limit.NewGlobal("global", reg),
 		metrics: newMetrics(reg),
 		topUIDs: topk.NewTable[string](), topAddrs: topk.NewTable[[16]byte](),
-		idPrefix:   hex.EncodeToString(prefix[:]) + "-",
-		accessLogs: rate.NewLimiter(maxAccessLogs, maxAccessLogs),
-		warnings:   rate.NewLimiter(2, 5),
+		idPrefix: hex.EncodeToString(prefix[:]) + "-",
+		lines:    newBudgets(reg),
+		warnings: rate.NewLimiter(2, 5),
 	}
 	s.SetSettings(settings)
 	return s

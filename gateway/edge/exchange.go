@@ -47,6 +47,7 @@ type exchange struct {
 
 	trace   []byte // see traceparent
 	sampled sampled
+	asked   time.Duration // how long the backend took; 0: it was not asked
 
 	idRoom    [32]byte // for an id of the gateway's own
 	retryRoom [20]byte // for a Retry-After
@@ -75,7 +76,8 @@ func (x *exchange) finish() {
 	}
 	x.s.metrics.requests[x.route.label][x.result].Inc()
 	x.countClient()
-	if x.isSampled() {
+	x.observe(x.route.label, x.ctx.Response.StatusCode())
+	if x.isLogged() {
 		x.log()
 	}
 }

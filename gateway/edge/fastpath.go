@@ -79,8 +79,11 @@ func (s *Server) fastPath(c *conn, b []byte) (answer []byte) {
 			return nil
 		}
 	}
-	if set.sample() {
-		c.sampled = true
+	status := fasthttp.StatusTooManyRequests
+	if !byUser {
+		status = v.Refusal.Status
+	}
+	if x.toBeLogged(status) {
 		return nil
 	}
 	if byUser && !x.takeAddress().OK { // nothing was taken, and the slow path refuses for it
@@ -135,6 +138,7 @@ func (x *exchange) fastRefusal(by rule, r *problem.Prepared, after time.Duration
 	x.refusedBy(by)
 	x.result = resultOf(r.Code)
 	x.s.metrics.requests[orderRoute.label][x.result].Inc()
+	x.observe(orderRoute.label, r.Status)
 	b := append(x.body[:0], "HTTP/1.1 "...)
 	b = append(strconv.AppendInt(b, int64(r.Status), 10), ' ')
 	b = append(b, fasthttp.StatusMessage(r.Status)...)

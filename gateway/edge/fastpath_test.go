@@ -185,7 +185,7 @@ func TestTheFastPathAnswersAsTheSlowPath(t *testing.T) {
 		{"an address without a token", order("6", auth+"X-Forwarded-For: 127.0.0.7\r\n", ""), 0, func(set *Settings) {
 			set.Trusted = networks(t, "127.0.0.1/32")
 		}},
-		{"user limited, logged", order("6", auth, ""), 0, func(set *Settings) { set.LogEvery = 1 }},
+		{"user limited, logged", order("6", auth, ""), 0, func(set *Settings) { set.Log = LogSettings{Every: 1, Max: 100} }},
 		{"switched off", order("3", auth, ""), 0, func(set *Settings) { set.NoFastPath = true }},
 		{"user limited, switched off", order("6", auth, ""), 0, func(set *Settings) { set.NoFastPath = true }},
 		{"a page of the list", order("3", "Origin: https://shop.example\r\n", ""), 0, withOrigins},
@@ -199,7 +199,13 @@ func TestTheFastPathAnswersAsTheSlowPath(t *testing.T) {
 		{"the last one, in capitals", order("3", "Connection: CLOSE\r\n", ""), 0, nil},
 		{"the last one, among others", order("3", "Connection: x, Close\r\n", ""), 0, nil},
 		{"an empty line before", "\r\n" + order("3", "", ""), 1, nil},
-		{"logged", order("3", "", ""), 0, func(set *Settings) { set.LogEvery = 1 }},
+		{"logged", order("3", "", ""), 0, func(set *Settings) { set.Log = LogSettings{Every: 1, Max: 100} }},
+		{"a refusal, logged", order("1", "", ""), 0, func(set *Settings) { set.Log = LogSettings{RefusedEvery: 1, Max: 100} }},
+		{"user limited, logged as a refusal", order("6", auth, ""), 0, func(set *Settings) { set.Log = LogSettings{RefusedEvery: 1, Max: 100} }},
+		{"sold out, among logged refusals", order("3", "", ""), 1, func(set *Settings) { set.Log = LogSettings{RefusedEvery: 1, Max: 100} }},
+		{"a refusal, beyond the bound", order("1", "", ""), 1, func(set *Settings) { set.Log = LogSettings{RefusedEvery: 1} }},
+		{"paused, logged", order("5", "", ""), 0, func(set *Settings) { set.Log = LogSettings{Max: 100} }},
+		{"paused, beyond the bound", order("5", "", ""), 1, func(set *Settings) { set.Log = LogSettings{} }},
 		{"banned", order("3", "", ""), 0, func(set *Settings) { set.BannedNetworks = networks(t, "127.0.0.1/32") }},
 		{"behind a proxy", order("3", "X-Forwarded-For: 198.51.100.7\r\n", ""), 1, func(set *Settings) { set.Trusted = networks(t, "127.0.0.1/32") }},
 		{"banned behind a proxy", order("3", "X-Forwarded-For: 192.0.2.1\r\nX-Forwarded-For: 198.51.100.7\r\n", ""), 0, func(set *Settings) {

@@ -81,10 +81,11 @@ type metrics struct {
 	requests [][]prometheus.Counter // by the route's label and the result
 	refusals [rules]prometheus.Counter
 	panics   prometheus.Counter
+	latency  latencies
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
-	m := &metrics{}
+	m := &metrics{latency: newLatencies(reg)}
 	requests := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gateway_requests_total", Help: "Requests by route and result (ok, not_modified, a problem's code, other)."}, []string{"route", "result"})
 	refusals := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gateway_refusals_total", Help: "Requests that the gateway refused itself, by rule."}, []string{"rule"})
 	m.panics = prometheus.NewCounter(prometheus.CounterOpts{Name: "gateway_panics_total", Help: "Requests that broke the handler and were answered 500."})

@@ -309,16 +309,29 @@ func (c Config) Keys() []signing.Key {
 func (c Config) Validate() error {
 	var errs []error
 	wrong := func(format string, args ...any) { errs = append(errs, conf.Wrong(format, args...)) }
-	between := func(name string, v, low, high int64) {
-		if v < low || v > high {
-			wrong("%s: %d must be between %d and %d", name, v, low, high)
-		}
+	c.validateListeners(wrong)
+	if _, err := c.Listen.InternalTLS.read(); err != nil {
+		errs = append(errs, err)
 	}
-	span := func(name string, v time.Duration, low, high time.Duration) {
-		if v < low || v > high {
-			wrong("%s: %v must be between %v and %v", name, v, low, high)
-		}
+	c.validateOperators(wrong)
+	c.validateKeys(wrong)
+	c.validateRedis(wrong)
+	c.validateMySQL(wrong)
+	c.validateQueue(wrong)
+	c.validateAccept(wrong)
+	c.Payments.validate(wrong)
+	c.validateBounds(wrong)
+	if _, err := c.Log.level(); err != nil {
+		errs = append(errs, err)
 	}
+	if !logging.Valid(c.Log.Format) {
+		wrong("log.format: %q must be json or text, or be left out", c.Log.Format)
+	}
+	c.validateDevelopment(wrong)
+	return errors.Join(errs...)
+}
+
+func (c Config) validateListeners(wrong func(string, ...any)) {
 	for _, l := range c.listeners() {
 		if _, _, err := net.SplitHostPort(l.addr); err != nil {
 			wrong("%s: %q must be host:port, like 127.0.0.1:9080", l.name, l.addr)
@@ -327,9 +340,9 @@ func (c Config) Validate() error {
 	if c.Listen.Internal == c.Listen.Admin && !strings.HasSuffix(c.Listen.Admin, ":0") {
 		wrong("listen.admin: %q must differ from listen.internal", c.Listen.Admin)
 	}
-	if _, err := c.Listen.InternalTLS.read(); err != nil {
-		errs = append(errs, err)
-	}
+}
+
+func (c Config) validateOperators(wrong func(string, ...any)) {
 	if n := len(c.AdminToken.Reveal()); c.AdminToken == "" {
 		wrong("admin_token: it is empty; it must be a secret of at least 16 bytes")
 	} else if n < 16 && !c.AdminToken.Development() {
@@ -343,6 +356,9 @@ func (c Config) Validate() error {
 			wrong("admin_hosts[%d]: %q must be a name or an address, with a port or without", i, h)
 		}
 	}
+}
+
+func (c Config) validateKeys(wrong func(string, ...any)) {
 	if len(c.SigningKeys) == 0 {
 		wrong("signing_keys: there is none; gateways sign with one of them")
 	}
@@ -359,6 +375,9 @@ func (c Config) Validate() error {
 			wrong("%s.secret: %d bytes must be at least %d", name, n, signing.MinSecret)
 		}
 	}
+}
+
+func (c Config) validateRedis(wrong func(string, ...any)) {
 	if len(c.Redis.Addrs) == 0 {
 		wrong("redis.addrs: it is empty; name one server, or several nodes of a cluster")
 	}
@@ -370,10 +389,20 @@ func (c Config) Validate() error {
 	if strings.ContainsAny(c.Redis.Prefix, "{} \t\r\n") {
 		wrong("redis.prefix: %q must hold no braces and no spaces", c.Redis.Prefix)
 	}
-	c.validateMySQL(wrong)
-	c.validateQueue(wrong)
-	c.validateAccept(wrong)
-	c.Payments.validate(wrong)
+}
+
+// validateBounds checks what is a number or a time, and those that bound each other.
+func (c Config) validateBounds(wrong func(string, ...any)) {
+	between := func(name string, v, low, high int64) {
+		if v < low || v > high {
+			wrong("%s: %d must be between %d and %d", name, v, low, high)
+		}
+	}
+	span := func(name string, v time.Duration, low, high time.Duration) {
+		if v < low || v > high {
+			wrong("%s: %v must be between %v and %v", name, v, low, high)
+		}
+	}
 	span("locks.lease", c.Locks.Lease, time.Second, time.Minute)
 	between("mysql.max_open", int64(c.MySQL.MaxOpen), 1, 1000)
 	between("queue.partitions", int64(c.Queue.Partitions), 1, 256)
@@ -413,14 +442,6 @@ func (c Config) Validate() error {
 	span("timeline.keep", c.Timeline.Keep, time.Hour, 365*24*time.Hour)
 	between("timeline.max_rows_per_sale", c.Timeline.MaxRowsPerSale, 1, 100_000_000)
 	span("drain", c.Drain, time.Second, 10*time.Minute)
-	if _, err := c.Log.level(); err != nil {
-		errs = append(errs, err)
-	}
-	if !logging.Valid(c.Log.Format) {
-		wrong("log.format: %q must be json or text, or be left out", c.Log.Format)
-	}
-	c.validateDevelopment(wrong)
-	return errors.Join(errs...)
 }
 
 func (c Config) validateMySQL(wrong func(string, ...any)) {

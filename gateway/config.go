@@ -9,6 +9,7 @@ import (
 	"floodgate.internal/gateway/edge"
 	"floodgate.internal/gateway/identity"
 	"floodgate.internal/gateway/network"
+	"floodgate.internal/gateway/tlscert"
 	"floodgate.internal/shared/conf"
 )
 
@@ -20,12 +21,14 @@ type Config struct {
 	OpsToken    conf.Secret      `yaml:"ops_token"`
 	OpsHosts    []string         `yaml:"ops_hosts"`
 	Trusted     []string         `yaml:"trusted_proxies"`
+	IPv6Prefix  int              `yaml:"ipv6_prefix" reload:"restart"`
 	Backends    []string         `yaml:"backends"`
 	BackendTLS  BackendTLSConfig `yaml:"backend_tls"`
 	SigningKey  SigningKeyConfig `yaml:"signing_key"`
 	Identity    IdentityConfig   `yaml:"identity"`
 	CORS        CORSConfig       `yaml:"cors"`
 	Limits      LimitsConfig     `yaml:"limits"`
+	Reload      ReloadConfig     `yaml:"reload"`
 	Server      ServerConfig     `yaml:"server"`
 	Upstream    UpstreamConfig   `yaml:"upstream"`
 	Feed        FeedConfig       `yaml:"feed"`
@@ -35,12 +38,17 @@ type Config struct {
 
 	// File is where the configuration was read from.
 	File *conf.File `yaml:"-"`
+
+	material *tlscert.Material `yaml:"-"` // what the files of listen.tls held
 }
 
 // ListenConfig is where the gateway listens.
 type ListenConfig struct {
-	Public string `yaml:"public" reload:"restart"`
-	Ops    string `yaml:"ops" reload:"restart"`
+	Public        string    `yaml:"public" reload:"restart"`
+	Ops           string    `yaml:"ops" reload:"restart"`
+	Redirect      string    `yaml:"redirect" reload:"restart"`
+	TLS           TLSConfig `yaml:"tls"`
+	ProxyProtocol bool      `yaml:"proxy_protocol"`
 }
 
 // SigningKeyConfig is the key that signs what is sent to the backends.
@@ -78,6 +86,7 @@ type LimitsConfig struct {
 	Payment        RuleConfig   `yaml:"payment"`
 	Read           RuleConfig   `yaml:"read"`
 	IP             RuleConfig   `yaml:"ip"`
+	IPUsers        RuleConfig   `yaml:"ip_users"`
 	Webhook        RuleConfig   `yaml:"webhook"`
 	Global         GlobalConfig `yaml:"global"`
 	IPExempt       []string     `yaml:"ip_exempt"`
@@ -169,15 +178,20 @@ func rule(rate float64, burst, maxKeys int) RuleConfig {
 // DefaultConfig is the values of keys that the file leaves out. Keys and secrets have none.
 func DefaultConfig() Config {
 	return Config{
-		Listen:   ListenConfig{Public: "127.0.0.1:8080", Ops: "127.0.0.1:8081"},
-		Backends: []string{"http://127.0.0.1:9080"},
-		Identity: IdentityConfig{MaxLifetime: 24 * time.Hour, Leeway: 30 * time.Second, JWKS: identity.JWKSConfig{Refresh: 10 * time.Minute}},
-		CORS:     CORSConfig{MaxAge: 10 * time.Minute},
+		Listen: ListenConfig{
+			Public: "127.0.0.1:8080", Ops: "127.0.0.1:8081",
+			TLS: TLSConfig{Files: tlscert.Files{MinVersion: "1.2"}, MaxHandshakes: 64},
+		},
+		IPv6Prefix: network.DefaultPrefix,
+		Backends:   []string{"http://127.0.0.1:9080"},
+		Identity:   IdentityConfig{MaxLifetime: 24 * time.Hour, Leeway: 30 * time.Second, JWKS: identity.JWKSConfig{Refresh: 10 * time.Minute}},
+		CORS:       CORSConfig{MaxAge: 10 * time.Minute},
 		Limits: LimitsConfig{
-			Order: rule(0.2, 1, 1_000_000), Payment: rule(10, 20, 1_000_000), Read: rule(10, 20, 1_000_000), IP: rule(50, 100, 1_000_000),
+			Order: rule(0.2, 1, 1_000_000), Payment: rule(10, 20, 1_000_000), Read: rule(10, 20, 1_000_000), IP: rule(50, 100, 1_000_000), IPUsers: rule(2000, 4000, 1_000_000),
 			Webhook: rule(200, 1000, 10_000),
 			Global:  GlobalConfig{LawConfig{10_000, 20_000, false}, 200 * time.Millisecond, 1000},
 		},
+		Reload: ReloadConfig{CanaryConfig{Watch: 2 * time.Minute, MaxMoreRefused: 0.1, MaxMoreErrors: 0.01, MinRequests: 500}},
 		Server: ServerConfig{
 			ReadTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: 30 * time.Second,
 			MaxHeader: 8192, MaxBody: 65536, MaxConnections: 65536, MaxConnectionsPerIP: 512, Drain: 20 * time.Second, FastPath: true,

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"floodgate.internal/gateway/identity"
+	"floodgate.internal/gateway/tlscert"
 )
 
 func TestSampleLoadsAndHoldsTheDefaults(t *testing.T) {
@@ -29,6 +30,7 @@ func TestSampleLoadsAndHoldsTheDefaults(t *testing.T) {
 	want.OpsToken, want.SigningKey = "an-ops-token", SigningKeyConfig{"gw-1", "0123456789abcdef0123456789abcdef"}
 	want.Identity.Keys = []identity.Key{{KID: "login-1", Alg: "EdDSA", PublicKey: base64.StdEncoding.EncodeToString(pub)}}
 	want.File = c.File
+	want.Listen.TLS.Certificates, want.material = []tlscert.Pair{}, c.material
 	want.OpsHosts, want.Identity.Issuer, want.Identity.Audience, want.Identity.Types = []string{}, []string{}, []string{"shop"}, []string{}
 	want.Identity.Revoked, want.CORS.Origins = []identity.Revocation{}, []string{}
 	want.Trusted, want.Limits.IPExempt, want.Limits.BannedNetworks = []string{}, []string{}, []string{}

@@ -86,6 +86,15 @@ func serve(ctx context.Context, path string, now func() time.Time, stderr io.Wri
 		opsListener.Close()
 		return fmt.Errorf("listen for the public: %w", err)
 	}
+	var redirectListener net.Listener
+	if current.Listen.Redirect != "" {
+		if redirectListener, err = net.Listen("tcp", current.Listen.Redirect); err != nil {
+			opsListener.Close()
+			publicListener.Close()
+			return fmt.Errorf("listen for plain HTTP: %w", err)
+		}
+		log.Info("redirecting", "from", redirectListener.Addr().String())
+	}
 	public := p.listen(publicListener, reg)
 	log.Info("listening", "public", publicListener.Addr().String(), "ops", opsListener.Addr().String(), "generation", current.Generation, "hash", current.Hash)
 
@@ -116,7 +125,7 @@ func serve(ctx context.Context, path string, now func() time.Time, stderr io.Wri
 		return nil
 	})
 
-	err = p.servePublic(ctx, public)
+	err = p.servePublic(ctx, public, redirectListener)
 	endFlushing()
 	<-flushed
 	p.cache.Close()
@@ -133,17 +142,23 @@ func serve(ctx context.Context, path string, now func() time.Time, stderr io.Wri
 }
 
 // servePublic answers on the public listener, and watches the configuration, until ctx is done. Then it drains.
-func (r *process) servePublic(ctx context.Context, public *edge.Listener) error {
+// redirect is nil where none is configured.
+func (r *process) servePublic(ctx context.Context, public *edge.Listener, redirect net.Listener) error {
 	server := r.edge.HTTPServer()
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return r.watch(ctx, hangups(ctx)) })
+	group.Go(func() error { return r.watchTLS(ctx) })
 	group.Go(func() error { return r.watchBackendTLS(ctx) })
+	group.Go(func() error { return r.watchCanary(ctx) })
 	group.Go(func() error {
 		if err := server.Serve(public); err != nil {
 			return fmt.Errorf("serve the public: %w", err)
 		}
 		return nil
 	})
+	if redirect != nil {
+		group.Go(func() error { return r.serveRedirect(ctx, public, redirect) })
+	}
 	group.Go(func() error {
 		<-ctx.Done()
 		r.draining.Store(true)

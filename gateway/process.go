@@ -19,6 +19,7 @@ import (
 	"floodgate.internal/gateway/pagecache"
 	"floodgate.internal/gateway/presslog"
 	"floodgate.internal/gateway/salegate"
+	"floodgate.internal/gateway/tlscert"
 	"floodgate.internal/gateway/upstream"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/failpoint"
@@ -34,20 +35,22 @@ type loaded struct {
 
 // process is a gateway process: the parts that live as long as it does, and the configuration in force.
 type process struct {
-	path    string
-	now     func() time.Time // the monotonic clock of buckets, caches and the gate
-	log     *slog.Logger
-	level   *slog.LevelVar
-	clk     *clock.Clock
-	gate    *salegate.Gate
-	cache   *pagecache.Cache
-	pool    *upstream.Pool
-	edge    *edge.Server
-	presses *presslog.Recorder
-	flusher *presslog.Flusher
-	metrics reloadMetrics
-	tokens  *tokens
-	tls     backendTLS
+	path       string
+	now        func() time.Time // the monotonic clock of buckets, caches and the gate
+	log        *slog.Logger
+	level      *slog.LevelVar
+	clk        *clock.Clock
+	gate       *salegate.Gate
+	cache      *pagecache.Cache
+	pool       *upstream.Pool
+	edge       *edge.Server
+	presses    *presslog.Recorder
+	flusher    *presslog.Flusher
+	metrics    reloadMetrics
+	tokens     *tokens
+	tls        backendTLS
+	certs      *tlscert.Store
+	tlsChanged chan struct{} // one element at most: other directories may hold the files of TLS
 
 	mu       sync.Mutex // one reload at a time; guards what follows
 	settings edge.Settings
@@ -56,6 +59,7 @@ type process struct {
 	history  []ops.Reload   // the newest keptReloads, oldest first
 
 	current   atomic.Pointer[loaded]
+	canary    atomic.Pointer[canaryRun] // changed with mu; nil: none runs
 	listening atomic.Bool
 	draining  atomic.Bool
 }
@@ -73,6 +77,8 @@ func newProcess(path string, c Config, hash string, now func() time.Time, log *s
 	}
 	r.tokens.follow(r.settings.Verifier)
 	r.current.Store(&loaded{c, hash, 1})
+	r.certs, r.tlsChanged = tlscert.NewStore(log, reg), make(chan struct{}, 1)
+	r.setTLS(c)
 	r.gate = salegate.New(r.clk, c.Feed.StaleAfter, reg)
 	r.cache = pagecache.New(c.Cache.MaxBytes, reg)
 	if err := r.tls.load(c); err != nil {
@@ -87,12 +93,13 @@ func newProcess(path string, c Config, hash string, now func() time.Time, log *s
 			ReadTimeout: c.Server.ReadTimeout, WriteTimeout: c.Server.WriteTimeout, IdleTimeout: c.Server.IdleTimeout,
 			MaxBody: c.Server.MaxBody, MaxHeader: c.Server.MaxHeader,
 		},
+		IPv6Prefix: c.IPv6Prefix,
 	}, r.settings, reg)
 	r.metrics = newReloadMetrics(r, reg)
 	r.tls.register(reg)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.record(ops.Reload{By: "start", Result: takenOver})
+	r.record(ops.Reload{By: "start", Result: taken})
 	return r, nil
 }
 
@@ -111,11 +118,7 @@ func (r *process) settingsOf(old *Config, c Config) (edge.Settings, error) {
 		if kept != nil && reflect.DeepEqual(was, is) {
 			return kept
 		}
-		var laws []limit.Law
-		for _, l := range append([]LawConfig{is.LawConfig}, is.Also...) {
-			laws = append(laws, limit.Law(l))
-		}
-		return limit.NewRule(name, is.MaxKeys, now, laws...)
+		return ruleOf(name, is, now)
 	}
 	if old == nil {
 		old = &Config{}
@@ -125,6 +128,7 @@ func (r *process) settingsOf(old *Config, c Config) (edge.Settings, error) {
 	s.Payment = rule("payment", s.Payment, old.Limits.Payment, c.Limits.Payment)
 	s.Read = rule("read", s.Read, old.Limits.Read, c.Limits.Read)
 	s.IP = rule("ip", s.IP, old.Limits.IP, c.Limits.IP)
+	s.IPUsers = rule("ip_users", s.IPUsers, old.Limits.IPUsers, c.Limits.IPUsers)
 	s.Webhook = rule("webhook", s.Webhook, old.Limits.Webhook, c.Limits.Webhook)
 	s.Global = rule("global", s.Global, RuleConfig{LawConfig: old.Limits.Global.LawConfig}, RuleConfig{LawConfig: c.Limits.Global.LawConfig})
 	s.GlobalWait = limit.WaitBounds{MaxWait: c.Limits.Global.MaxWait, MaxWaiting: c.Limits.Global.MaxWaiting}
@@ -149,6 +153,15 @@ func (r *process) settingsOf(old *Config, c Config) (edge.Settings, error) {
 	return s, nil
 }
 
+// ruleOf makes a rule that holds from now on.
+func ruleOf(name string, c RuleConfig, now time.Time) *limit.Rule {
+	var laws []limit.Law
+	for _, l := range append([]LawConfig{c.LawConfig}, c.Also...) {
+		laws = append(laws, limit.Law(l))
+	}
+	return limit.NewRule(name, c.MaxKeys, now, laws...)
+}
+
 // apply puts a new generation in force. It cannot fail. The caller holds mu.
 func (r *process) apply(l *loaded, s edge.Settings) {
 	c := l.Config
@@ -161,10 +174,12 @@ func (r *process) apply(l *loaded, s edge.Settings) {
 	failpoint.Hit("gateway.mid-reload")
 	r.settings = s
 	r.tokens.follow(s.Verifier)
+	r.setTLS(c)
 	if r.public != nil {
 		r.public.SetBounds(bounds(c, s))
+		r.public.SetTransport(r.transport(c))
 	}
-	r.edge.SetSettings(s)
+	r.setSettings(s)
 	r.current.Store(l)
 }
 
@@ -177,6 +192,7 @@ func (r *process) listen(inner net.Listener, reg prometheus.Registerer) *edge.Li
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.public = edge.NewListener(inner, r.edge, bounds(r.current.Load().Config, r.settings), reg)
+	r.public.SetTransport(r.transport(r.current.Load().Config))
 	r.listening.Store(true)
 	return r.public
 }
@@ -200,7 +216,8 @@ func (r *process) ready() (reasons, warnings []string) {
 		warnings = append(warnings, "backend "+b+" does not answer")
 	}
 	warnings = append(warnings, r.tlsWarnings()...)
-	return reasons, warnings
+	warnings = append(warnings, r.canaryWarnings()...)
+	return reasons, append(warnings, r.certs.Warnings(time.Now())...)
 }
 
 // opsConfig is what the ops listener asks and tells the process.

@@ -33,11 +33,13 @@ const (
 func (c *Config) Validate() error {
 	v := &validator{Config: c}
 	v.listeners()
+	v.transport()
 	v.backendsAndKey()
 	v.identity()
 	v.cors()
 	v.limits()
 	v.lists()
+	v.canary()
 	v.sizes()
 	return errors.Join(v.errs...)
 }
@@ -161,7 +163,7 @@ func (v *validator) limits() {
 	for _, r := range []struct {
 		field string
 		RuleConfig
-	}{{"limits.order", v.Limits.Order}, {"limits.payment", v.Limits.Payment}, {"limits.read", v.Limits.Read}, {"limits.ip", v.Limits.IP}, {"limits.webhook", v.Limits.Webhook}} {
+	}{{"limits.order", v.Limits.Order}, {"limits.payment", v.Limits.Payment}, {"limits.read", v.Limits.Read}, {"limits.ip", v.Limits.IP}, {"limits.ip_users", v.Limits.IPUsers}, {"limits.webhook", v.Limits.Webhook}} {
 		v.law(r.field, r.LawConfig)
 		v.number(r.field+".max_keys", int64(r.MaxKeys), 1, 100_000_000)
 		if len(r.Also) >= limit.MaxLaws {

@@ -168,7 +168,7 @@ type deferredOrder struct {
 func (s *Store) settleDeferred(ctx context.Context, sale int64, deadLetter DeadLetter) (int, error) {
 	states, err := s.redis.States(ctx, []int64{sale})
 	if err != nil || states[0].Present && states[0].Gate == lua.GateShut {
-		return 0, nil // what cannot be adopted now is looked at again
+		return 0, nil // not an error: a Redis that is away adopts nothing, like a closed gate, and the next pass asks again
 	}
 	batch, err := s.claimDeferred(ctx, sale)
 	if err != nil || len(batch) == 0 {

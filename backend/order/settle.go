@@ -333,77 +333,31 @@ var errSlot = errors.New("the buyer's slot is taken")
 // with their claims. An offer moves its place in the standby line on. An offer whose owner has left the line is due at
 // once.
 func (s *Store) insertAll(ctx context.Context, entries []queued.Entry, sales map[int64]facts) error {
-	type slot struct {
-		sale int64
-		uid  string
-		n    int
-		id   string
-	}
 	failpoint.Hit("consumer.before-begin")
 	err := store.InTx(ctx, s.db, func(tx *sql.Tx) error {
 		now := s.now()
-		orders := make([]any, 0, 10*len(entries))
-		taken := make([]slot, 0, len(entries))
-		moves := make([]move, 0, len(entries))
-		var issued []coupon.Issued
+		in := insertion{orders: make([]any, 0, 10*len(entries)), slots: make([]slot, 0, len(entries)), moves: make([]move, 0, len(entries))}
 		for _, e := range entries {
-			f := sales[e.Sale]
-			status, payBefore := firstStatus(f), sql.NullTime{Time: now.Add(f.payWithin), Valid: !f.coupon}
-			if wire.IsOffer(e.ID, e.Key) {
-				waits, err := standby.Offered(ctx, tx, now, e.Sale, e.UID, e.ID)
-				if err != nil {
-					return err
-				}
-				within := time.Duration(0)
-				if waits {
-					within = min(s.acceptWithin, f.payWithin)
-				}
-				payBefore.Time = now.Add(within)
+			if err := s.add(ctx, tx, now, &in, e, sales[e.Sale]); err != nil {
+				return err
 			}
-			orders = append(orders, e.ID, e.Sale, e.UID, e.Quantity, f.price*int64(e.Quantity), string(status), nullable(e.Key), time.UnixMilli(e.At).UTC(), now, payBefore)
-			list, err := slots(e)
-			if err != nil {
-				panic("BUG: an unchecked entry: " + err.Error())
-			}
-			for _, n := range list {
-				taken = append(taken, slot{e.Sale, e.UID, n, e.ID})
-			}
-			m := move{sale: e.Sale, epoch: f.epoch, order: e.ID, kind: ledger.Order, available: -int64(e.Quantity), locked: int64(e.Quantity)}
-			if f.coupon {
-				m.kind, m.locked, m.sold = ledger.Issue, 0, int64(e.Quantity)
-				issued = append(issued, coupon.Issued{Order: e.ID, UID: e.UID, Sale: e.Sale, Slots: list, Until: f.ends})
-			}
-			if f.versioned {
-				m.guard = s.byVersion
-			}
-			moves = append(moves, m)
 		}
 		if _, err := tx.ExecContext(ctx, `INSERT INTO orders (id, sale_id, uid, quantity, amount, status, idem_key, created_at, decided_at, pay_before)
-			VALUES `+store.Tuples(len(entries), 10), orders...); err != nil {
+			VALUES `+store.Tuples(len(entries), 10), in.orders...); err != nil {
 			return fmt.Errorf("insert %d orders: %w", len(entries), err)
 		}
 		failpoint.Hit("consumer.after-orders")
-		slices.SortFunc(taken, func(x, y slot) int {
-			return cmp.Or(cmp.Compare(x.sale, y.sale), cmp.Compare(x.uid, y.uid), cmp.Compare(x.n, y.n))
-		})
-		args := make([]any, 0, 4*len(taken))
-		for _, t := range taken {
-			args = append(args, t.sale, t.uid, t.n, t.id)
-		}
-		if _, err := tx.ExecContext(ctx, `INSERT INTO order_slots (sale_id, uid, slot, order_id) VALUES `+store.Tuples(len(taken), 4), args...); err != nil {
-			if store.Duplicate(err) {
-				err = fmt.Errorf("%w: %w", errSlot, err)
-			}
-			return fmt.Errorf("take %d slots: %w", len(taken), err)
+		if err := takeSlots(ctx, tx, in.slots); err != nil {
+			return err
 		}
 		failpoint.Hit("consumer.after-slots")
-		if len(issued) > 0 {
-			if err := coupon.Issue(ctx, tx, now, issued); err != nil {
+		if len(in.issued) > 0 {
+			if err := coupon.Issue(ctx, tx, now, in.issued); err != nil {
 				return err
 			}
 			failpoint.Hit("consumer.after-claims")
 		}
-		if err := moveStock(ctx, tx, now, moves); err != nil {
+		if err := moveStock(ctx, tx, now, in.moves); err != nil {
 			return err
 		}
 		failpoint.Hit("consumer.before-commit")
@@ -413,6 +367,74 @@ func (s *Store) insertAll(ctx context.Context, entries []queued.Entry, sales map
 		failpoint.Hit("consumer.after-commit")
 	}
 	return err
+}
+
+// insertion is what one transaction inserts.
+type insertion struct {
+	orders []any // values of rows
+	slots  []slot
+	moves  []move
+	issued []coupon.Issued
+}
+
+// slot is one of a buyer's slots in a sale, and the order that takes it.
+type slot struct {
+	sale int64
+	uid  string
+	n    int
+	id   string
+}
+
+// add adds an entry, and moves the place of an offer in the standby line on.
+func (s *Store) add(ctx context.Context, tx *sql.Tx, now time.Time, in *insertion, e queued.Entry, f facts) error {
+	status, payBefore := firstStatus(f), sql.NullTime{Time: now.Add(f.payWithin), Valid: !f.coupon}
+	if wire.IsOffer(e.ID, e.Key) {
+		waits, err := standby.Offered(ctx, tx, now, e.Sale, e.UID, e.ID)
+		if err != nil {
+			return err
+		}
+		within := time.Duration(0)
+		if waits {
+			within = min(s.acceptWithin, f.payWithin)
+		}
+		payBefore.Time = now.Add(within)
+	}
+	in.orders = append(in.orders, e.ID, e.Sale, e.UID, e.Quantity, f.price*int64(e.Quantity), string(status), nullable(e.Key), time.UnixMilli(e.At).UTC(), now, payBefore)
+	list, err := slots(e)
+	if err != nil {
+		panic("BUG: an unchecked entry: " + err.Error())
+	}
+	for _, n := range list {
+		in.slots = append(in.slots, slot{e.Sale, e.UID, n, e.ID})
+	}
+	m := move{sale: e.Sale, epoch: f.epoch, order: e.ID, kind: ledger.Order, available: -int64(e.Quantity), locked: int64(e.Quantity)}
+	if f.coupon {
+		m.kind, m.locked, m.sold = ledger.Issue, 0, int64(e.Quantity)
+		in.issued = append(in.issued, coupon.Issued{Order: e.ID, UID: e.UID, Sale: e.Sale, Slots: list, Until: f.ends})
+	}
+	if f.versioned {
+		m.guard = s.byVersion
+	}
+	in.moves = append(in.moves, m)
+	return nil
+}
+
+// takeSlots inserts slots in one order for all transactions. errSlot: another order has one of them.
+func takeSlots(ctx context.Context, tx *sql.Tx, taken []slot) error {
+	slices.SortFunc(taken, func(x, y slot) int {
+		return cmp.Or(cmp.Compare(x.sale, y.sale), cmp.Compare(x.uid, y.uid), cmp.Compare(x.n, y.n))
+	})
+	args := make([]any, 0, 4*len(taken))
+	for _, t := range taken {
+		args = append(args, t.sale, t.uid, t.n, t.id)
+	}
+	if _, err := tx.ExecContext(ctx, `INSERT INTO order_slots (sale_id, uid, slot, order_id) VALUES `+store.Tuples(len(taken), 4), args...); err != nil {
+		if store.Duplicate(err) {
+			err = fmt.Errorf("%w: %w", errSlot, err)
+		}
+		return fmt.Errorf("take %d slots: %w", len(taken), err)
+	}
+	return nil
 }
 
 func nullable(s string) sql.NullString { return sql.NullString{String: s, Valid: s != ""} }

@@ -185,7 +185,7 @@ func (x *exchange) log() {
 			attrs = append(attrs, slog.Int64("sale", sale))
 		}
 	}
-	add("addr", x.set.Log.hash(x.client()))
+	add("addr", x.set.Log.hash(x.client(), x.s.IPv6Prefix))
 	if x.asked > 0 {
 		attrs = append(attrs, slog.Duration("upstream_took", x.asked))
 	}
@@ -201,11 +201,11 @@ func (x *exchange) traceID() string {
 }
 
 // hash stands for an address in the log: HMAC-SHA256 of what its bucket goes by. Nobody without the key finds the address by trying all.
-func (l *LogSettings) hash(a netip.Addr) string {
+func (l *LogSettings) hash(a netip.Addr, bits int) string {
 	if !a.IsValid() {
 		return ""
 	}
-	key := network.Key(a)
+	key := network.Key(a, bits)
 	mac := hmac.New(sha256.New, l.Key)
 	mac.Write(key[:])
 	return hex.EncodeToString(mac.Sum(nil)[:8])

@@ -58,8 +58,8 @@ func TestBudget(t *testing.T) {
 // The hash tells addresses apart as the buckets do, and says nothing without the key.
 func TestHashOfAddress(t *testing.T) {
 	l, other := LogSettings{Key: []byte("a")}, LogSettings{Key: []byte("b")}
-	hash := func(l LogSettings, addr string) string { return l.hash(netip.MustParseAddr(addr)) }
-	if got := l.hash(netip.Addr{}); got != "" {
+	hash := func(l LogSettings, addr string) string { return l.hash(netip.MustParseAddr(addr), 64) }
+	if got := l.hash(netip.Addr{}, 64); got != "" {
 		t.Errorf("of no address: got %q", got)
 	}
 	one := hash(l, "192.0.2.1")

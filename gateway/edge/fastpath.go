@@ -61,12 +61,19 @@ func (s *Server) fastPath(c *conn, b []byte) (answer []byte) {
 	sale, _ := wire.ParseID(id)
 	v := s.Gate.Order(sale, now)
 	byUser := v.Refusal == nil
-	if set.NoFastPath || set.CORS.allows(h.origin) || v.MayProbe() || byUser && v.Sale == nil {
+	if set.NoFastPath || v.MayProbe() || byUser && v.Sale == nil {
+		return nil
+	}
+	if set.CORS.allows(h.origin) { // the answer says so
 		return nil
 	}
 	from := c.addr
-	if set.Trusted.Contains(from) {
-		from = network.Client(from, set.Trusted, h.forwarded)
+	claimed := h.claims()
+	if claimed && set.Trusted.Contains(from) {
+		if len(h.forwarded) > 0 && len(h.elements) > 0 { // which may contradict each other
+			return nil
+		}
+		from, claimed = network.ClientForwarded(network.Client(from, set.Trusted, h.forwarded), set.Trusted, h.elements), false
 	}
 	if !set.BannedNetworks.Empty() && set.BannedNetworks.Contains(from) {
 		return nil
@@ -86,8 +93,13 @@ func (s *Server) fastPath(c *conn, b []byte) (answer []byte) {
 	if x.toBeLogged(status) {
 		return nil
 	}
-	if byUser && !x.takeAddress().OK { // nothing was taken, and the slow path refuses for it
-		return nil
+	if byUser {
+		if _, d := x.takeAddressBy(ruleIPUsers); !d.OK { // nothing was taken, and the slow path refuses for it
+			return nil
+		}
+	}
+	if claimed {
+		s.untrusted(c.addr)
 	}
 	x.setID(h.id)
 	if byUser {
@@ -96,7 +108,7 @@ func (s *Server) fastPath(c *conn, b []byte) (answer []byte) {
 		answer = x.fastRefusal(ruleGate, v.Refusal, v.RetryAfter, nil)
 	}
 	if from.IsValid() {
-		s.topAddrs.Add(network.Key(from), true, now)
+		s.topAddrs.Add(s.key(from), true, now)
 	}
 	if idle := cmp.Or(s.HTTP.IdleTimeout, s.HTTP.ReadTimeout); idle > 0 {
 		c.read.want = now.Add(idle)
@@ -113,14 +125,15 @@ func (x *exchange) userHasNoToken(h *head, body []byte, perUser int) (limit.Deci
 	if !ok || !x.set.mayOrder(user.UID) || h.hasKey && !wire.ValidIdempotencyKey(h.key) || len(body) > 0 && !jsonMedia(h.contentType) {
 		return limit.Decision{}, false
 	}
-	if _, exempt := x.set.ExemptUsers[user.UID]; exempt {
+	set := x.userSettings(user.UID)
+	if _, exempt := set.ExemptUsers[user.UID]; exempt {
 		return limit.Decision{}, false
 	}
 	if _, _, err := wire.ParseOrderRequest(body, perUser); err != nil {
 		return limit.Decision{}, false
 	}
 	x.uid = user.UID
-	return x.s.orders.Refuses(user.UID, x.set.Order, x.now)
+	return x.s.orders.Refuses(user.UID, set.Order, x.now)
 }
 
 // fastLimited is the refusal by the user's own buckets.
@@ -139,6 +152,7 @@ func (x *exchange) fastRefusal(by rule, r *problem.Prepared, after time.Duration
 	x.result = resultOf(r.Code)
 	x.s.metrics.requests[orderRoute.label][x.result].Inc()
 	x.observe(orderRoute.label, r.Status)
+	x.countCanary(r.Status)
 	b := append(x.body[:0], "HTTP/1.1 "...)
 	b = append(strconv.AppendInt(b, int64(r.Status), 10), ' ')
 	b = append(b, fasthttp.StatusMessage(r.Status)...)

@@ -41,7 +41,7 @@ func (r *Revoked) Follow(ctx context.Context, src Source, log *slog.Logger) {
 	version, whole, lost, failures := int64(0), true, false, 0
 	var wholeAt time.Time
 	for ctx.Err() == nil {
-		if !whole && time.Since(wholeAt) >= wholeEvery {
+		if time.Since(wholeAt) >= wholeEvery && !whole {
 			whole = true
 			backend = (backend + 1) % max(1, src.Backends())
 		}

@@ -59,11 +59,11 @@ type Generation struct {
 type Reload struct {
 	At         wire.Time `json:"at"`         // by this machine's clock
 	By         string    `json:"by"`         // start, file change, SIGHUP, or who posted
-	Result     string    `json:"result"`     // taken_over, refused, unchanged
+	Result     string    `json:"result"`     // taken, refused, unchanged, canary, rolled_back
 	Generation int       `json:"generation"` // in force afterwards
 	Hash       string    `json:"hash"`       // of the file that was read
 	Diff       []string  `json:"diff"`       // what it changes, or would have changed
-	Error      string    `json:"error,omitempty"`
+	Reason     string    `json:"reason"`     // why it was refused, or what became of a canary
 }
 
 // Handler is the listener's handler.

@@ -46,6 +46,7 @@ type process struct {
 	internal  net.Listener
 	tls       *internalTLS // of the internal listener; nil: plain HTTP
 	operators *operators   // answers the admin listener from the first moment on
+	roster    *roster
 	admin     net.Listener
 
 	redis  *reserve.Store
@@ -70,11 +71,13 @@ type process struct {
 	durability  durabilityLog
 }
 
-func newProcess(c Config, roles Roles, log *slog.Logger) *process {
+// newProcess makes a process of the configuration that was read from path.
+func newProcess(path string, c Config, roles Roles, log *slog.Logger) *process {
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), version.This().Metric("backend"))
 	p := &process{config: c, roles: roles, log: log, reg: reg, clk: &clock.Clock{}, status: &status{}, durability: durabilityLog{log: log}}
 	p.status.set("starting")
+	p.roster = newRoster(path, c, log, reg)
 	p.operators = newOperators(p.status, reg, log, c.Listen.Admin, c.AdminHosts)
 	if roles.API {
 		p.api = p.newAPI()
@@ -92,6 +95,7 @@ func (p *process) run(ctx context.Context) (err error) {
 	defer fail(nil)
 	operators, base, work := newStage(ctx, fail), newStage(ctx, fail), newStage(ctx, fail)
 	operators.start("admin listener", func(ctx context.Context) error { return p.operators.serve(ctx, p.admin) })
+	operators.start("operators' names", func(ctx context.Context) error { return p.roster.follow(ctx, hangups(ctx)) })
 	requests := newStage(ctx, fail)
 	if p.api != nil {
 		requests.start("internal listener", func(context.Context) error { return p.api.Serve(p.internal) })

@@ -11,6 +11,7 @@ import (
 	"floodgate.internal/gateway/network"
 	"floodgate.internal/gateway/tlscert"
 	"floodgate.internal/shared/conf"
+	"floodgate.internal/shared/operator"
 )
 
 // Config is the gateway's configuration file; configs/gateway.yaml explains every key. Fields tagged reload:"restart"
@@ -19,6 +20,7 @@ type Config struct {
 	Development bool             `yaml:"development" reload:"restart"`
 	Listen      ListenConfig     `yaml:"listen"`
 	OpsToken    conf.Secret      `yaml:"ops_token"`
+	Operators   []operator.Entry `yaml:"operators"`
 	OpsHosts    []string         `yaml:"ops_hosts"`
 	Trusted     []string         `yaml:"trusted_proxies"`
 	IPv6Prefix  int              `yaml:"ipv6_prefix" reload:"restart"`
@@ -124,8 +126,12 @@ type ServerConfig struct {
 	IdleTimeout         time.Duration `yaml:"idle_timeout" reload:"restart"`
 	MaxHeader           int           `yaml:"max_header" reload:"restart"`
 	MaxBody             int           `yaml:"max_body" reload:"restart"`
+	MaxBodyMemory       int64         `yaml:"max_body_memory"`
 	MaxConnections      int           `yaml:"max_connections"`
 	MaxConnectionsPerIP int           `yaml:"max_connections_per_ip"`
+	MaxConnectionAge    time.Duration `yaml:"max_connection_age"`
+	MaxRequests         int           `yaml:"max_requests_per_connection"`
+	ShutdownDelay       time.Duration `yaml:"shutdown_delay"`
 	Drain               time.Duration `yaml:"drain"`
 	FastPath            bool          `yaml:"fast_path"`
 }
@@ -194,7 +200,8 @@ func DefaultConfig() Config {
 		Reload: ReloadConfig{CanaryConfig{Watch: 2 * time.Minute, MaxMoreRefused: 0.1, MaxMoreErrors: 0.01, MinRequests: 500}},
 		Server: ServerConfig{
 			ReadTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: 30 * time.Second,
-			MaxHeader: 8192, MaxBody: 65536, MaxConnections: 65536, MaxConnectionsPerIP: 512, Drain: 20 * time.Second, FastPath: true,
+			MaxHeader: 8192, MaxBody: 65536, MaxBodyMemory: 64 << 20, MaxConnections: 65536, MaxConnectionsPerIP: 512,
+			MaxConnectionAge: time.Hour, MaxRequests: 100_000, Drain: 20 * time.Second, FastPath: true,
 		},
 		Upstream: UpstreamConfig{Timeout: 3 * time.Second, MaxInFlight: 1024, MaxPerSale: 768, MaxWaiting: 16384},
 		Feed:     FeedConfig{StaleAfter: 5 * time.Second},
@@ -233,6 +240,9 @@ func networks(list []string) network.Set {
 	}
 	return s
 }
+
+// operators are those who may use the ops listener.
+func (c *Config) operators() *operator.List { return operator.NewList("ops", c.OpsToken, c.Operators) }
 
 // developmentSecrets names the fields that hold one.
 func (c *Config) developmentSecrets() []string {

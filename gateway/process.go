@@ -23,6 +23,7 @@ import (
 	"floodgate.internal/gateway/upstream"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/failpoint"
+	"floodgate.internal/shared/operator"
 	"floodgate.internal/shared/signing"
 )
 
@@ -54,13 +55,16 @@ type process struct {
 
 	mu       sync.Mutex // one reload at a time; guards what follows
 	settings edge.Settings
+	bounds   edge.Bounds
 	public   *edge.Listener // nil until listening
 	tried    string         // the hash of the file that was last read, taken over or not
 	history  []ops.Reload   // the newest keptReloads, oldest first
 
 	current   atomic.Pointer[loaded]
-	canary    atomic.Pointer[canaryRun] // changed with mu; nil: none runs
+	operators atomic.Pointer[operator.List] // of the configuration in force
+	canary    atomic.Pointer[canaryRun]     // changed with mu; nil: none runs
 	listening atomic.Bool
+	leaving   atomic.Bool // it is told to end, and still takes connections
 	draining  atomic.Bool
 }
 
@@ -75,10 +79,14 @@ func newProcess(path string, c Config, hash string, now func() time.Time, log *s
 	if r.settings, err = r.settingsOf(nil, c); err != nil {
 		return nil, err
 	}
+	if r.bounds, err = r.fit(c); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
 	r.tokens.follow(r.settings.Verifier)
 	r.current.Store(&loaded{c, hash, 1})
 	r.certs, r.tlsChanged = tlscert.NewStore(log, reg), make(chan struct{}, 1)
 	r.setTLS(c)
+	r.operators.Store(c.operators())
 	r.gate = salegate.New(r.clk, c.Feed.StaleAfter, reg)
 	r.cache = pagecache.New(c.Cache.MaxBytes, reg)
 	if err := r.tls.load(c); err != nil {
@@ -150,6 +158,7 @@ func (r *process) settingsOf(old *Config, c Config) (edge.Settings, error) {
 	s.InsecureCookies = c.Development
 	s.Log = c.Log.settings(c.SigningKey.Secret)
 	s.NoFastPath = !c.Server.FastPath
+	s.MaxAge, s.MaxRequests = c.Server.MaxConnectionAge, c.Server.MaxRequests
 	return s, nil
 }
 
@@ -163,7 +172,7 @@ func ruleOf(name string, c RuleConfig, now time.Time) *limit.Rule {
 }
 
 // apply puts a new generation in force. It cannot fail. The caller holds mu.
-func (r *process) apply(l *loaded, s edge.Settings) {
+func (r *process) apply(l *loaded, s edge.Settings, b edge.Bounds) {
 	c := l.Config
 	r.level.Set(c.Log.Level)
 	r.gate.SetStaleAfter(c.Feed.StaleAfter)
@@ -175,23 +184,21 @@ func (r *process) apply(l *loaded, s edge.Settings) {
 	r.settings = s
 	r.tokens.follow(s.Verifier)
 	r.setTLS(c)
+	r.bounds = b
 	if r.public != nil {
-		r.public.SetBounds(bounds(c, s))
+		r.public.SetBounds(b.With(s))
 		r.public.SetTransport(r.transport(c))
 	}
+	r.operators.Store(c.operators())
 	r.setSettings(s)
 	r.current.Store(l)
-}
-
-func bounds(c Config, s edge.Settings) edge.Bounds {
-	return edge.Bounds{Max: c.Server.MaxConnections, PerAddress: c.Server.MaxConnectionsPerIP, Exempt: s.Exempt, Trusted: s.Trusted}
 }
 
 // listen wraps the public listener, which is open.
 func (r *process) listen(inner net.Listener, reg prometheus.Registerer) *edge.Listener {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.public = edge.NewListener(inner, r.edge, bounds(r.current.Load().Config, r.settings), reg)
+	r.public = edge.NewListener(inner, r.edge, r.bounds.With(r.settings), reg)
 	r.public.SetTransport(r.transport(r.current.Load().Config))
 	r.listening.Store(true)
 	return r.public
@@ -201,6 +208,9 @@ func (r *process) listen(inner net.Listener, reg prometheus.Registerer) *edge.Li
 func (r *process) ready() (reasons, warnings []string) {
 	if !r.listening.Load() {
 		reasons = append(reasons, "not listening yet")
+	}
+	if r.leaving.Load() {
+		reasons = append(reasons, "shutting down")
 	}
 	if r.draining.Load() {
 		reasons = append(reasons, "draining")
@@ -235,11 +245,11 @@ func (r *process) opsConfig() ops.Config {
 			l := r.current.Load()
 			return ops.Generation{Generation: l.Generation, Hash: l.Hash, Config: l.Tree()}
 		},
-		Top:     r.edge.Top,
-		Reloads: r.reloads,
-		Token:   func() string { return r.current.Load().OpsToken.Reveal() },
-		Listen:  r.current.Load().Listen.Ops,
-		Hosts:   func() []string { return r.current.Load().OpsHosts },
+		Top:       r.edge.Top,
+		Reloads:   r.reloads,
+		Operators: r.operators.Load,
+		Listen:    r.current.Load().Listen.Ops,
+		Hosts:     func() []string { return r.current.Load().OpsHosts },
 	}
 }
 

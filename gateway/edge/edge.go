@@ -72,8 +72,10 @@ type Settings struct {
 	InsecureCookies bool             // without Secure and the prefix __Host-, for plain HTTP in development
 	CORS            *CORS            // nil: no page of another site may use the API
 	Log             LogSettings
-	NoFastPath      bool    // every request goes through the HTTP parser
-	Canary          *Canary // rules that are tried on a share of the users; nil: none are
+	NoFastPath      bool          // every request goes through the HTTP parser
+	Canary          *Canary       // rules that are tried on a share of the users; nil: none are
+	MaxAge          time.Duration // of a connection; 0: any
+	MaxRequests     int           // of a connection; 0: any number
 
 	pagesMaxAge      string
 	cookie           string // the session cookie's name
@@ -85,6 +87,8 @@ type Server struct {
 	Config
 	settings atomic.Pointer[Settings]
 	draining atomic.Bool
+	leaving  atomic.Bool                     // each connection ends with its next answer
+	http     atomic.Pointer[fasthttp.Server] // serves connections that were parked; nil: none is
 
 	deliveries atomic.Int64 // webhooks at the backends
 
@@ -143,7 +147,7 @@ const MaxConnections = 1 << 20
 // HTTPServer makes the fasthttp server around s.
 func (s *Server) HTTPServer() *fasthttp.Server {
 	c := s.HTTP
-	return &fasthttp.Server{
+	server := &fasthttp.Server{
 		Handler:                      s.handle,
 		ErrorHandler:                 s.protocolError,
 		Logger:                       formatLog{s.Log},
@@ -159,6 +163,8 @@ func (s *Server) HTTPServer() *fasthttp.Server {
 		SecureErrorLogMessage:        true,
 		CloseOnShutdown:              true,
 	}
+	s.http.Store(server)
+	return server
 }
 
 // formatLog is fasthttp's log. Its arguments may hold parts of a request, tokens included, so only the format is kept.

@@ -80,6 +80,9 @@ func (x *exchange) finish() {
 	if x.conn.heads.last.close { // fasthttp knows only one spelling of Connection: close
 		x.ctx.SetConnectionClose()
 	}
+	if x.conn.last(x.set, x.now) {
+		x.close()
+	}
 	x.s.metrics.requests[x.route.label][x.result].Inc()
 	x.countClient()
 	x.observe(x.route.label, x.ctx.Response.StatusCode())
@@ -147,7 +150,11 @@ func (s *Server) protocolError(ctx *fasthttp.RequestCtx, err error) {
 	default:
 		p = problem.New(problem.BadRequest, "this is not a request that could be read")
 	}
-	x.reject(ruleProtocol, p)
+	if p.Code == problem.Overloaded {
+		x.reject(ruleInFlight, p)
+	} else {
+		x.reject(ruleProtocol, p)
+	}
 	x.close()
 	x.finish()
 }

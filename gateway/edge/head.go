@@ -15,6 +15,7 @@ const maxHeaders = 100
 // holds no more of a head than the parser's buffer does.
 type headFilter struct {
 	maxBody   int64            // the largest body that is taken; 0: any
+	conn      *conn            // whose bodies are counted; nil: nobody's
 	partial   []byte           // the part of an unfinished head that has passed already
 	bodyLeft  int64            // bytes of a body still to come
 	passed    uint64           // heads that passed
@@ -78,6 +79,9 @@ func (f *headFilter) pass(b []byte) int {
 	f.refused = checkHead(h[blank:end], &f.last)
 	if f.refused == nil && f.maxBody > 0 && f.last.bodyLen > f.maxBody { // before fasthttp answers Expect: 100-continue
 		f.refused = tooLarge()
+	}
+	if f.refused == nil && f.conn != nil && f.last.bodyLen > smallBody && !f.conn.holdBody(f.last.bodyLen) {
+		f.refused = problem.New(problem.Overloaded, "too many large requests at once; nothing was done")
 	}
 	if f.refused != nil {
 		return max(0, blank+1-before)

@@ -26,6 +26,7 @@ import (
 	"floodgate.internal/gateway/upstream"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/topk"
+	"floodgate.internal/shared/tracing"
 	"floodgate.internal/shared/wire"
 )
 
@@ -40,6 +41,7 @@ type Config struct {
 	Log      *slog.Logger
 	Now      func() time.Time // the monotonic clock of buckets, caches and the gate; time.Now but in tests
 	HTTP     HTTPConfig
+	Tracer   *tracing.Tracer // nil: nothing is traced
 	// IPv6Prefix is how many bits of an IPv6 address are counted as one address; 0: network.DefaultPrefix.
 	IPv6Prefix int
 }
@@ -72,6 +74,7 @@ type Settings struct {
 	InsecureCookies bool             // without Secure and the prefix __Host-, for plain HTTP in development
 	CORS            *CORS            // nil: no page of another site may use the API
 	Log             LogSettings
+	Traces          TraceSettings
 	NoFastPath      bool          // every request goes through the HTTP parser
 	Canary          *Canary       // rules that are tried on a share of the users; nil: none are
 	MaxAge          time.Duration // of a connection; 0: any
@@ -103,6 +106,7 @@ type Server struct {
 	idPrefix string
 	idCount  atomic.Uint64
 	lines    *[lineKinds]budget
+	traces   budget
 	warnings *rate.Limiter
 	peerLogs *rate.Limiter
 }
@@ -121,6 +125,7 @@ func New(c Config, settings Settings, reg prometheus.Registerer) *Server {
 		topUIDs: topk.NewTable[string](), topAddrs: topk.NewTable[[16]byte](),
 		idPrefix: hex.EncodeToString(prefix[:]) + "-",
 		lines:    newBudgets(reg),
+		traces:   newTraceBudget(reg),
 		warnings: rate.NewLimiter(2, 5),
 		peerLogs: rate.NewLimiter(rate.Every(time.Minute), 1),
 	}

@@ -143,7 +143,7 @@ func (c *conn) wait(b []byte, another bool) (int, error) {
 		return 0, io.EOF
 	}
 	n, err := c.Conn.Read(b)
-	if !c.idle.CompareAndSwap(true, false) || errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, io.ErrUnexpectedEOF) { // TLS without a good-bye
+	if !c.idle.CompareAndSwap(true, false) || errors.Is(err, os.ErrDeadlineExceeded) {
 		return 0, io.EOF
 	}
 	return n, err

@@ -25,32 +25,38 @@ import (
 	"floodgate.internal/shared/conf"
 	"floodgate.internal/shared/hosts"
 	"floodgate.internal/shared/logging"
+	"floodgate.internal/shared/operator"
 	"floodgate.internal/shared/signing"
+	"floodgate.internal/shared/tracing"
 	"floodgate.internal/shared/wire"
 )
 
 // Config is the backend's configuration file; configs/backend.yaml explains each value.
 type Config struct {
-	Development bool          `yaml:"development"`
-	Listen      Listen        `yaml:"listen"`
-	AdminToken  conf.Secret   `yaml:"admin_token"`
-	AdminHosts  []string      `yaml:"admin_hosts"`
-	SigningKeys []SigningKey  `yaml:"signing_keys"`
-	Redis       Redis         `yaml:"redis"`
-	Locks       Locks         `yaml:"locks"`
-	MySQL       MySQL         `yaml:"mysql"`
-	Queue       Queue         `yaml:"queue"`
-	Accept      Accept        `yaml:"accept"`
-	Orders      Orders        `yaml:"orders"`
-	Sales       Sales         `yaml:"sales"`
-	Outbox      Outbox        `yaml:"outbox"`
-	Carts       Carts         `yaml:"carts"`
-	Standby     Standby       `yaml:"standby"`
-	API         API           `yaml:"api"`
-	Payments    Payments      `yaml:"payments"`
-	Timeline    Timeline      `yaml:"timeline"`
-	Drain       time.Duration `yaml:"drain"`
-	Log         Log           `yaml:"log"`
+	Development bool             `yaml:"development"`
+	Listen      Listen           `yaml:"listen"`
+	AdminToken  conf.Secret      `yaml:"admin_token"`
+	Operators   []operator.Entry `yaml:"operators"`         // a change is taken over while the process runs
+	SessionKey  conf.Secret      `yaml:"admin_session_key"` // "": one of the process's own
+	AdminHosts  []string         `yaml:"admin_hosts"`
+	SigningKeys []SigningKey     `yaml:"signing_keys"`
+	Redis       Redis            `yaml:"redis"`
+	Locks       Locks            `yaml:"locks"`
+	MySQL       MySQL            `yaml:"mysql"`
+	Queue       Queue            `yaml:"queue"`
+	Accept      Accept           `yaml:"accept"`
+	Orders      Orders           `yaml:"orders"`
+	Sales       Sales            `yaml:"sales"`
+	Outbox      Outbox           `yaml:"outbox"`
+	Carts       Carts            `yaml:"carts"`
+	Standby     Standby          `yaml:"standby"`
+	API         API              `yaml:"api"`
+	Payments    Payments         `yaml:"payments"`
+	Timeline    Timeline         `yaml:"timeline"`
+	Drain       time.Duration    `yaml:"drain"`
+	Log         Log              `yaml:"log"`
+
+	Tracing tracing.Config `yaml:"tracing"`
 }
 
 // Listen is where the process listens.
@@ -306,6 +312,7 @@ func (c Config) Validate() error {
 		errs = append(errs, err)
 	}
 	c.validateOperators(wrong)
+	errs = append(errs, operator.Check(c.Operators, "admin_token", c.AdminToken)...)
 	c.validateKeys(wrong)
 	c.validateRedis(wrong)
 	c.validateMySQL(wrong)
@@ -319,6 +326,7 @@ func (c Config) Validate() error {
 	if !logging.Valid(c.Log.Format) {
 		wrong("log.format: %q must be json or text, or be left out", c.Log.Format)
 	}
+	errs = append(errs, c.Tracing.Check()...)
 	c.validateDevelopment(wrong)
 	return errors.Join(errs...)
 }
@@ -335,10 +343,16 @@ func (c Config) validateListeners(wrong func(string, ...any)) {
 }
 
 func (c Config) validateOperators(wrong func(string, ...any)) {
-	if n := len(c.AdminToken.Reveal()); c.AdminToken == "" {
-		wrong("admin_token: it is empty; it must be a secret of at least 16 bytes")
-	} else if n < 16 && !c.AdminToken.Development() {
+	n := len(c.AdminToken.Reveal())
+	administers := slices.ContainsFunc(c.Operators, func(e operator.Entry) bool { return e.Role == operator.Admin })
+	switch {
+	case n == 0 && !administers:
+		wrong("admin_token: it is empty; it must be a secret of at least 16 bytes, unless one of operators has the role admin")
+	case n > 0 && n < 16 && !c.AdminToken.Development():
 		wrong("admin_token: %d bytes must be at least 16", n)
+	}
+	if n := len(c.SessionKey.Reveal()); n > 0 && n < signing.MinSecret {
+		wrong("admin_session_key: %d bytes must be at least %d; left out, each process makes one of its own", n, signing.MinSecret)
 	}
 	if n := len(c.AdminHosts); n > maxHosts {
 		wrong("admin_hosts: %d of them, there must be at most %d", n, maxHosts)
@@ -529,6 +543,9 @@ func (c Config) validateDevelopment(wrong func(string, ...any)) {
 func (c Config) developmentSecrets() (fields []string) {
 	if c.AdminToken.Development() {
 		fields = append(fields, "admin_token")
+	}
+	if c.SessionKey.Development() {
+		fields = append(fields, "admin_session_key")
 	}
 	for i, k := range c.SigningKeys {
 		if k.Secret.Development() {

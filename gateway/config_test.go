@@ -12,6 +12,7 @@ import (
 
 	"floodgate.internal/gateway/identity"
 	"floodgate.internal/gateway/tlscert"
+	"floodgate.internal/shared/operator"
 )
 
 func TestSampleLoadsAndHoldsTheDefaults(t *testing.T) {
@@ -31,6 +32,7 @@ func TestSampleLoadsAndHoldsTheDefaults(t *testing.T) {
 	want.Identity.Keys = []identity.Key{{KID: "login-1", Alg: "EdDSA", PublicKey: base64.StdEncoding.EncodeToString(pub)}}
 	want.File = c.File
 	want.Listen.TLS.Certificates, want.material = []tlscert.Pair{}, c.material
+	want.Operators = []operator.Entry{}
 	want.OpsHosts, want.Identity.Issuer, want.Identity.Audience, want.Identity.Types = []string{}, []string{}, []string{"shop"}, []string{}
 	want.Trusted, want.Limits.IPExempt, want.Limits.BannedNetworks = []string{}, []string{}, []string{}
 	want.Limits.UIDExempt, want.Limits.BannedUIDs, want.Limits.EligibleUIDs = []string{}, []string{}, []string{}

@@ -25,14 +25,17 @@ import (
 	"floodgate.internal/shared/cli"
 	"floodgate.internal/shared/failpoint"
 	"floodgate.internal/shared/logging"
+	"floodgate.internal/shared/memory"
+	"floodgate.internal/shared/operator"
 	"floodgate.internal/shared/version"
 )
 
 type grammar struct {
-	Serve  serveCommand  `cmd:"" default:"withargs" help:"Run the gateway (the default)."`
-	Check  checkCommand  `cmd:"" help:"Say what is wrong with a configuration, or what it would change in the running gateway."`
-	Token  tokenCommand  `cmd:"" help:"Mint test tokens of 24 hours with the configuration's signing key."`
-	Schema schemaCommand `cmd:"" help:"Print a JSON Schema of the configuration, which editors use."`
+	Serve         serveCommand          `cmd:"" default:"withargs" help:"Run the gateway (the default)."`
+	Check         checkCommand          `cmd:"" help:"Say what is wrong with a configuration, or what it would change in the running gateway."`
+	Token         tokenCommand          `cmd:"" help:"Mint test tokens of 24 hours with the configuration's signing key."`
+	OperatorToken operator.TokenCommand `cmd:"" help:"Make a token for an operator, and its line for the configuration."`
+	Schema        schemaCommand         `cmd:"" help:"Print a JSON Schema of the configuration, which editors use."`
 
 	Version kong.VersionFlag `help:"Print which build this is."`
 }
@@ -52,6 +55,8 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	switch command, _, _ := strings.Cut(kc.Command(), " "); command {
 	case "check":
 		return g.Check.run(ctx, stdout)
+	case "operator-token":
+		return g.OperatorToken.Write(stdout)
 	case "token":
 		return g.Token.run(stdout)
 	case "schema":
@@ -60,6 +65,9 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return serve(ctx, g.Serve.Config, time.Now, stderr)
 	}
 }
+
+// tracesTime is how long the end of the gateway waits for the collector to take the last traces.
+const tracesTime = 2 * time.Second
 
 // serve runs the gateway until ctx is done, and drains it. now is time.Now but in tests.
 func serve(ctx context.Context, path string, now func() time.Time, stderr io.Writer) error {
@@ -72,6 +80,7 @@ func serve(ctx context.Context, path string, now func() time.Time, stderr io.Wri
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), version.This().Metric("gateway"))
 
+	memory.Limit(log)
 	p, err := newProcess(path, c, hash, now, log, level, reg)
 	if err != nil {
 		return &cli.UsageError{Err: err}
@@ -125,6 +134,11 @@ func serve(ctx context.Context, path string, now func() time.Time, stderr io.Wri
 	endFlushing()
 	<-flushed
 	p.cache.Close()
+	closing, endClosing := context.WithTimeout(context.WithoutCancel(ctx), tracesTime)
+	if traceErr := p.tracer.Close(closing); traceErr != nil {
+		log.Warn("the last traces are lost", "error", traceErr)
+	}
+	endClosing()
 	endBackground()
 	p.pool.Close()
 	if restErr := rest.Wait(); err == nil {
@@ -141,6 +155,7 @@ func serve(ctx context.Context, path string, now func() time.Time, stderr io.Wri
 // redirect is nil where none is configured.
 func (r *process) servePublic(ctx context.Context, public *edge.Listener, redirect net.Listener) error {
 	server := r.edge.HTTPServer()
+	told := ctx
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return r.watch(ctx, hangups(ctx)) })
 	group.Go(func() error { return r.watchTLS(ctx) })
@@ -157,6 +172,7 @@ func (r *process) servePublic(ctx context.Context, public *edge.Listener, redire
 	}
 	group.Go(func() error {
 		<-ctx.Done()
+		r.delayShutdown(told)
 		r.draining.Store(true)
 		r.edge.Drain()
 		budget := r.current.Load().Server.Drain

@@ -273,7 +273,8 @@ type Payments struct {
 type LogEntry struct {
 	ID     int64          `json:"id"`
 	At     wire.Time      `json:"at"`
-	Who    string         `json:"who"`
+	Who    string         `json:"who"`            // an operator's name, or timer
+	Role   string         `json:"role,omitempty"` // that the operator had then
 	Action string         `json:"action"`
 	Target string         `json:"target"`
 	Before jsontext.Value `json:"before"` // null: it was made
@@ -284,6 +285,20 @@ type LogEntry struct {
 type Log struct {
 	Entries []LogEntry `json:"entries"`
 	Page
+}
+
+// Credentials ask for a session of the console.
+type Credentials struct {
+	Token string `json:"token"`
+}
+
+// Session is who is logged in.
+type Session struct {
+	Name string `json:"name"`
+	Role string `json:"role"`
+	// ExpiresAt is when a session of the console ends at the latest, IdleAfter after how many seconds without a request.
+	ExpiresAt *wire.Time `json:"expires_at,omitempty"`
+	IdleAfter int64      `json:"idle_after_s,omitzero"`
 }
 
 // Health is what /-/healthy answers.

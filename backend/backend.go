@@ -30,13 +30,14 @@ type grammar struct {
 	Rebuild command.Rebuild `cmd:"" help:"Write a sale into Redis anew, from MySQL and the outbox."`
 	Queue   command.Queue   `cmd:"" help:"Show what is queued, and who holds it."`
 
-	DeadLetters command.DeadLetters `cmd:"" help:"Show what could not be processed, and process it anew."`
-	Orders      command.Orders      `cmd:"" help:"Find, cancel and export orders."`
-	Bans        command.Bans        `cmd:"" help:"Who may not buy, in any sale."`
-	Eligible    command.Eligible    `cmd:"" help:"Who alone may buy in a sale."`
-	Timeline    command.Timeline    `cmd:"" help:"Why a buyer did not get one: what became of their presses in a sale."`
-	AuditLog    command.AuditLog    `cmd:"" help:"Who changed what."`
-	Schema      schemaCommand       `cmd:"" help:"Print a JSON Schema of the configuration, which editors use."`
+	DeadLetters   command.DeadLetters `cmd:"" help:"Show what could not be processed, and process it anew."`
+	Orders        command.Orders      `cmd:"" help:"Find, cancel and export orders."`
+	Bans          command.Bans        `cmd:"" help:"Who may not buy, in any sale."`
+	Eligible      command.Eligible    `cmd:"" help:"Who alone may buy in a sale."`
+	Timeline      command.Timeline    `cmd:"" help:"Why a buyer did not get one: what became of their presses in a sale."`
+	AuditLog      command.AuditLog    `cmd:"" help:"Who changed what."`
+	OperatorToken operatorToken       `cmd:"" help:"Make a token for an operator, and its line for the configuration."`
+	Schema        schemaCommand       `cmd:"" help:"Print a JSON Schema of the configuration, which editors use."`
 
 	Version kong.VersionFlag `help:"Print which build this is."`
 }
@@ -75,15 +76,15 @@ func (c *serveCommand) Run(ctx context.Context, env *command.Env) error {
 	if err != nil {
 		return err
 	}
-	return serve(ctx, config, roles, env.Stderr)
+	return serve(ctx, c.Config, config, roles, env.Stderr)
 }
 
-func serve(ctx context.Context, c Config, roles Roles, stderr io.Writer) error {
+func serve(ctx context.Context, path string, c Config, roles Roles, stderr io.Writer) error {
 	log := c.logger(stderr)
 	if c.Development {
 		log.Warn("development: true: for a developer's machine only", "development_secrets", c.developmentSecrets(), "test_payments", c.TestPayments())
 	}
-	return newProcess(c, roles, log).run(ctx)
+	return newProcess(path, c, roles, log).run(ctx)
 }
 
 // listen takes a port, or says what is in the way.

@@ -42,7 +42,7 @@ func TestAClosedSaleHoldsBackNoOther(t *testing.T) {
 
 	worker := m.another()
 	stop := worker.start("-roles", "relay,consumer")
-	b, err := broker.Open(broker.Config{URL: m.amqp, Partitions: 1}, backendtest.Log(t), prometheus.NewRegistry())
+	b, err := broker.Open(broker.Config{URL: m.amqp, Partitions: 1, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -24,38 +24,43 @@ import (
 	"floodgate.internal/shared/cli"
 	"floodgate.internal/shared/conf"
 	"floodgate.internal/shared/hosts"
+	"floodgate.internal/shared/logging"
+	"floodgate.internal/shared/operator"
 	"floodgate.internal/shared/signing"
 	"floodgate.internal/shared/wire"
 )
 
 // Config is the backend's configuration file; configs/backend.yaml explains each value.
 type Config struct {
-	Development bool          `yaml:"development"`
-	Listen      Listen        `yaml:"listen"`
-	AdminToken  conf.Secret   `yaml:"admin_token"`
-	AdminHosts  []string      `yaml:"admin_hosts"`
-	SigningKeys []SigningKey  `yaml:"signing_keys"`
-	Redis       Redis         `yaml:"redis"`
-	Locks       Locks         `yaml:"locks"`
-	MySQL       MySQL         `yaml:"mysql"`
-	Queue       Queue         `yaml:"queue"`
-	Accept      Accept        `yaml:"accept"`
-	Orders      Orders        `yaml:"orders"`
-	Sales       Sales         `yaml:"sales"`
-	Outbox      Outbox        `yaml:"outbox"`
-	Carts       Carts         `yaml:"carts"`
-	Standby     Standby       `yaml:"standby"`
-	API         API           `yaml:"api"`
-	Payments    Payments      `yaml:"payments"`
-	Timeline    Timeline      `yaml:"timeline"`
-	Drain       time.Duration `yaml:"drain"`
-	Log         Log           `yaml:"log"`
+	Development bool             `yaml:"development"`
+	Listen      Listen           `yaml:"listen"`
+	AdminToken  conf.Secret      `yaml:"admin_token"`
+	Operators   []operator.Entry `yaml:"operators"`         // a change is taken over while the process runs
+	SessionKey  conf.Secret      `yaml:"admin_session_key"` // "": one of the process's own
+	AdminHosts  []string         `yaml:"admin_hosts"`
+	SigningKeys []SigningKey     `yaml:"signing_keys"`
+	Redis       Redis            `yaml:"redis"`
+	Locks       Locks            `yaml:"locks"`
+	MySQL       MySQL            `yaml:"mysql"`
+	Queue       Queue            `yaml:"queue"`
+	Accept      Accept           `yaml:"accept"`
+	Orders      Orders           `yaml:"orders"`
+	Sales       Sales            `yaml:"sales"`
+	Outbox      Outbox           `yaml:"outbox"`
+	Carts       Carts            `yaml:"carts"`
+	Standby     Standby          `yaml:"standby"`
+	API         API              `yaml:"api"`
+	Payments    Payments         `yaml:"payments"`
+	Timeline    Timeline         `yaml:"timeline"`
+	Drain       time.Duration    `yaml:"drain"`
+	Log         Log              `yaml:"log"`
 }
 
 // Listen is where the process listens.
 type Listen struct {
-	Internal string `yaml:"internal"`
-	Admin    string `yaml:"admin"`
+	Internal    string      `yaml:"internal"`
+	InternalTLS InternalTLS `yaml:"internal_tls"`
+	Admin       string      `yaml:"admin"`
 }
 
 // SigningKey is one secret that a gateway may sign with.
@@ -191,7 +196,8 @@ type Timeline struct {
 
 // Log says what is logged.
 type Log struct {
-	Level string `yaml:"level" enum:"debug,info,warn,error"`
+	Level  string `yaml:"level" enum:"debug,info,warn,error"`
+	Format string `yaml:"format" enum:",json,text"`
 }
 
 // DefaultConfig is what holds where the file says nothing.
@@ -257,6 +263,7 @@ func (c Config) operate(stderr io.Writer) command.Config {
 	if c.Log.Level == "info" {
 		c.Log.Level = "warn"
 	}
+	c.Log.Format = logging.Text
 	o := command.Config{Admin: c.Listen.Admin, Token: c.AdminToken.Reveal(), MySQL: c.MySQL.DSN.Reveal(), Redis: c.Redis.config(),
 		QueuedBound: c.Orders.QueuedBound, Abandoned: c.Carts.AbandonedAfter, Log: c.logger(stderr)}
 	if c.Queue.Driver == RabbitMQ {
@@ -270,6 +277,7 @@ func (r Redis) config() redis.Config {
 	return redis.Config{Addrs: r.Addrs, Username: r.Username, Password: r.Password.Reveal(), Prefix: r.Prefix}
 }
 
+// config is where RabbitMQ is and how it is used. Log and Register are for the caller to add.
 func (q Queue) config() broker.Config {
 	return broker.Config{URL: q.URL.Reveal(), ManagementURL: q.Management.Reveal(), Partitions: q.Partitions}
 }
@@ -280,7 +288,7 @@ func (c Config) logger(w io.Writer) *slog.Logger {
 	if err != nil {
 		panic("BUG: a configuration that was not validated: " + err.Error())
 	}
-	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: level}))
+	return logging.New(w, c.Log.Format, c.Development, level)
 }
 
 // Keys are the signing keys.
@@ -296,16 +304,30 @@ func (c Config) Keys() []signing.Key {
 func (c Config) Validate() error {
 	var errs []error
 	wrong := func(format string, args ...any) { errs = append(errs, conf.Wrong(format, args...)) }
-	between := func(name string, v, low, high int64) {
-		if v < low || v > high {
-			wrong("%s: %d must be between %d and %d", name, v, low, high)
-		}
+	c.validateListeners(wrong)
+	if _, err := c.Listen.InternalTLS.read(); err != nil {
+		errs = append(errs, err)
 	}
-	span := func(name string, v time.Duration, low, high time.Duration) {
-		if v < low || v > high {
-			wrong("%s: %v must be between %v and %v", name, v, low, high)
-		}
+	c.validateOperators(wrong)
+	errs = append(errs, operator.Check(c.Operators, "admin_token", c.AdminToken)...)
+	c.validateKeys(wrong)
+	c.validateRedis(wrong)
+	c.validateMySQL(wrong)
+	c.validateQueue(wrong)
+	c.validateAccept(wrong)
+	c.Payments.validate(wrong)
+	c.validateBounds(wrong)
+	if _, err := c.Log.level(); err != nil {
+		errs = append(errs, err)
 	}
+	if !logging.Valid(c.Log.Format) {
+		wrong("log.format: %q must be json or text, or be left out", c.Log.Format)
+	}
+	c.validateDevelopment(wrong)
+	return errors.Join(errs...)
+}
+
+func (c Config) validateListeners(wrong func(string, ...any)) {
 	for _, l := range c.listeners() {
 		if _, _, err := net.SplitHostPort(l.addr); err != nil {
 			wrong("%s: %q must be host:port, like 127.0.0.1:9080", l.name, l.addr)
@@ -314,10 +336,19 @@ func (c Config) Validate() error {
 	if c.Listen.Internal == c.Listen.Admin && !strings.HasSuffix(c.Listen.Admin, ":0") {
 		wrong("listen.admin: %q must differ from listen.internal", c.Listen.Admin)
 	}
-	if n := len(c.AdminToken.Reveal()); c.AdminToken == "" {
-		wrong("admin_token: it is empty; it must be a secret of at least 16 bytes")
-	} else if n < 16 && !c.AdminToken.Development() {
+}
+
+func (c Config) validateOperators(wrong func(string, ...any)) {
+	n := len(c.AdminToken.Reveal())
+	administers := slices.ContainsFunc(c.Operators, func(e operator.Entry) bool { return e.Role == operator.Admin })
+	switch {
+	case n == 0 && !administers:
+		wrong("admin_token: it is empty; it must be a secret of at least 16 bytes, unless one of operators has the role admin")
+	case n > 0 && n < 16 && !c.AdminToken.Development():
 		wrong("admin_token: %d bytes must be at least 16", n)
+	}
+	if n := len(c.SessionKey.Reveal()); n > 0 && n < signing.MinSecret {
+		wrong("admin_session_key: %d bytes must be at least %d; left out, each process makes one of its own", n, signing.MinSecret)
 	}
 	if n := len(c.AdminHosts); n > maxHosts {
 		wrong("admin_hosts: %d of them, there must be at most %d", n, maxHosts)
@@ -327,6 +358,9 @@ func (c Config) Validate() error {
 			wrong("admin_hosts[%d]: %q must be a name or an address, with a port or without", i, h)
 		}
 	}
+}
+
+func (c Config) validateKeys(wrong func(string, ...any)) {
 	if len(c.SigningKeys) == 0 {
 		wrong("signing_keys: there is none; gateways sign with one of them")
 	}
@@ -343,6 +377,9 @@ func (c Config) Validate() error {
 			wrong("%s.secret: %d bytes must be at least %d", name, n, signing.MinSecret)
 		}
 	}
+}
+
+func (c Config) validateRedis(wrong func(string, ...any)) {
 	if len(c.Redis.Addrs) == 0 {
 		wrong("redis.addrs: it is empty; name one server, or several nodes of a cluster")
 	}
@@ -354,10 +391,20 @@ func (c Config) Validate() error {
 	if strings.ContainsAny(c.Redis.Prefix, "{} \t\r\n") {
 		wrong("redis.prefix: %q must hold no braces and no spaces", c.Redis.Prefix)
 	}
-	c.validateMySQL(wrong)
-	c.validateQueue(wrong)
-	c.validateAccept(wrong)
-	c.Payments.validate(wrong)
+}
+
+// validateBounds checks what is a number or a time, and those that bound each other.
+func (c Config) validateBounds(wrong func(string, ...any)) {
+	between := func(name string, v, low, high int64) {
+		if v < low || v > high {
+			wrong("%s: %d must be between %d and %d", name, v, low, high)
+		}
+	}
+	span := func(name string, v time.Duration, low, high time.Duration) {
+		if v < low || v > high {
+			wrong("%s: %v must be between %v and %v", name, v, low, high)
+		}
+	}
 	span("locks.lease", c.Locks.Lease, time.Second, time.Minute)
 	between("mysql.max_open", int64(c.MySQL.MaxOpen), 1, 1000)
 	between("queue.partitions", int64(c.Queue.Partitions), 1, 256)
@@ -396,11 +443,6 @@ func (c Config) Validate() error {
 	span("timeline.keep", c.Timeline.Keep, time.Hour, 365*24*time.Hour)
 	between("timeline.max_rows_per_sale", c.Timeline.MaxRowsPerSale, 1, 100_000_000)
 	span("drain", c.Drain, time.Second, 10*time.Minute)
-	if _, err := c.Log.level(); err != nil {
-		errs = append(errs, err)
-	}
-	c.validateDevelopment(wrong)
-	return errors.Join(errs...)
 }
 
 func (c Config) validateMySQL(wrong func(string, ...any)) {
@@ -497,6 +539,9 @@ func (c Config) validateDevelopment(wrong func(string, ...any)) {
 func (c Config) developmentSecrets() (fields []string) {
 	if c.AdminToken.Development() {
 		fields = append(fields, "admin_token")
+	}
+	if c.SessionKey.Development() {
+		fields = append(fields, "admin_session_key")
 	}
 	for i, k := range c.SigningKeys {
 		if k.Secret.Development() {

@@ -12,6 +12,7 @@ import (
 
 	"floodgate.internal/shared/cli"
 	"floodgate.internal/shared/conf"
+	"floodgate.internal/shared/operator"
 )
 
 func setSample(t *testing.T) {
@@ -35,6 +36,7 @@ func TestSampleLoadsAndShowsTheDefaults(t *testing.T) {
 	want := DefaultConfig()
 	want.AdminToken, want.SigningKeys, want.MySQL.DSN, want.Queue.URL = got.AdminToken, got.SigningKeys, got.MySQL.DSN, got.Queue.URL
 	want.Payments.TestProvider = got.Payments.TestProvider
+	want.Operators = []operator.Entry{}
 	want.AdminHosts = []string{}
 	want.Redis.Password = got.Redis.Password
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -49,6 +51,17 @@ func valid() Config {
 	c.MySQL.DSN = "fg:hunter2@tcp(127.0.0.1:3306)/floodgate"
 	c.Queue.URL = "amqp://fg:hunter2@127.0.0.1:5672/"
 	return c
+}
+
+const someHash = conf.Secret("0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef")
+
+// With an admin among the operators there need be no admin token.
+func TestTheAdminTokenMayBeLeftOut(t *testing.T) {
+	c := valid()
+	c.AdminToken, c.Operators = "", []operator.Entry{{Name: "anna", Role: operator.Admin, TokenSHA256: someHash}}
+	if err := c.Validate(); err != nil {
+		t.Error(err)
+	}
 }
 
 // provider has secrets that begin like these.
@@ -96,25 +109,34 @@ func TestValidateNamesFieldValueAndBound(t *testing.T) {
 		`redis.prefix: "{x}" must hold no braces`:                                func(c *Config) { c.Redis.Prefix = "{x}" },
 		"admin_token: it is empty":                                               func(c *Config) { c.AdminToken = "" },
 		"admin_token: 5 bytes must be at least 16":                               func(c *Config) { c.AdminToken = "short" },
-		"signing_keys: there is none":                                            func(c *Config) { c.SigningKeys = nil },
-		"signing_keys[0].secret: 5 bytes must be at least 32":                    func(c *Config) { c.SigningKeys[0].Secret = "short" },
-		`signing_keys[1].id: "gw-1" is there twice`:                              func(c *Config) { c.SigningKeys = append(c.SigningKeys, c.SigningKeys[0]) },
-		`listen.internal: "9080" must be host:port`:                              func(c *Config) { c.Listen.Internal = "9080" },
-		"listen.admin: \"127.0.0.1:9080\" must differ":                           func(c *Config) { c.Listen.Admin = c.Listen.Internal },
-		"api.max_in_flight: 0 must be":                                           func(c *Config) { c.API.MaxInFlight = 0 },
-		"api.max_waiting: 0 must be":                                             func(c *Config) { c.API.MaxWaiting = 0 },
-		"api.max_connections: 0 must be":                                         func(c *Config) { c.API.MaxConnections = 0 },
-		"api.max_deciding: -1 must be between 0 and":                             func(c *Config) { c.API.MaxDeciding = -1 },
-		"api.max_line: -1 must be":                                               func(c *Config) { c.API.MaxLine = -1 },
-		"api.max_line: 24 in line and 1000 being decided":                        func(c *Config) { c.API.MaxLine, c.API.MaxDeciding = 24, 1000 },
-		"must be less than api.max_in_flight: 100, so":                           func(c *Config) { c.API.MaxInFlight = 100 },
-		"api.line_per_unit: 0 must be":                                           func(c *Config) { c.API.LinePerUnit = 0 },
-		"api.line_wait: 0s must be between 1ms and 4s":                           func(c *Config) { c.API.LineWait = 0 },
-		"drain: -1ns must be":                                                    func(c *Config) { c.Drain = -1 },
-		`log.level: "loud" must be debug, info, warn, error`:                     func(c *Config) { c.Log.Level = "loud" },
-		"payments.providers[0].name: \"A\" must be 1 to 32 of [a-z0-9-]":         func(c *Config) { c.Payments.Providers = []PaymentProvider{provider("A", "x")} },
-		"payments.providers[1].name: \"a\" is there twice":                       func(c *Config) { c.Payments.Providers = []PaymentProvider{provider("a", "x"), provider("a", "y")} },
-		"payments.providers[0].secrets: 0 of them, there must be 1 to 8":         func(c *Config) { c.Payments.Providers = []PaymentProvider{{Name: "a"}} },
+		"admin_session_key: 5 bytes must be at least 32":                         func(c *Config) { c.SessionKey = "short" },
+		"admin_session_key: it is a development secret":                          func(c *Config) { c.SessionKey = "dev-session-key-of-at-least-32-bytes" },
+		`operators[0].role: "root" must be viewer, operator or admin`:            func(c *Config) { c.Operators = []operator.Entry{{Name: "anna", Role: "root", TokenSHA256: someHash}} },
+		"operators[0].token_sha256: it is the hash of another's token, see admin_token": func(c *Config) {
+			c.Operators = []operator.Entry{{Name: "anna", Role: operator.Viewer, TokenSHA256: conf.Secret(hashOfToken(c.AdminToken.Reveal()))}}
+		},
+		"admin_token: it is empty; it must be a secret of at least 16 bytes, unless one of operators has the role admin": func(c *Config) {
+			c.AdminToken, c.Operators = "", []operator.Entry{{Name: "anna", Role: operator.Operates, TokenSHA256: someHash}}
+		},
+		"signing_keys: there is none":                                    func(c *Config) { c.SigningKeys = nil },
+		"signing_keys[0].secret: 5 bytes must be at least 32":            func(c *Config) { c.SigningKeys[0].Secret = "short" },
+		`signing_keys[1].id: "gw-1" is there twice`:                      func(c *Config) { c.SigningKeys = append(c.SigningKeys, c.SigningKeys[0]) },
+		`listen.internal: "9080" must be host:port`:                      func(c *Config) { c.Listen.Internal = "9080" },
+		"listen.admin: \"127.0.0.1:9080\" must differ":                   func(c *Config) { c.Listen.Admin = c.Listen.Internal },
+		"api.max_in_flight: 0 must be":                                   func(c *Config) { c.API.MaxInFlight = 0 },
+		"api.max_waiting: 0 must be":                                     func(c *Config) { c.API.MaxWaiting = 0 },
+		"api.max_connections: 0 must be":                                 func(c *Config) { c.API.MaxConnections = 0 },
+		"api.max_deciding: -1 must be between 0 and":                     func(c *Config) { c.API.MaxDeciding = -1 },
+		"api.max_line: -1 must be":                                       func(c *Config) { c.API.MaxLine = -1 },
+		"api.max_line: 24 in line and 1000 being decided":                func(c *Config) { c.API.MaxLine, c.API.MaxDeciding = 24, 1000 },
+		"must be less than api.max_in_flight: 100, so":                   func(c *Config) { c.API.MaxInFlight = 100 },
+		"api.line_per_unit: 0 must be":                                   func(c *Config) { c.API.LinePerUnit = 0 },
+		"api.line_wait: 0s must be between 1ms and 4s":                   func(c *Config) { c.API.LineWait = 0 },
+		"drain: -1ns must be":                                            func(c *Config) { c.Drain = -1 },
+		`log.level: "loud" must be debug, info, warn, error`:             func(c *Config) { c.Log.Level = "loud" },
+		"payments.providers[0].name: \"A\" must be 1 to 32 of [a-z0-9-]": func(c *Config) { c.Payments.Providers = []PaymentProvider{provider("A", "x")} },
+		"payments.providers[1].name: \"a\" is there twice":               func(c *Config) { c.Payments.Providers = []PaymentProvider{provider("a", "x"), provider("a", "y")} },
+		"payments.providers[0].secrets: 0 of them, there must be 1 to 8": func(c *Config) { c.Payments.Providers = []PaymentProvider{{Name: "a"}} },
 		"payments.providers[0].secrets[1]: 5 bytes must be at least 32": func(c *Config) {
 			c.Payments.Providers = []PaymentProvider{provider("a", "x")}
 			c.Payments.Providers[0].Secrets = append(c.Payments.Providers[0].Secrets, "short")
@@ -154,7 +176,7 @@ func TestValidateAccepts(t *testing.T) {
 		},
 		"a short line": func(c *Config) { c.API.MaxInFlight, c.API.MaxLine = 100, 49 },
 		"no line":      func(c *Config) { c.API.MaxInFlight, c.API.MaxDeciding, c.API.MaxLine = 2, 1, 0 },
-		"any ports":    func(c *Config) { c.Listen = Listen{"127.0.0.1:0", "127.0.0.1:0"} },
+		"any ports":    func(c *Config) { c.Listen = Listen{Internal: "127.0.0.1:0", Admin: "127.0.0.1:0"} },
 	} {
 		c := valid()
 		change(&c)

@@ -52,7 +52,9 @@ func (p *process) connect(ctx context.Context) (err error) {
 		return fmt.Errorf("mysql: the schema is at version %d, this backend needs %d: run `backend migrate -config FILE` first", version, store.Version())
 	}
 	if c.Queue.Driver == RabbitMQ {
-		p.broker, err = broker.Open(c.Queue.config(), p.log, p.reg)
+		bc := c.Queue.config()
+		bc.Log, bc.Register = p.log, p.reg
+		p.broker, err = broker.Open(bc)
 	}
 	return err
 }

@@ -69,10 +69,10 @@ func (m *morgue) press(uid string) wire.Accepted {
 	return a
 }
 
-func (m *morgue) letters() []deadletter.Letter {
+func (m *morgue) letters() []deadletter.Message {
 	m.t.Helper()
 	var page struct {
-		DeadLetters []deadletter.Letter `json:"dead_letters"`
+		DeadLetters []deadletter.Message `json:"dead_letters"`
 	}
 	m.get("/admin/v1/dead-letters", &page)
 	return page.DeadLetters
@@ -217,7 +217,7 @@ func TestDeadLettersFromDeathToReplay(t *testing.T) {
 			return nil
 		})
 		m.settled(9, 1)
-		var order, junk deadletter.Letter
+		var order, junk deadletter.Message
 		for _, l := range m.letters() {
 			if l.Readable {
 				order = l
@@ -240,7 +240,7 @@ func TestDeadLettersFromDeathToReplay(t *testing.T) {
 		}
 
 		for _, test := range []struct {
-			letter deadletter.Letter
+			letter deadletter.Message
 			want   string
 		}{{order, deadletter.Unchanged}, {junk, deadletter.Unreadable}} {
 			path := fmt.Sprintf("/admin/v1/dead-letters/%d", test.letter.ID)
@@ -253,7 +253,7 @@ func TestDeadLettersFromDeathToReplay(t *testing.T) {
 			if first.Result != test.want || first.ReplayedAt == nil || second.Result != first.Result || !second.ReplayedAt.Equal(first.ReplayedAt.Time) {
 				t.Errorf("got %+v, then %+v; want %s twice", first, second, test.want)
 			}
-			var l deadletter.Letter
+			var l deadletter.Message
 			if m.get(path, &l); l.ReplayedAt == nil || l.Status != test.letter.Status {
 				t.Errorf("got %+v", l)
 			}
@@ -295,7 +295,7 @@ func TestAnOrderThatMySQLRefusesIsKeptUntilItDoesNot(t *testing.T) {
 		if o.Status != wire.PendingPayment {
 			t.Errorf("got %+v, want it to await payment", o)
 		}
-		letterOf := func(a wire.Accepted) (found deadletter.Letter) {
+		letterOf := func(a wire.Accepted) (found deadletter.Message) {
 			for _, l := range m.letters() {
 				if l.OrderID == a.OrderID {
 					found = l

@@ -86,7 +86,7 @@ func (p *process) newAdmin() *admin.Admin {
 	changes := &change.Maker{DB: p.db, Clock: p.clk, Intents: p.intents, Reconcile: p.reconciler.Sale, Changed: p.catalog.Refresh, Log: p.log}
 	closes := closing.Config{DB: p.db, Redis: p.redis, Clock: p.clk, Audit: auditor, Maker: changes, Log: p.log, Register: p.reg}
 	c := admin.Config{
-		Token: p.config.AdminToken.Reveal(), DB: p.db, Redis: p.redis, Clock: p.clk, Log: p.log, Gatherer: p.reg, Register: p.reg,
+		Operators: p.roster.list.Load, SessionKey: []byte(p.config.SessionKey.Reveal()), InsecureCookies: p.config.Development, DB: p.db, Redis: p.redis, Clock: p.clk, Log: p.log, Gatherer: p.reg, Register: p.reg,
 		Audit: auditor, Changes: changes, Book: p.orders, Letters: p.deadLetters, Lists: p.lists, Concentration: p.origins,
 		Reconcile: p.reconciler.Sale, Rebuild: p.skus.Rebuild, Timeline: p.timelines.Of,
 		Ready: p.reasons, Survives: p.durability.last.Load,

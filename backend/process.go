@@ -43,7 +43,9 @@ type process struct {
 
 	api       *api.Server // nil without the role
 	internal  net.Listener
-	operators *operators // answers the admin listener from the first moment on
+	tls       *internalTLS // of the internal listener; nil: plain HTTP
+	operators *operators   // answers the admin listener from the first moment on
+	roster    *roster
 	admin     net.Listener
 
 	redis  *reserve.Store
@@ -67,11 +69,13 @@ type process struct {
 	durability  durabilityLog
 }
 
-func newProcess(c Config, roles Roles, log *slog.Logger) *process {
+// newProcess makes a process of the configuration that was read from path.
+func newProcess(path string, c Config, roles Roles, log *slog.Logger) *process {
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), version.This().Metric("backend"))
 	p := &process{config: c, roles: roles, log: log, reg: reg, clk: &clock.Clock{}, status: &status{}, durability: durabilityLog{log: log}}
 	p.status.set("starting")
+	p.roster = newRoster(path, c, log, reg)
 	p.operators = newOperators(p.status, reg, log, c.Listen.Admin, c.AdminHosts)
 	if roles.API {
 		p.api = p.newAPI()
@@ -89,9 +93,13 @@ func (p *process) run(ctx context.Context) (err error) {
 	defer fail(nil)
 	operators, base, work := newStage(ctx, fail), newStage(ctx, fail), newStage(ctx, fail)
 	operators.start("admin listener", func(ctx context.Context) error { return p.operators.serve(ctx, p.admin) })
+	operators.start("operators' names", func(ctx context.Context) error { return p.roster.follow(ctx, hangups(ctx)) })
 	requests := newStage(ctx, fail)
 	if p.api != nil {
 		requests.start("internal listener", func(context.Context) error { return p.api.Serve(p.internal) })
+		if p.tls != nil {
+			base.start("certificates of the internal listener", p.tls.watch)
+		}
 	}
 	p.log.Info("listening", "roles", p.roles.String(), "internal", addr(p.internal), "admin", addr(p.admin))
 
@@ -118,6 +126,12 @@ func (p *process) listen(ctx context.Context) (err error) {
 	if p.internal, err = listen(ctx, "listen.internal", p.config.Listen.Internal); err != nil {
 		return errors.Join(err, p.admin.Close())
 	}
+	if c := p.config.Listen.InternalTLS; c.on() {
+		if p.tls, err = newInternalTLS(c, p.log, p.reg); err != nil {
+			return errors.Join(err, p.admin.Close(), p.internal.Close())
+		}
+		p.internal = p.tls.listener(p.internal)
+	}
 	return nil
 }
 
@@ -139,7 +153,7 @@ func (p *process) begin(base, work *stage) {
 		base.start("reconciler", p.reconciler.Keep)
 		base.start("stock", p.skus.Keep)
 	} else { // whoever decides, or says what is not there, must know the incarnation
-		base.start("life of redis", p.reconciler.Follow)
+		base.start("incarnation of redis", p.reconciler.Follow)
 	}
 	if p.roles.API {
 		p.beginAPI(base)

@@ -94,16 +94,19 @@ func (b *browser) text() string {
 	return text
 }
 
-// until waits for a JavaScript condition, on this page or on the one that it leads to.
+// until waits for a JavaScript condition, on this page or on the one that it leads to. While it throws it does not hold: chromedp's
+// loop in the page would end without a word, and its answer would never come.
 func (b *browser) until(js string) {
 	b.t.Helper()
-	for end := time.Now().Add(20 * time.Second); ; {
-		_, err := chromedp.Run(b.ctx, chromedp.Poll[bool](`Boolean(`+js+`)`, chromedp.WithPollingTimeout(time.Until(end)),
-			chromedp.WithPollingInterval(20*time.Millisecond)))
+	ctx, cancel := context.WithTimeout(b.ctx, time.Minute)
+	defer cancel()
+	for {
+		_, err := chromedp.Run(ctx, chromedp.Poll[bool](`(() => { try { return Boolean(`+js+`) } catch { return false } })()`,
+			chromedp.WithPollingTimeout(30*time.Second), chromedp.WithPollingInterval(20*time.Millisecond)))
 		if err == nil {
 			return
 		}
-		if !left.MatchString(err.Error()) || time.Now().After(end) {
+		if !left.MatchString(err.Error()) {
 			b.t.Fatalf("waiting for %s: %v; the page says:\n%s", js, err, b.text())
 		}
 	}
@@ -114,7 +117,9 @@ var left = regexp.MustCompile(`Cannot find context|context was destroyed|target 
 
 func (b *browser) is(js string) bool {
 	b.t.Helper()
-	ok, err := chromedp.Run(b.ctx, chromedp.Evaluate[bool](`Boolean(`+js+`)`))
+	ctx, cancel := context.WithTimeout(b.ctx, 20*time.Second)
+	defer cancel()
+	ok, err := chromedp.Run(ctx, chromedp.Evaluate[bool](`Boolean(`+js+`)`))
 	if err != nil {
 		b.t.Fatalf("%s: %v", js, err)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"floodgate.internal/e2e/world"
 	"floodgate.internal/shared/development"
+	"floodgate.internal/shared/operator"
 	"floodgate.internal/shared/wire"
 )
 
@@ -63,7 +64,7 @@ func TestConsole(t *testing.T) {
 	w := newSystem(t, world.Options{})
 	b := newBrowser(t)
 	b.run(chromedp.Navigate(w.Ports.AdminURL()+"/"), chromedp.WaitVisible("#token"), chromedp.SendKeys("#token", "wrong\n"))
-	b.shows("error", "This is not the admin token.")
+	b.shows("error", "This is no operator's token.")
 	b.run(set("#token", ""), chromedp.SendKeys("#token", development.AdminToken+"\n"))
 	b.until(`document.getElementById('health').textContent === 'Ready'`)
 
@@ -218,5 +219,60 @@ func TestConsoleOfStockAndShoppers(t *testing.T) {
 	w.want(w.do(w.ctx, w.webhook(event{ID: "evt-1", Type: "payment.succeeded", PaymentID: "pay-1", OrderID: order.OrderID, Amount: price, Currency: "EUR"})), 200, "")
 	b.open("payments?status=refund_due")
 	b.until(`document.querySelector('[data-el="rows"]')?.innerText.includes('refund due: cancelled')`)
+	b.noErrors()
+}
+
+// TestConsoleOfNamedOperators: the console shows who is logged in, and not what the role may not do; the server refuses that in any
+// case. No script sees the token or the session. A change of the list counts at once: a role that rises, an operator who leaves.
+func TestConsoleOfNamedOperators(t *testing.T) {
+	t.Parallel()
+	w := newSystem(t, world.Options{})
+	sale := w.newSale("Lamp", 5, time.Now().Add(-time.Minute), 600)
+	token, hash := operator.Mint()
+	stores := w.Stores
+	operators := func(list string) {
+		t.Helper()
+		w.Options.Backend = "operators: [" + list + "]\n"
+		w.must(w.WriteBackend("backend", stores))
+	}
+	line := func(role string) string {
+		return fmt.Sprintf("{name: anna, role: %s, token_sha256: %q}", role, hash)
+	}
+	operators(line("viewer"))
+	w.until("anna is known", patience, func() (bool, string) {
+		a := w.do(w.ctx, world.Call{Method: "GET", URL: w.Ports.AdminURL() + "/admin/v1/session", Token: token})
+		return a.Status == 200, a.String()
+	})
+
+	b := newBrowser(t)
+	b.run(chromedp.Navigate(w.Ports.AdminURL()+"/"), chromedp.WaitVisible("#token"), chromedp.SendKeys("#token", token+"\n"))
+	b.until(`document.getElementById('me').textContent === 'anna, viewer'`)
+	if !b.is(`document.cookie === '' && localStorage.length === 0 && sessionStorage.length === 0 && !document.documentElement.outerHTML.includes('fgop_')`) {
+		t.Error("a script sees the session or the token")
+	}
+	b.open("sales/%d", sale)
+	b.shows("title", "Lamp")
+	const shown = `(name) => document.querySelector('[data-el=' + name + ']').offsetParent !== null`
+	for _, name := range []string{"pause", "edit", "restock", "close", "rebuild", "invite"} {
+		if b.is(fmt.Sprintf(`(%s)(%q)`, shown, name)) {
+			t.Errorf("a viewer is shown %q", name)
+		}
+	}
+	b.until(fmt.Sprintf(`(%s)('audit')`, shown))
+	b.run(eval(fmt.Sprintf(`fetch('/admin/v1/sales/%d/pause', { method: 'POST' }).then((r) => r.json()).then((p) => { window.told = p.detail; })`, sale)))
+	b.until(`window.told === 'this needs the role operator: anna is viewer'`)
+
+	operators(line("operator"))
+	b.until(`document.getElementById('me').textContent === 'anna, operator'`)
+	b.until(fmt.Sprintf(`(%s)('pause') && !(%s)('rebuild')`, shown, shown))
+	b.confirm("pause")
+	b.shows("state", "Paused")
+	b.open("log")
+	b.until(`document.getElementById('main').innerText.includes('anna, operator')`)
+	b.run(chromedp.Reload())
+	b.until(`document.getElementById('me').textContent === 'anna, operator'`)
+
+	operators("")
+	b.until(`document.querySelector('[data-el="error"]')?.textContent === 'The session has ended.'`)
 	b.noErrors()
 }

@@ -35,6 +35,7 @@ func TestContractWalk(t *testing.T) {
 	k.orders(open, soon, over)
 	k.payments()
 	k.ops()
+	k.session()
 	k.feed()
 	k.timelines(open)
 	k.adminSKUs()
@@ -319,6 +320,27 @@ func (k *walk) ops() {
 	k.try(world.Call{Method: "POST", URL: ops + "/-/reload"}, 200, "")
 	k.try(world.Call{Method: "GET", URL: ops + "/-/reload"}, 405, "METHOD_NOT_ALLOWED")
 	k.try(world.Call{Method: "GET", URL: ops + "/-/reloads"}, 200, "")
+}
+
+// session logs in as the console's page does, and out.
+func (k *walk) session() {
+	k.w.t.Helper()
+	admin := k.w.Ports.AdminURL()
+	at := admin + "/admin/v1/session"
+	page := map[string]string{"Origin": admin}
+	k.try(world.Call{Method: "GET", URL: at}, 401, "UNAUTHENTICATED")
+	k.try(world.Call{Method: "GET", URL: at, Token: development.AdminToken}, 200, "")
+	k.try(world.Call{Method: "POST", URL: at, Body: `{"token":"wrong"}`, Header: page}, 401, "UNAUTHENTICATED")
+	k.try(world.Call{Method: "POST", URL: at, Body: `{}`, Header: page}, 400, "BAD_REQUEST")
+	k.try(world.Call{Method: "POST", URL: at, Body: `{"token":"` + development.AdminToken + `"}`, Header: map[string]string{"Origin": "http://evil.example"}}, 403, "FORBIDDEN")
+	a := k.try(world.Call{Method: "POST", URL: at, Body: `{"token":"` + development.AdminToken + `"}`, Header: page}, 200, "")
+	cookie, _, _ := strings.Cut(a.Header.Get("Set-Cookie"), ";")
+	mine := map[string]string{"Origin": admin, "Cookie": cookie}
+	k.try(world.Call{Method: "GET", URL: at, Header: mine}, 200, "")
+	k.try(world.Call{Method: "GET", URL: admin + "/debug/pprof/", Header: mine}, 200, "")
+	k.try(world.Call{Method: "POST", URL: admin + "/admin/v1/bans", Body: `{"add":["nobody-1"]}`, Header: map[string]string{"Origin": "http://evil.example", "Cookie": cookie}}, 403, "FORBIDDEN")
+	k.try(world.Call{Method: "DELETE", URL: at, Header: mine}, 200, "")
+	k.try(world.Call{Method: "GET", URL: at, Header: mine}, 401, "UNAUTHENTICATED")
 }
 
 func (k *walk) feed() {

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -17,6 +18,7 @@ import (
 
 type checkCommand struct {
 	Config string `required:"" placeholder:"FILE" help:"The configuration file."`
+	Token  string `env:"FLOODGATE_OPERATOR_TOKEN" placeholder:"TOKEN" help:"An operator's token for the running gateway, instead of the file's ops_token. Best given in the environment: others see a command line."`
 }
 
 // run prints what the file would change in the running gateway, or only "ok" if none answers.
@@ -25,9 +27,12 @@ func (c checkCommand) run(ctx context.Context, stdout io.Writer) error {
 	if err != nil {
 		return &cli.UsageError{Err: err}
 	}
-	now, err := askRunning(ctx, config)
+	if err := config.probeBackends(ctx); err != nil {
+		return &cli.UsageError{Err: fmt.Errorf("%s: %w", c.Config, err)}
+	}
+	now, err := askRunning(ctx, config, cmp.Or(c.Token, config.OpsToken.Reveal()))
 	if errors.Is(err, errToken) {
-		fmt.Fprintf(stdout, "ok (the gateway on %s refuses this ops_token: nothing to compare with)\n", config.Listen.Ops)
+		fmt.Fprintf(stdout, "ok (the gateway on %s refuses this token: nothing to compare with)\n", config.Listen.Ops)
 		return nil
 	}
 	if err != nil {
@@ -43,11 +48,11 @@ func (c checkCommand) run(ctx context.Context, stdout io.Writer) error {
 	return nil
 }
 
-// errToken: the running gateway refuses the file's ops_token.
-var errToken = errors.New("the ops token is refused")
+// errToken: the running gateway refuses the token.
+var errToken = errors.New("the token is refused")
 
 // askRunning asks the gateway that listens on the file's listen.ops for its configuration.
-func askRunning(ctx context.Context, c Config) (any, error) {
+func askRunning(ctx context.Context, c Config, token string) (any, error) {
 	addr := c.Listen.Ops
 	if host, port, err := net.SplitHostPort(addr); err == nil && !conf.Loopback(addr) {
 		if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
@@ -60,8 +65,8 @@ func askRunning(ctx context.Context, c Config) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if c.OpsToken != "" {
-		req.Header.Set("Authorization", "Bearer "+c.OpsToken.Reveal())
+	if token != "" {
+		req.Header.Set("Authorization", "Bearer "+token)
 	}
 	transport := &http.Transport{DisableKeepAlives: true}
 	resp, err := (&http.Client{Transport: transport}).Do(req)
@@ -69,7 +74,7 @@ func askRunning(ctx context.Context, c Config) (any, error) {
 		return nil, err
 	}
 	defer resp.Body.Close()
-	if resp.StatusCode == http.StatusUnauthorized {
+	if resp.StatusCode == http.StatusUnauthorized || resp.StatusCode == http.StatusTooManyRequests {
 		return nil, errToken
 	}
 	body, err := io.ReadAll(io.LimitReader(resp.Body, 64<<20))

@@ -1,14 +1,17 @@
 package gateway
 
 import (
+	"crypto/sha256"
 	"fmt"
 	"log/slog"
-	"net/url"
 	"time"
 
+	"floodgate.internal/gateway/edge"
 	"floodgate.internal/gateway/identity"
 	"floodgate.internal/gateway/network"
+	"floodgate.internal/gateway/tlscert"
 	"floodgate.internal/shared/conf"
+	"floodgate.internal/shared/operator"
 )
 
 // Config is the gateway's configuration file; configs/gateway.yaml explains every key. Fields tagged reload:"restart"
@@ -17,12 +20,16 @@ type Config struct {
 	Development bool             `yaml:"development" reload:"restart"`
 	Listen      ListenConfig     `yaml:"listen"`
 	OpsToken    conf.Secret      `yaml:"ops_token"`
+	Operators   []operator.Entry `yaml:"operators"`
 	OpsHosts    []string         `yaml:"ops_hosts"`
 	Trusted     []string         `yaml:"trusted_proxies"`
+	IPv6Prefix  int              `yaml:"ipv6_prefix" reload:"restart"`
 	Backends    []string         `yaml:"backends"`
+	BackendTLS  BackendTLSConfig `yaml:"backend_tls"`
 	SigningKey  SigningKeyConfig `yaml:"signing_key"`
 	Identity    IdentityConfig   `yaml:"identity"`
 	Limits      LimitsConfig     `yaml:"limits"`
+	Reload      ReloadConfig     `yaml:"reload"`
 	Server      ServerConfig     `yaml:"server"`
 	Upstream    UpstreamConfig   `yaml:"upstream"`
 	Feed        FeedConfig       `yaml:"feed"`
@@ -32,12 +39,17 @@ type Config struct {
 
 	// File is where the configuration was read from.
 	File *conf.File `yaml:"-"`
+
+	material *tlscert.Material `yaml:"-"` // what the files of listen.tls held
 }
 
 // ListenConfig is where the gateway listens.
 type ListenConfig struct {
-	Public string `yaml:"public" reload:"restart"`
-	Ops    string `yaml:"ops" reload:"restart"`
+	Public        string    `yaml:"public" reload:"restart"`
+	Ops           string    `yaml:"ops" reload:"restart"`
+	Redirect      string    `yaml:"redirect" reload:"restart"`
+	TLS           TLSConfig `yaml:"tls"`
+	ProxyProtocol bool      `yaml:"proxy_protocol"`
 }
 
 // SigningKeyConfig is the key that signs what is sent to the backends.
@@ -66,6 +78,7 @@ type LimitsConfig struct {
 	Payment        RuleConfig   `yaml:"payment"`
 	Read           RuleConfig   `yaml:"read"`
 	IP             RuleConfig   `yaml:"ip"`
+	IPUsers        RuleConfig   `yaml:"ip_users"`
 	Webhook        RuleConfig   `yaml:"webhook"`
 	Global         GlobalConfig `yaml:"global"`
 	IPExempt       []string     `yaml:"ip_exempt"`
@@ -137,8 +150,17 @@ type TimelineConfig struct {
 
 // LogConfig is about the log.
 type LogConfig struct {
-	Level       slog.Level `yaml:"level"`
-	AccessEvery int        `yaml:"access_every"`
+	Level        slog.Level `yaml:"level"`
+	Format       string     `yaml:"format" enum:",json,text" reload:"restart"`
+	AccessEvery  int        `yaml:"access_every"`
+	RefusedEvery int        `yaml:"refused_every"`
+	AccessMax    int        `yaml:"access_max"`
+}
+
+// settings is what the access log is kept by. The key of its hashes is made of the signing key, so it is the same on every gateway.
+func (c LogConfig) settings(key conf.Secret) edge.LogSettings {
+	hash := sha256.Sum256([]byte("access log " + key.Reveal()))
+	return edge.LogSettings{Every: c.AccessEvery, RefusedEvery: c.RefusedEvery, Max: c.AccessMax, Key: hash[:]}
 }
 
 func rule(rate float64, burst, maxKeys int) RuleConfig {
@@ -148,14 +170,19 @@ func rule(rate float64, burst, maxKeys int) RuleConfig {
 // DefaultConfig is the values of keys that the file leaves out. Keys and secrets have none.
 func DefaultConfig() Config {
 	return Config{
-		Listen:   ListenConfig{Public: "127.0.0.1:8080", Ops: "127.0.0.1:8081"},
-		Backends: []string{"http://127.0.0.1:9080"},
-		Identity: IdentityConfig{MaxLifetime: 24 * time.Hour, Leeway: 30 * time.Second},
+		Listen: ListenConfig{
+			Public: "127.0.0.1:8080", Ops: "127.0.0.1:8081",
+			TLS: TLSConfig{Files: tlscert.Files{MinVersion: "1.2"}, MaxHandshakes: 64},
+		},
+		IPv6Prefix: network.DefaultPrefix,
+		Backends:   []string{"http://127.0.0.1:9080"},
+		Identity:   IdentityConfig{MaxLifetime: 24 * time.Hour, Leeway: 30 * time.Second},
 		Limits: LimitsConfig{
-			Order: rule(0.2, 1, 1_000_000), Payment: rule(10, 20, 1_000_000), Read: rule(10, 20, 1_000_000), IP: rule(50, 100, 1_000_000),
+			Order: rule(0.2, 1, 1_000_000), Payment: rule(10, 20, 1_000_000), Read: rule(10, 20, 1_000_000), IP: rule(50, 100, 1_000_000), IPUsers: rule(2000, 4000, 1_000_000),
 			Webhook: rule(200, 1000, 10_000),
 			Global:  GlobalConfig{LawConfig{10_000, 20_000, false}, 200 * time.Millisecond, 1000},
 		},
+		Reload: ReloadConfig{CanaryConfig{Watch: 2 * time.Minute, MaxMoreRefused: 0.1, MaxMoreErrors: 0.01, MinRequests: 500}},
 		Server: ServerConfig{
 			ReadTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: 30 * time.Second,
 			MaxHeader: 8192, MaxBody: 65536, MaxConnections: 65536, MaxConnectionsPerIP: 512, Drain: 20 * time.Second, FastPath: true,
@@ -164,7 +191,7 @@ func DefaultConfig() Config {
 		Feed:     FeedConfig{StaleAfter: 5 * time.Second},
 		Cache:    CacheConfig{MaxBytes: 64 << 20, TTL: time.Second, Stale: 30 * time.Second},
 		Timeline: TimelineConfig{MaxRecords: 100_000, FlushEvery: 2 * time.Second},
-		Log:      LogConfig{AccessEvery: 1000},
+		Log:      LogConfig{AccessEvery: 1000, RefusedEvery: 1000, AccessMax: 100},
 	}
 }
 
@@ -198,18 +225,8 @@ func networks(list []string) network.Set {
 	return s
 }
 
-// backends is the backends' addresses, host:port.
-func (c *Config) backends() []string {
-	var addrs []string
-	for _, b := range c.Backends {
-		u, err := url.Parse(b)
-		if err != nil {
-			panic("BUG: a backend that was not validated: " + b)
-		}
-		addrs = append(addrs, u.Host)
-	}
-	return addrs
-}
+// operators are those who may use the ops listener.
+func (c *Config) operators() *operator.List { return operator.NewList("ops", c.OpsToken, c.Operators) }
 
 // developmentSecrets names the fields that hold one.
 func (c *Config) developmentSecrets() []string {

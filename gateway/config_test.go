@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"floodgate.internal/gateway/identity"
+	"floodgate.internal/gateway/tlscert"
+	"floodgate.internal/shared/operator"
 )
 
 func TestSampleLoadsAndHoldsTheDefaults(t *testing.T) {
@@ -29,6 +31,8 @@ func TestSampleLoadsAndHoldsTheDefaults(t *testing.T) {
 	want.OpsToken, want.SigningKey = "an-ops-token", SigningKeyConfig{"gw-1", "0123456789abcdef0123456789abcdef"}
 	want.Identity.Keys = []identity.Key{{KID: "login-1", Alg: "EdDSA", PublicKey: base64.StdEncoding.EncodeToString(pub)}}
 	want.File = c.File
+	want.Listen.TLS.Certificates, want.material = []tlscert.Pair{}, c.material
+	want.Operators = []operator.Entry{}
 	want.OpsHosts, want.Identity.Issuer, want.Identity.Audience, want.Identity.Types = []string{}, []string{}, []string{"shop"}, []string{}
 	want.Trusted, want.Limits.IPExempt, want.Limits.BannedNetworks = []string{}, []string{}, []string{}
 	want.Limits.UIDExempt, want.Limits.BannedUIDs, want.Limits.EligibleUIDs = []string{}, []string{}, []string{}
@@ -116,7 +120,7 @@ ops_token: fifteen-bytes-0`, "ops_token: 15 bytes, at least 16"},
 		{`ops: "127.0.0.1:0"`, `ops: "8081"`, "listen.ops: \"8081\" must be host:port"},
 		{"development: true", "development: false", "signing_key.secret: a development secret"},
 		{"development: true", "development: false", "identity.keys[0].sign: a key that signs"},
-		{"http://127.0.0.1:9080", "https://127.0.0.1:9080", "backends[0]: \"https://127.0.0.1:9080\" must be http://host:port"},
+		{"http://127.0.0.1:9080", "ftp://127.0.0.1:9080", "backends[0]: \"ftp://127.0.0.1:9080\" must be http://host:port or https://host:port"},
 		{"http://127.0.0.1:9080", "http://127.0.0.1:9080/x", "backends[0]:"},
 		{`["http://127.0.0.1:9080"]`, `[]`, "backends: 0 of them"},
 		{"alg: HS256", "alg: none", "identity.keys[0].alg: \"none\" must be EdDSA or HS256"},

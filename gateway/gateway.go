@@ -24,14 +24,17 @@ import (
 	"floodgate.internal/gateway/ops"
 	"floodgate.internal/shared/cli"
 	"floodgate.internal/shared/failpoint"
+	"floodgate.internal/shared/logging"
+	"floodgate.internal/shared/operator"
 	"floodgate.internal/shared/version"
 )
 
 type grammar struct {
-	Serve  serveCommand  `cmd:"" default:"withargs" help:"Run the gateway (the default)."`
-	Check  checkCommand  `cmd:"" help:"Say what is wrong with a configuration, or what it would change in the running gateway."`
-	Token  tokenCommand  `cmd:"" help:"Mint test tokens of 24 hours with the configuration's signing key."`
-	Schema schemaCommand `cmd:"" help:"Print a JSON Schema of the configuration, which editors use."`
+	Serve         serveCommand          `cmd:"" default:"withargs" help:"Run the gateway (the default)."`
+	Check         checkCommand          `cmd:"" help:"Say what is wrong with a configuration, or what it would change in the running gateway."`
+	Token         tokenCommand          `cmd:"" help:"Mint test tokens of 24 hours with the configuration's signing key."`
+	OperatorToken operator.TokenCommand `cmd:"" help:"Make a token for an operator, and its line for the configuration."`
+	Schema        schemaCommand         `cmd:"" help:"Print a JSON Schema of the configuration, which editors use."`
 
 	Version kong.VersionFlag `help:"Print which build this is."`
 }
@@ -51,6 +54,8 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	switch command, _, _ := strings.Cut(kc.Command(), " "); command {
 	case "check":
 		return g.Check.run(ctx, stdout)
+	case "operator-token":
+		return g.OperatorToken.Write(stdout)
 	case "token":
 		return g.Token.run(stdout)
 	case "schema":
@@ -62,12 +67,16 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 
 // serve runs the gateway until ctx is done, and drains it. now is time.Now but in tests.
 func serve(ctx context.Context, path string, now func() time.Time, stderr io.Writer) error {
+	c, hash, err := Load(path)
+	if err != nil {
+		return &cli.UsageError{Err: err}
+	}
 	level := new(slog.LevelVar)
-	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: level}))
+	log := logging.New(stderr, c.Log.Format, c.Development, level)
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), version.This().Metric("gateway"))
 
-	p, err := newProcess(path, now, log, level, reg)
+	p, err := newProcess(path, c, hash, now, log, level, reg)
 	if err != nil {
 		return &cli.UsageError{Err: err}
 	}
@@ -80,6 +89,15 @@ func serve(ctx context.Context, path string, now func() time.Time, stderr io.Wri
 	if err != nil {
 		opsListener.Close()
 		return fmt.Errorf("listen for the public: %w", err)
+	}
+	var redirectListener net.Listener
+	if current.Listen.Redirect != "" {
+		if redirectListener, err = net.Listen("tcp", current.Listen.Redirect); err != nil {
+			opsListener.Close()
+			publicListener.Close()
+			return fmt.Errorf("listen for plain HTTP: %w", err)
+		}
+		log.Info("redirecting", "from", redirectListener.Addr().String())
 	}
 	public := p.listen(publicListener, reg)
 	log.Info("listening", "public", publicListener.Addr().String(), "ops", opsListener.Addr().String(), "generation", current.Generation, "hash", current.Hash)
@@ -107,7 +125,7 @@ func serve(ctx context.Context, path string, now func() time.Time, stderr io.Wri
 		return nil
 	})
 
-	err = p.servePublic(ctx, public)
+	err = p.servePublic(ctx, public, redirectListener)
 	endFlushing()
 	<-flushed
 	p.cache.Close()
@@ -124,16 +142,23 @@ func serve(ctx context.Context, path string, now func() time.Time, stderr io.Wri
 }
 
 // servePublic answers on the public listener, and watches the configuration, until ctx is done. Then it drains.
-func (r *process) servePublic(ctx context.Context, public *edge.Listener) error {
+// redirect is nil where none is configured.
+func (r *process) servePublic(ctx context.Context, public *edge.Listener, redirect net.Listener) error {
 	server := r.edge.HTTPServer()
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return r.watch(ctx, hangups(ctx)) })
+	group.Go(func() error { return r.watchTLS(ctx) })
+	group.Go(func() error { return r.watchBackendTLS(ctx) })
+	group.Go(func() error { return r.watchCanary(ctx) })
 	group.Go(func() error {
 		if err := server.Serve(public); err != nil {
 			return fmt.Errorf("serve the public: %w", err)
 		}
 		return nil
 	})
+	if redirect != nil {
+		group.Go(func() error { return r.serveRedirect(ctx, public, redirect) })
+	}
 	group.Go(func() error {
 		<-ctx.Done()
 		r.draining.Store(true)

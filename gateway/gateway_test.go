@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -89,6 +90,8 @@ type gw struct {
 	cancel      context.CancelFunc
 	done        chan error
 	client      *http.Client
+	secure      *tls.Config // of listen.tls: what clients trust; nil: plain HTTP
+	proxied     string      // the PROXY header with which each connection begins
 }
 
 type edit func(string) string
@@ -154,7 +157,7 @@ func launchBy(t *testing.T, serve func(context.Context, *gw) error, backends []s
 	ctx, cancel := context.WithCancel(context.Background())
 	g.cancel = cancel
 	go func() { g.done <- serve(ctx, g) }()
-	transport := &http.Transport{MaxIdleConnsPerHost: 256}
+	transport := &http.Transport{MaxIdleConnsPerHost: 256, DialContext: g.dial}
 	g.client = &http.Client{Transport: transport, Timeout: 30 * time.Second}
 	t.Cleanup(func() {
 		transport.CloseIdleConnections()
@@ -167,7 +170,7 @@ func launchBy(t *testing.T, serve func(context.Context, *gw) error, backends []s
 			t.Logf("the gateway's log:\n%s", g.log)
 		}
 	})
-	m := g.log.await(t, `msg=listening public=(\S+) ops=(\S+)`)
+	m := g.log.await(t, `msg"?[=:]"?listening"? ?,?"?public"?[=:]"?([0-9.:]+)"? ?,?"?ops"?[=:]"?([0-9.:]+)`)
 	g.public, g.ops = m[1], m[2]
 	return g
 }
@@ -234,7 +237,7 @@ func (g *gw) do(method, target string, extra ...string) answer {
 		}
 	}
 	if strings.HasPrefix(target, "/") {
-		target = "http://" + g.public + target
+		target = g.scheme() + g.public + target
 	}
 	req, err := http.NewRequest(method, target, body)
 	if err != nil {
@@ -274,12 +277,15 @@ func (g *gw) metric(name string) string {
 // raw opens a connection to the public listener.
 func (g *gw) raw() net.Conn {
 	g.t.Helper()
-	c, err := net.Dial("tcp", g.public)
+	c, err := g.dial(g.t.Context(), "tcp", g.public)
 	if err != nil {
 		g.t.Fatal(err)
 	}
 	g.t.Cleanup(func() { c.Close() })
 	c.SetDeadline(time.Now().Add(20 * time.Second))
+	if g.secure != nil {
+		c = tls.Client(c, g.secure)
+	}
 	return c
 }
 

@@ -23,7 +23,7 @@ func exchangeRaw(g *gw, raw string) (statuses []string, all string) {
 	defer c.Close()
 	go func() {
 		io.WriteString(c, raw)
-		c.(*net.TCPConn).CloseWrite()
+		c.(interface{ CloseWrite() error }).CloseWrite()
 	}()
 	b, _ := io.ReadAll(c)
 	for _, m := range statusLine.FindAllStringSubmatch(string(b), -1) {
@@ -37,9 +37,16 @@ func exchangeRaw(g *gw, raw string) (statuses []string, all string) {
 // Every case is answered once with one of the wanted statuses, or the connection is closed where "close" is wanted; a
 // smuggled second request is never answered, and nothing reaches the backend.
 func TestHostileInput(t *testing.T) {
-	p := newPeer(t)
-	p.set(1, nil)
-	g := run(t, []string{p.addr})
+	for _, way := range []string{"plain", "TLS", "PROXY", "PROXY and TLS"} {
+		t.Run(way, func(t *testing.T) {
+			p := newPeer(t)
+			p.set(1, nil)
+			hostileInput(t, p, over(t, way, []string{p.addr}))
+		})
+	}
+}
+
+func hostileInput(t *testing.T, p *peer, g *gw) {
 	auth := g.as("7") + "\r\n"
 	const inner = "GET /v1/orders HTTP/1.1\r\nHost: x\r\n\r\n"
 	post := func(headers, body string) string {

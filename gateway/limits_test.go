@@ -79,7 +79,7 @@ func TestWaitingAsToldIsEnough(t *testing.T) {
 			func(g *gw, _ int) answer { return g.do("POST", hook, mark, "{}", from("192.0.2.1")) }},
 		{"all orders", `"global";q=2;w=7`, []edit{limits("global: {rate: 0.3, burst: 2, max_wait: 0s}"), with("order: {rate: 0.2, burst: 1", "order: {rate: 10, burst: 9")},
 			func(g *gw, i int) answer { return g.do("POST", order, g.as(fmt.Sprint("u", i)), from(exempt)) }},
-		{"order, and an address that is slower", "", []edit{with("ip: {rate: 50, burst: 100", "ip: {rate: 0.05, burst: 2")},
+		{"order, and an address that is slower", "", []edit{with("ip: {rate: 50, burst: 100", "ip: {rate: 0.05, burst: 2"), limits("ip_users: {rate: 0.05, burst: 2}")},
 			func(g *gw, _ int) answer { return g.do("POST", order, g.as("7"), from("192.0.2.1")) }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -153,7 +153,7 @@ func TestOverloadedWaitsForTheLimits(t *testing.T) {
 	}
 }
 
-// Row D13: behind proxies the address is the one that a trusted hop has seen, whatever the client writes; IPv6 goes by its /64.
+// Row D13: behind proxies the address is the one that a trusted hop has seen, whatever the client writes; IPv6 goes by its /56.
 func TestTheClientsAddress(t *testing.T) {
 	t.Attr("row", "D13")
 	p := newPeer(t)
@@ -174,14 +174,23 @@ func TestTheClientsAddress(t *testing.T) {
 		{[]string{from("::ffff:203.0.113.1")}, 429},
 		{[]string{from("203.0.113.2")}, 401},
 		{[]string{from("2001:db8:1:2::a")}, 401},
-		{[]string{from("2001:db8:1:2:ffff::b")}, 429},
+		{[]string{from("2001:db8:1:ff:ffff::b")}, 429},
 		{[]string{from("[2001:db8:1:2::c]:443")}, 429},
-		{[]string{from("2001:db8:1:3::a")}, 401},
+		{[]string{from("2001:db8:1:103::a")}, 401},
 		{nil, 401}, // the proxy itself
 		{[]string{from("unknown")}, 429},
 		{[]string{from("203.0.113.9, unknown")}, 429},
 		{[]string{from("")}, 429},
-		{[]string{"X-Real-IP: 203.0.113.7", "Forwarded: for=203.0.113.7"}, 429},
+		{[]string{"X-Real-IP: 203.0.113.7"}, 429},
+		{[]string{"Forwarded: for=203.0.113.1"}, 429},
+		{[]string{"Forwarded: for=9.9.9.9, for=\"203.0.113.1:4711\";proto=https, For=127.0.0.3;by=10.9.0.1"}, 429},
+		{[]string{`Forwarded: for="`, "Forwarded: for=203.0.113.1"}, 429},
+		{[]string{`Forwarded: for="9.9.9.9, for=203.0.113.1`}, 429},
+		{[]string{"Forwarded: for=203.0.113.3"}, 401},
+		{[]string{`Forwarded: for="[2001:db8:1:2::a]:443"`}, 429},
+		{[]string{"Forwarded: for=203.0.113.3", from("203.0.113.3")}, 429},
+		{[]string{"Forwarded: for=203.0.113.4", from("203.0.113.3")}, 400},
+		{[]string{"Forwarded: for=unknown", from("203.0.113.3")}, 400},
 		{[]string{from("10.0.0.1")}, 401}, // exempt
 		{[]string{from("10.0.0.1")}, 401},
 	} {
@@ -197,8 +206,20 @@ func TestTheClientsAddress(t *testing.T) {
 	if a := g.reload(); a.code != 200 {
 		t.Fatalf("got %v", a)
 	}
-	if a := g.do("GET", "/v1/orders", from("203.0.113.99")); a.code != 429 {
-		t.Errorf("not trusted: got %v, want it counted for the connection's address", a)
+	if got := g.metric("gateway_untrusted_forwarded_total"); got != "0" {
+		t.Errorf("%s requests of untrusted peers are counted, want none", got)
+	}
+	for i, field := range []string{from("203.0.113.99"), "Forwarded: for=203.0.113.98"} {
+		if a := g.do("GET", "/v1/orders", field); a.code != 429 {
+			t.Errorf("%s, not trusted: got %v, want it counted for the connection's address", field, a)
+		}
+		if got := g.metric("gateway_untrusted_forwarded_total"); got != fmt.Sprint(i+1) {
+			t.Errorf("%s: %s are counted, want %d", field, got, i+1)
+		}
+	}
+	g.do("POST", "/v1/sales/99/orders", from("203.0.113.99")) // by the fast path
+	if got, n := g.metric("gateway_untrusted_forwarded_total"), strings.Count(g.log.String(), "is not read"); got != "3" || n != 1 {
+		t.Errorf("%s are counted, %d logged, want 3 and 1", got, n)
 	}
 }
 
@@ -366,7 +387,7 @@ func TestExemptUsers(t *testing.T) {
 	text := func(lists ...string) []edit {
 		return []edit{behind, with("order: {rate: 0.2, burst: 1", "order: {rate: 0.001, burst: 1"), with("read: {rate: 10, burst: 20", "read: {rate: 0.001, burst: 1"),
 			with("ip: {rate: 50, burst: 100", "ip: {rate: 0.001, burst: 2"),
-			limits(append(lists, "payment: {rate: 0.001, burst: 1}", "global: {rate: 0.001, burst: 6, max_wait: 0s}")...)}
+			limits(append(lists, "payment: {rate: 0.001, burst: 1}", "global: {rate: 0.001, burst: 6, max_wait: 0s}", "ip_users: {rate: 0.001, burst: 2}")...)}
 	}
 	g := run(t, []string{p.addr}, text("uid_exempt: [monitor, mallory]", "banned_uids: [mallory]")...)
 	ask := func(who, where, want string) {
@@ -468,7 +489,7 @@ func TestReloadsAreOnRecord(t *testing.T) {
 	p := newPeer(t)
 	g := run(t, []string{p.addr})
 	first := g.reloads()
-	if len(first) != 1 || first[0].By != "start" || first[0].Result != "taken_over" || first[0].Generation != 1 || len(first[0].Hash) != 16 || first[0].At.IsZero() {
+	if len(first) != 1 || first[0].By != "start" || first[0].Result != "taken" || first[0].Generation != 1 || len(first[0].Hash) != 16 || first[0].At.IsZero() {
 		t.Fatalf("got %+v", first)
 	}
 	if got := g.metric(`gateway_config_info{hash="` + first[0].Hash + `"}`); got != "1" {
@@ -480,18 +501,18 @@ func TestReloadsAreOnRecord(t *testing.T) {
 		generation int
 		diff, err  string
 	}{
-		{[]edit{with("rate: 0.2", "rate: 0.3")}, "taken_over", 2, "limits.order.rate: 0.2 becomes 0.3", ""},
+		{[]edit{with("rate: 0.2", "rate: 0.3")}, "taken", 2, "limits.order.rate: 0.2 becomes 0.3", ""},
 		{[]edit{with("rate: 0.2", "rate: -1")}, "refused", 2, "", "limits.order.rate: -1 must be positive"},
 		{[]edit{with("rate: 0.2", "rate: 0.4"), with("read_timeout: 2s", "read_timeout: 3s")}, "refused", 2,
 			`limits.order.rate: 0.3 becomes 0.4; server.read_timeout: "2s" becomes "3s"`, "a change of server.read_timeout needs a restart"},
-		{[]edit{with("rate: 0.2", "rate: 0.5")}, "taken_over", 3, "limits.order.rate: 0.3 becomes 0.5", ""},
-		{nil, "taken_over", 4, "limits.order.rate: 0.5 becomes 0.2", ""}, // the first one again
+		{[]edit{with("rate: 0.2", "rate: 0.5")}, "taken", 3, "limits.order.rate: 0.3 becomes 0.5", ""},
+		{nil, "taken", 4, "limits.order.rate: 0.5 becomes 0.2", ""}, // the first one again
 	} {
 		before := len(g.reloads())
 		g.write(configText([]string{p.addr}, c.edits...))
 		g.until("it is tried", func() bool { return len(g.reloads()) > before })
 		got := g.reloads()[0]
-		if got.By != "file change" || got.Result != c.result || got.Generation != c.generation || strings.Join(got.Diff, "; ") != c.diff || !strings.Contains(got.Error, c.err) || c.err == "" && got.Error != "" {
+		if got.By != "file change" || got.Result != c.result || got.Generation != c.generation || strings.Join(got.Diff, "; ") != c.diff || !strings.Contains(got.Reason, c.err) || c.err == "" && got.Reason != "" {
 			t.Errorf("got %+v, want %+v", got, c)
 		}
 		a := g.reload() // by hand, the same
@@ -517,5 +538,50 @@ func TestReloadsAreOnRecord(t *testing.T) {
 	}
 	if got := g.reloads(); len(got) != keptReloads || got[0].Result != "unchanged" || got[0].At.Before(got[keptReloads-1].At.Time) {
 		t.Errorf("%d are kept, the newest %+v", len(got), got[0])
+	}
+}
+
+// Users whose tokens are known have a bucket of their own at an address. A stranger there cannot bar them, and nobody has more
+// signatures checked than the strict bucket lets through, whatever else they send.
+func TestUsersBehindOneAddress(t *testing.T) {
+	p := newPeer(t)
+	p.set(1, nil)
+	clk := newClock()
+	g := runAt(t, clk, []string{p.addr}, behind, with("ip: {rate: 50, burst: 100", "ip: {rate: 1, burst: 4"), limits("ip_users: {rate: 10, burst: 40}"))
+	const carrier = "192.0.2.1"
+	asked := func(who string) answer { return g.do("GET", "/v1/orders", who, from(carrier)) }
+	var users []string
+	for i := range 6 {
+		users = append(users, g.as(fmt.Sprint("u", i)))
+	}
+	for i, who := range users { // each is verified once, by the strict bucket
+		if a := asked(who); (a.code == 202) != (i < 4) || i >= 4 && !strings.Contains(a.header.Get("RateLimit"), `"ip"`) {
+			t.Errorf("user %d, not known yet: got %v", i, a)
+		}
+	}
+	for i := range 36 {
+		if a := asked(users[i%4]); a.code != 202 {
+			t.Errorf("request %d, known: got %v", i, a)
+		}
+	}
+	if a := asked("Authorization: Bearer rubbish"); a.code != 429 {
+		t.Errorf("a stranger: got %v", a)
+	}
+	if a := g.do("POST", "/v1/session", users[0], from(carrier), `{"token":"rubbish"}`); a.code != 429 {
+		t.Errorf("another token in the body: got %v, want the strict bucket", a)
+	}
+	for range 4 {
+		if a := asked(users[1]); a.code != 202 {
+			t.Errorf("known: got %v", a)
+		}
+	}
+	if a := asked(users[1]); a.code != 429 || !strings.Contains(a.header.Get("RateLimit"), `"ip_users"`) || g.metric(`gateway_refusals_total{rule="ip_users"}`) != "1" {
+		t.Errorf("the 41st: got %v, %v", a, a.header)
+	}
+	clk.move(2 * time.Second)
+	for i := 4; i < 6; i++ {
+		if a := asked(users[i]); a.code != 202 {
+			t.Errorf("user %d, later: got %v", i, a)
+		}
 	}
 }

@@ -17,9 +17,13 @@ var opsPaths = []string{"/-/config", "/-/reloads", "/-/top", "/-/reload", "/debu
 func TestTheOpsTokenGuardsTheListener(t *testing.T) {
 	p := newPeer(t)
 	g := run(t, []string{p.addr}, with(`ops_token: ""`, "ops_token: dev-ops"))
-	for _, path := range opsPaths {
+	for i, path := range opsPaths {
 		for _, method := range []string{"GET", "POST"} {
-			for _, token := range []string{"", "Bearer ", "Bearer dev-op", "Bearer dev-opss", "Basic dev-ops", "dev-ops"} {
+			tokens := []string{"", "Bearer ", "Basic dev-ops", "dev-ops"}
+			if i < 2 { // more guesses would be slowed
+				tokens = append(tokens, "Bearer dev-op", "Bearer dev-opss")
+			}
+			for _, token := range tokens {
 				header := []string{}
 				if token != "" {
 					header = append(header, "Authorization: "+token)
@@ -50,7 +54,7 @@ func TestTheOpsTokenGuardsTheListener(t *testing.T) {
 	if out := check("dev-ops"); !strings.Contains(out, "listen.ops") {
 		t.Errorf("check with the token: got %q", out)
 	}
-	if out := check("dev-other"); !strings.Contains(out, "refuses this ops_token") {
+	if out := check("dev-other"); !strings.Contains(out, "refuses this token") {
 		t.Errorf("check with another token: got %q", out)
 	}
 }

@@ -19,9 +19,11 @@ import (
 	"floodgate.internal/gateway/pagecache"
 	"floodgate.internal/gateway/presslog"
 	"floodgate.internal/gateway/salegate"
+	"floodgate.internal/gateway/tlscert"
 	"floodgate.internal/gateway/upstream"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/failpoint"
+	"floodgate.internal/shared/operator"
 	"floodgate.internal/shared/signing"
 )
 
@@ -34,18 +36,21 @@ type loaded struct {
 
 // process is a gateway process: the parts that live as long as it does, and the configuration in force.
 type process struct {
-	path    string
-	now     func() time.Time // the monotonic clock of buckets, caches and the gate
-	log     *slog.Logger
-	level   *slog.LevelVar
-	clk     *clock.Clock
-	gate    *salegate.Gate
-	cache   *pagecache.Cache
-	pool    *upstream.Pool
-	edge    *edge.Server
-	presses *presslog.Recorder
-	flusher *presslog.Flusher
-	metrics reloadMetrics
+	path       string
+	now        func() time.Time // the monotonic clock of buckets, caches and the gate
+	log        *slog.Logger
+	level      *slog.LevelVar
+	clk        *clock.Clock
+	gate       *salegate.Gate
+	cache      *pagecache.Cache
+	pool       *upstream.Pool
+	edge       *edge.Server
+	presses    *presslog.Recorder
+	flusher    *presslog.Flusher
+	metrics    reloadMetrics
+	tls        backendTLS
+	certs      *tlscert.Store
+	tlsChanged chan struct{} // one element at most: other directories may hold the files of TLS
 
 	mu       sync.Mutex // one reload at a time; guards what follows
 	settings edge.Settings
@@ -54,28 +59,33 @@ type process struct {
 	history  []ops.Reload   // the newest keptReloads, oldest first
 
 	current   atomic.Pointer[loaded]
+	operators atomic.Pointer[operator.List] // of the configuration in force
+	canary    atomic.Pointer[canaryRun]     // changed with mu; nil: none runs
 	listening atomic.Bool
 	draining  atomic.Bool
 }
 
 // newProcess builds everything that needs no socket of its own.
-func newProcess(path string, now func() time.Time, log *slog.Logger, level *slog.LevelVar, reg prometheus.Registerer) (*process, error) {
-	c, hash, err := Load(path)
-	if err != nil {
-		return nil, err
-	}
+func newProcess(path string, c Config, hash string, now func() time.Time, log *slog.Logger, level *slog.LevelVar, reg prometheus.Registerer) (*process, error) {
 	if fields := c.developmentSecrets(); len(fields) > 0 {
 		log.Warn("development secrets are in use: this gateway is for this machine only", "fields", strings.Join(fields, ", "))
 	}
 	level.Set(c.Log.Level)
+	var err error
 	r := &process{path: path, now: now, log: log, level: level, clk: &clock.Clock{}, tried: hash}
 	if r.settings, err = r.settingsOf(nil, c); err != nil {
 		return nil, err
 	}
 	r.current.Store(&loaded{c, hash, 1})
+	r.certs, r.tlsChanged = tlscert.NewStore(log, reg), make(chan struct{}, 1)
+	r.setTLS(c)
+	r.operators.Store(c.operators())
 	r.gate = salegate.New(r.clk, c.Feed.StaleAfter, reg)
 	r.cache = pagecache.New(c.Cache.MaxBytes, reg)
-	r.pool = upstream.New(upstreamConfig(c), r.clk, reg)
+	if err := r.tls.load(c); err != nil {
+		return nil, err
+	}
+	r.pool = upstream.New(r.upstreamConfig(c), r.clk, reg)
 	r.presses = presslog.NewRecorder(c.Timeline.MaxRecords, reg)
 	r.flusher = presslog.NewFlusher(r.presses, c.Timeline.FlushEvery, r.pool.PostRecords, log, reg)
 	r.edge = edge.New(edge.Config{
@@ -84,17 +94,19 @@ func newProcess(path string, now func() time.Time, log *slog.Logger, level *slog
 			ReadTimeout: c.Server.ReadTimeout, WriteTimeout: c.Server.WriteTimeout, IdleTimeout: c.Server.IdleTimeout,
 			MaxBody: c.Server.MaxBody, MaxHeader: c.Server.MaxHeader,
 		},
+		IPv6Prefix: c.IPv6Prefix,
 	}, r.settings, reg)
 	r.metrics = newReloadMetrics(r, reg)
+	r.tls.register(reg)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.record(ops.Reload{By: "start", Result: takenOver})
+	r.record(ops.Reload{By: "start", Result: taken})
 	return r, nil
 }
 
-func upstreamConfig(c Config) upstream.Config {
+func (r *process) upstreamConfig(c Config) upstream.Config {
 	return upstream.Config{
-		Backends: c.backends(), Key: signing.Key{ID: c.SigningKey.ID, Secret: c.SigningKey.Secret.Reveal()},
+		Backends: c.Backends, TLS: r.tls.config, Key: signing.Key{ID: c.SigningKey.ID, Secret: c.SigningKey.Secret.Reveal()},
 		Timeout: c.Upstream.Timeout, MaxInFlight: c.Upstream.MaxInFlight, MaxPerSale: c.Upstream.MaxPerSale, MaxWaiting: c.Upstream.MaxWaiting,
 	}
 }
@@ -107,11 +119,7 @@ func (r *process) settingsOf(old *Config, c Config) (edge.Settings, error) {
 		if kept != nil && reflect.DeepEqual(was, is) {
 			return kept
 		}
-		var laws []limit.Law
-		for _, l := range append([]LawConfig{is.LawConfig}, is.Also...) {
-			laws = append(laws, limit.Law(l))
-		}
-		return limit.NewRule(name, is.MaxKeys, now, laws...)
+		return ruleOf(name, is, now)
 	}
 	if old == nil {
 		old = &Config{}
@@ -121,6 +129,7 @@ func (r *process) settingsOf(old *Config, c Config) (edge.Settings, error) {
 	s.Payment = rule("payment", s.Payment, old.Limits.Payment, c.Limits.Payment)
 	s.Read = rule("read", s.Read, old.Limits.Read, c.Limits.Read)
 	s.IP = rule("ip", s.IP, old.Limits.IP, c.Limits.IP)
+	s.IPUsers = rule("ip_users", s.IPUsers, old.Limits.IPUsers, c.Limits.IPUsers)
 	s.Webhook = rule("webhook", s.Webhook, old.Limits.Webhook, c.Limits.Webhook)
 	s.Global = rule("global", s.Global, RuleConfig{LawConfig: old.Limits.Global.LawConfig}, RuleConfig{LawConfig: c.Limits.Global.LawConfig})
 	s.GlobalWait = limit.WaitBounds{MaxWait: c.Limits.Global.MaxWait, MaxWaiting: c.Limits.Global.MaxWaiting}
@@ -139,9 +148,18 @@ func (r *process) settingsOf(old *Config, c Config) (edge.Settings, error) {
 	}
 	s.Pages = pagecache.Rule{TTL: c.Cache.TTL, Stale: c.Cache.Stale}
 	s.InsecureCookies = c.Development
-	s.LogEvery = c.Log.AccessEvery
+	s.Log = c.Log.settings(c.SigningKey.Secret)
 	s.NoFastPath = !c.Server.FastPath
 	return s, nil
+}
+
+// ruleOf makes a rule that holds from now on.
+func ruleOf(name string, c RuleConfig, now time.Time) *limit.Rule {
+	var laws []limit.Law
+	for _, l := range append([]LawConfig{c.LawConfig}, c.Also...) {
+		laws = append(laws, limit.Law(l))
+	}
+	return limit.NewRule(name, c.MaxKeys, now, laws...)
 }
 
 // apply puts a new generation in force. It cannot fail. The caller holds mu.
@@ -150,15 +168,17 @@ func (r *process) apply(l *loaded, s edge.Settings) {
 	r.level.Set(c.Log.Level)
 	r.gate.SetStaleAfter(c.Feed.StaleAfter)
 	r.cache.SetMaxBytes(c.Cache.MaxBytes)
-	r.pool.SetConfig(upstreamConfig(c))
+	r.pool.SetConfig(r.upstreamConfig(c))
 	r.presses.SetMax(c.Timeline.MaxRecords)
 	r.flusher.SetEvery(c.Timeline.FlushEvery)
 	failpoint.Hit("gateway.mid-reload")
-	r.settings = s
+	r.setTLS(c)
 	if r.public != nil {
 		r.public.SetBounds(bounds(c, s))
+		r.public.SetTransport(r.transport(c))
 	}
-	r.edge.SetSettings(s)
+	r.operators.Store(c.operators())
+	r.setSettings(s)
 	r.current.Store(l)
 }
 
@@ -171,6 +191,7 @@ func (r *process) listen(inner net.Listener, reg prometheus.Registerer) *edge.Li
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.public = edge.NewListener(inner, r.edge, bounds(r.current.Load().Config, r.settings), reg)
+	r.public.SetTransport(r.transport(r.current.Load().Config))
 	r.listening.Store(true)
 	return r.public
 }
@@ -191,7 +212,9 @@ func (r *process) ready() (reasons, warnings []string) {
 	for _, b := range r.pool.Down() {
 		warnings = append(warnings, "backend "+b+" does not answer")
 	}
-	return reasons, warnings
+	warnings = append(warnings, r.tlsWarnings()...)
+	warnings = append(warnings, r.canaryWarnings()...)
+	return reasons, append(warnings, r.certs.Warnings(time.Now())...)
 }
 
 // opsConfig is what the ops listener asks and tells the process.
@@ -209,11 +232,11 @@ func (r *process) opsConfig() ops.Config {
 			l := r.current.Load()
 			return ops.Generation{Generation: l.Generation, Hash: l.Hash, Config: l.Tree()}
 		},
-		Top:     r.edge.Top,
-		Reloads: r.reloads,
-		Token:   func() string { return r.current.Load().OpsToken.Reveal() },
-		Listen:  r.current.Load().Listen.Ops,
-		Hosts:   func() []string { return r.current.Load().OpsHosts },
+		Top:       r.edge.Top,
+		Reloads:   r.reloads,
+		Operators: r.operators.Load,
+		Listen:    r.current.Load().Listen.Ops,
+		Hosts:     func() []string { return r.current.Load().OpsHosts },
 	}
 }
 

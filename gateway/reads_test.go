@@ -366,19 +366,19 @@ func TestTraces(t *testing.T) {
 			t.Errorf("%q: the backend got %s, want trace %q with flags %s, each new id once", c.given, m[0], c.trace, c.flags)
 		}
 		seen[m[1]], seen[m[2]] = true, true
-		g.log.await(t, `msg=request request_id=`+id+` .* trace_id=`+m[1]+`\n`)
+		g.log.await(t, `msg=request request_id=`+id+` .* trace_id=`+m[1]+` `)
 	}
 	g.do("GET", "/v1/sales", "X-Request-Id: the-page")
 	if c := p.got("/v1/sales"); len(c) != 1 || !well.MatchString(field(c[0].Header, "Traceparent")) {
 		t.Errorf("for a page the backend got %v", c)
 	} else {
-		g.log.await(t, `msg=request request_id=the-page .* trace_id=`+well.FindStringSubmatch(field(c[0].Header, "Traceparent"))[1]+`\n`)
+		g.log.await(t, `msg=request request_id=the-page .* trace_id=`+well.FindStringSubmatch(field(c[0].Header, "Traceparent"))[1]+` `)
 	}
 	g.do("GET", "/v1/orders", g.as("ann"))
 	if a := g.do("GET", "/v1/orders", g.as("ann"), "X-Request-Id: the-refused"); a.code != 429 {
 		t.Errorf("got %v, want 429", a)
 	}
-	g.log.await(t, `msg=request request_id=the-refused .* network=127.0.0.0/24\n`)
+	g.log.await(t, `msg=request request_id=the-refused .* network=127.0.0.0/24 code=`)
 
 	g.write(strings.Replace(configText([]string{p.addr}), "cache:", "log: {access_every: 0}\ncache:", 1))
 	g.log.await(t, `generation=2`)

@@ -28,29 +28,35 @@ func (r *process) reload(by string) (diff []string, err error) {
 	if hash != "" {
 		r.tried = hash
 	}
-	diff, result, err := r.takeOver()
+	diff, result, err := r.takeOver(by)
 	entry := ops.Reload{By: by, Result: result, Hash: hash, Diff: diff}
+	c := r.canary.Load()
 	if err != nil {
-		entry.Error = err.Error()
+		entry.Reason = err.Error()
+	} else if c != nil {
+		entry.Reason = c.note()
 	}
 	entry = r.record(entry)
 	if err != nil {
 		r.metrics.failed.Inc()
 		r.metrics.ok.Set(0)
 		r.log.Error("the configuration was not taken over, the old one stays", "by", by, "generation", entry.Generation, "tried", entry.Hash,
-			"error", entry.Error, "diff", strings.Join(entry.Diff, "; "))
+			"error", entry.Reason, "diff", strings.Join(entry.Diff, "; "))
 		return nil, err
 	}
-	r.metrics.done.Inc()
-	r.metrics.ok.Set(1)
-	r.metrics.at.SetToCurrentTime()
+	if c == nil {
+		r.metrics.taken()
+	}
 	r.log.Info("the configuration was read again", "by", by, "result", result, "generation", entry.Generation, "hash", entry.Hash,
-		"diff", strings.Join(entry.Diff, "; "))
+		"diff", strings.Join(entry.Diff, "; "), "reason", entry.Reason)
+	if c != nil {
+		diff = append(slices.Clip(diff), c.note())
+	}
 	return diff, nil
 }
 
-// takeOver is reload without the log. The caller holds mu.
-func (r *process) takeOver() (diff []string, result string, err error) {
+// takeOver is reload without the log. The newest file counts: it ends a canary of another one. The caller holds mu.
+func (r *process) takeOver(by string) (diff []string, result string, err error) {
 	old := r.current.Load()
 	c, hash, err := Load(r.path)
 	if err != nil {
@@ -60,26 +66,54 @@ func (r *process) takeOver() (diff []string, result string, err error) {
 	if fields := restartFields(diff); len(fields) > 0 {
 		return diff, refused, fmt.Errorf("%s: a change of %s needs a restart; nothing was taken over", r.path, strings.Join(fields, ", "))
 	}
-	if len(diff) == 0 && hash == old.Hash {
+	material, err := c.BackendTLS.read()
+	if err != nil {
+		return diff, refused, fmt.Errorf("%s: %w", r.path, err)
+	}
+	if r.tls.differs(material) {
+		diff = append(diff, "backend_tls: its files have changed")
+	}
+	running := r.canary.Load()
+	if running != nil && hash == running.file.Hash {
+		return nil, unchanged, nil
+	}
+	if running == nil && len(diff) == 0 && hash == old.Hash {
+		r.setTLS(c) // its files may have changed
 		return nil, unchanged, nil
 	}
 	settings, err := r.settingsOf(&old.Config, c)
 	if err != nil {
 		return diff, refused, fmt.Errorf("%s: %w", r.path, err)
 	}
+	if running != nil {
+		r.rollBack(running, "another file came, by "+by)
+		if len(diff) == 0 && hash == old.Hash {
+			return nil, unchanged, nil
+		}
+		if settings, err = r.settingsOf(&old.Config, c); err != nil { // the rules in force were made anew
+			panic("BUG: settings that were made just now: " + err.Error())
+		}
+	}
 	failpoint.Hit("gateway.before-reload")
+	if canBeTried(&old.Config, &c) {
+		r.beginCanary(loaded{Config: c, Hash: hash}, by, diff)
+		return diff, trying, nil
+	}
+	r.tls.use(material)
 	r.apply(&loaded{c, hash, old.Generation + 1}, settings)
-	return diff, takenOver, nil
+	return diff, taken, nil
 }
 
 // What became of a reload.
 const (
-	takenOver = "taken_over"
-	refused   = "refused"
-	unchanged = "unchanged"
+	taken      = "taken"
+	refused    = "refused"
+	unchanged  = "unchanged"
+	trying     = "canary"      // its limits are tried on a share of the users
+	rolledBack = "rolled_back" // and were given up
 )
 
-// What is kept of reloads: the newest, and of each the first lines of its diff and bytes of its error.
+// What is kept of reloads: the newest, and of each the first lines of its diff and bytes of its reason.
 const (
 	keptReloads = 50
 	keptLines   = 100
@@ -89,7 +123,7 @@ const (
 // record completes an entry, cuts it to its bounds and keeps it. The caller holds mu.
 func (r *process) record(e ops.Reload) ops.Reload {
 	e.At, e.Generation = wire.At(time.Now()), r.current.Load().Generation
-	if e.Result != refused {
+	if e.Result == taken || e.Result == unchanged && r.canary.Load() == nil {
 		e.Hash = r.current.Load().Hash
 	}
 	if e.Diff == nil {
@@ -98,8 +132,8 @@ func (r *process) record(e ops.Reload) ops.Reload {
 	if more := len(e.Diff) - keptLines; more > 0 {
 		e.Diff = append(slices.Clone(e.Diff[:keptLines]), fmt.Sprintf("and %d more", more))
 	}
-	if len(e.Error) > keptError {
-		e.Error = e.Error[:keptError] + " ..."
+	if len(e.Reason) > keptError {
+		e.Reason = e.Reason[:keptError] + " ..."
 	}
 	if len(r.history) >= keptReloads {
 		r.history = slices.Delete(r.history, 0, 1)
@@ -174,18 +208,25 @@ func hashOf(path string) string {
 }
 
 type reloadMetrics struct {
-	done, failed prometheus.Counter
-	ok, at       prometheus.Gauge
+	done, failed, rolledBack prometheus.Counter
+	ok, at                   prometheus.Gauge
+}
+
+// taken tells of a file that holds as a whole.
+func (m *reloadMetrics) taken() {
+	m.done.Inc()
+	m.ok.Set(1)
+	m.at.SetToCurrentTime()
 }
 
 func newReloadMetrics(r *process, reg prometheus.Registerer) reloadMetrics {
 	v := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gateway_config_reloads_total", Help: "Reloads by result."}, []string{"result"})
-	m := reloadMetrics{done: v.WithLabelValues("ok"), failed: v.WithLabelValues("refused")}
-	m.ok = prometheus.NewGauge(prometheus.GaugeOpts{Name: "gateway_config_last_reload_successful", Help: "1 if the last reload was taken over."})
+	m := reloadMetrics{done: v.WithLabelValues("ok"), failed: v.WithLabelValues("refused"), rolledBack: v.WithLabelValues("rolled_back")}
+	m.ok = prometheus.NewGauge(prometheus.GaugeOpts{Name: "gateway_config_last_reload_successful", Help: "1 if the last reload was taken over; 0 if it was refused or rolled back. A canary that runs changes nothing."})
 	m.at = prometheus.NewGauge(prometheus.GaugeOpts{Name: "gateway_config_last_reload_success_timestamp_seconds", Help: "When the configuration was last taken over."})
 	m.ok.Set(1)
 	m.at.SetToCurrentTime()
-	reg.MustRegister(v, m.ok, m.at, prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "gateway_config_generation", Help: "How often a configuration was taken over, the first included."},
+	reg.MustRegister(v, canaryMetrics{r}, m.ok, m.at, prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "gateway_config_generation", Help: "How often a configuration was taken over, the first included."},
 		func() float64 { return float64(r.current.Load().Generation) }), &info{r, prometheus.NewDesc("gateway_config_info", "1, with the hash of the configuration in force.", []string{"hash"}, nil)})
 	return m
 }

@@ -197,7 +197,7 @@ func TestReloadUnderLoad(t *testing.T) {
 		} else if want == 200 {
 			taken++
 		}
-		if last := g.reloads()[0]; (last.Result == refused) != (i%3 == 2) || (last.Error != "") != (i%3 == 2) || last.Generation != 1+taken {
+		if last := g.reloads()[0]; (last.Result == refused) != (i%3 == 2) || (last.Reason != "") != (i%3 == 2) || last.Generation != 1+taken {
 			t.Errorf("reload %d is on record as %+v", i, last)
 		}
 	}

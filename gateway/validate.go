@@ -12,6 +12,8 @@ import (
 	"floodgate.internal/gateway/network"
 	"floodgate.internal/shared/conf"
 	"floodgate.internal/shared/hosts"
+	"floodgate.internal/shared/logging"
+	"floodgate.internal/shared/operator"
 	"floodgate.internal/shared/signing"
 	"floodgate.internal/shared/wire"
 )
@@ -32,10 +34,12 @@ const (
 func (c *Config) Validate() error {
 	v := &validator{Config: c}
 	v.listeners()
+	v.transport()
 	v.backendsAndKey()
 	v.identity()
 	v.limits()
 	v.lists()
+	v.canary()
 	v.sizes()
 	return errors.Join(v.errs...)
 }
@@ -77,9 +81,10 @@ func (v *validator) listeners() {
 		}
 	}
 	v.secret("ops_token", v.OpsToken)
-	if n := len(v.OpsToken); n < minOpsToken && !v.Development && !conf.Loopback(v.Listen.Ops) {
-		v.bad("ops_token", "%d bytes, at least %d are needed where listen.ops is not on loopback", n, minOpsToken)
+	if n := len(v.OpsToken); n < minOpsToken && !v.Development && !conf.Loopback(v.Listen.Ops) && (n > 0 || len(v.Operators) == 0) {
+		v.bad("ops_token", "%d bytes, at least %d are needed where listen.ops is not on loopback, or operators without an ops_token", n, minOpsToken)
 	}
+	v.errs = append(v.errs, operator.Check(v.Operators, "ops_token", v.OpsToken)...)
 	if len(v.OpsHosts) > maxHosts {
 		v.bad("ops_hosts", "%d of them, at most %d are taken", len(v.OpsHosts), maxHosts)
 	}
@@ -97,14 +102,15 @@ func (v *validator) backendsAndKey() {
 	seen := map[string]bool{}
 	for i, b := range v.Backends {
 		field := fmt.Sprintf("backends[%d]", i)
-		if u, err := url.Parse(b); err != nil || u.Scheme != "http" || u.Port() == "" || u.Hostname() == "" || u.Path != "" || u.RawQuery != "" || u.User != nil || u.Fragment != "" {
-			v.bad(field, "%q must be http://host:port", b)
+		if u, err := url.Parse(b); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Port() == "" || u.Hostname() == "" || u.Path != "" || u.RawQuery != "" || u.User != nil || u.Fragment != "" {
+			v.bad(field, "%q must be http://host:port or https://host:port", b)
 		} else if seen[u.Host] {
 			v.bad(field, "%q is there twice", b)
 		} else {
 			seen[u.Host] = true
 		}
 	}
+	v.backendTLS()
 	if v.SigningKey.ID == "" || !plain(v.SigningKey.ID) {
 		v.bad("signing_key.id", "%q must be 1 or more of [A-Za-z0-9._-]", v.SigningKey.ID)
 	}
@@ -157,7 +163,7 @@ func (v *validator) limits() {
 	for _, r := range []struct {
 		field string
 		RuleConfig
-	}{{"limits.order", v.Limits.Order}, {"limits.payment", v.Limits.Payment}, {"limits.read", v.Limits.Read}, {"limits.ip", v.Limits.IP}, {"limits.webhook", v.Limits.Webhook}} {
+	}{{"limits.order", v.Limits.Order}, {"limits.payment", v.Limits.Payment}, {"limits.read", v.Limits.Read}, {"limits.ip", v.Limits.IP}, {"limits.ip_users", v.Limits.IPUsers}, {"limits.webhook", v.Limits.Webhook}} {
 		v.law(r.field, r.LawConfig)
 		v.number(r.field+".max_keys", int64(r.MaxKeys), 1, 100_000_000)
 		if len(r.Also) >= limit.MaxLaws {
@@ -224,6 +230,11 @@ func (v *validator) sizes() {
 	v.number("timeline.max_records", int64(v.Timeline.MaxRecords), 1, 10_000_000)
 	v.duration("timeline.flush_every", v.Timeline.FlushEvery, 100*time.Millisecond, time.Minute)
 	v.number("log.access_every", int64(v.Log.AccessEvery), 0, 1_000_000_000)
+	v.number("log.refused_every", int64(v.Log.RefusedEvery), 0, 1_000_000_000)
+	v.number("log.access_max", int64(v.Log.AccessMax), 0, 1_000_000)
+	if !logging.Valid(v.Log.Format) {
+		v.bad("log.format", "%q must be json or text, or be left out", v.Log.Format)
+	}
 }
 
 func (v *validator) law(field string, l LawConfig) {

@@ -12,8 +12,8 @@ import (
 type Script struct {
 	Source string
 	SHA    string // lower-case hex
-	// Life says that the script belongs to an incarnation: only a reconciler loads it, and EVAL never sends it.
-	Life bool
+	// InIncarnation says that the script belongs to an incarnation: only a reconciler loads it, and EVAL never sends it.
+	InIncarnation bool
 }
 
 func script(source string) Script {
@@ -29,7 +29,7 @@ func script(source string) Script {
 // may have the scripts of an earlier incarnation, but not of this one.
 func inIncarnation(source, name string) Script {
 	s := script(source + "-- incarnation " + name + "\n")
-	s.Life = true
+	s.InIncarnation = true
 	return s
 }
 

@@ -4,35 +4,28 @@
 // A change is made by package change, with the answer under its Idempotency-Key in the same transaction. What could not be
 // done in Redis at once is left to the timer, and the answer is the same: it will happen.
 //
-// Who may what: everything under /admin/ and /debug/pprof/ takes the bearer admin token. /-/healthy, /-/ready and
-// /metrics take none, for probes and Prometheus: they name no shopper and change nothing; nor do the console's files, which
-// tell nothing. The listener is not public.
+// Who may what stands in the table of routes: each has the role that it needs. /-/healthy, /-/ready and /metrics need none, for
+// probes and Prometheus: they name no shopper and change nothing; nor do the console's files, which tell nothing. An operator is
+// known by a bearer token, or by the console's session cookie. The listener is not public.
 package admin
 
 import (
 	"context"
-	"crypto/sha256"
-	"crypto/subtle"
 	"database/sql"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
-	"net/http/pprof"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/broker"
 	"floodgate.internal/backend/change"
 	"floodgate.internal/backend/closing"
-	"floodgate.internal/backend/console"
 	"floodgate.internal/backend/deadletter"
 	"floodgate.internal/backend/durability"
 	"floodgate.internal/backend/eligibility"
@@ -40,18 +33,23 @@ import (
 	"floodgate.internal/backend/origins"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/shared/clock"
-	"floodgate.internal/shared/problem"
+	"floodgate.internal/shared/operator"
 	"floodgate.internal/shared/verdict"
 	"floodgate.internal/shared/wire"
 )
 
 // Config is what an Admin works with. All of it is needed, but for what says otherwise.
 type Config struct {
-	Token string // bearer admin token
-	DB    *sql.DB
-	Redis *reserve.Store
-	Clock *clock.Clock
-	Audit *audit.Auditor
+	// Operators are those who may use the listener now. A change holds from the next request on, also in sessions.
+	Operators func() *operator.List
+	// SessionKey signs the console's sessions, for all processes that share it; none: a key of this process's own, until it ends.
+	SessionKey []byte
+	// InsecureCookies lets the console be used over plain HTTP from another machine than this: for development.
+	InsecureCookies bool
+	DB              *sql.DB
+	Redis           *reserve.Store
+	Clock           *clock.Clock
+	Audit           *audit.Auditor
 	// Changes makes the changes, Closing archives sales.
 	Changes *change.Maker
 	Closing *closing.Sales
@@ -81,14 +79,18 @@ type Config struct {
 // Admin serves the listener. It is safe for concurrent use.
 type Admin struct {
 	Config
-	token    [sha256.Size]byte
+	auth     *operator.Authenticator
+	sessions *sessions
+	origin   *http.CrossOriginProtection
 	requests *prometheus.CounterVec
 	mux      *http.ServeMux
 }
 
 // New makes an Admin. It registers its metrics.
 func New(c Config) *Admin {
-	a := &Admin{Config: c, token: sha256.Sum256([]byte(c.Token)), mux: http.NewServeMux()}
+	a := &Admin{Config: c, mux: http.NewServeMux(), origin: http.NewCrossOriginProtection()}
+	a.auth = operator.NewAuthenticator(c.Operators, "backend", c.Log, c.Register)
+	a.sessions = newSessions(c.SessionKey, !c.InsecureCookies, c.Clock.Now)
 	a.requests = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "backend_admin_requests_total", Help: "Requests to the admin listener, by route and status.",
 	}, []string{"route", "status"})
@@ -104,64 +106,6 @@ const (
 	answerTimeout = 30 * time.Second // of a request, but for rebuilds and profiles
 	longTimeout   = 2 * time.Minute  // of those
 )
-
-type methods map[string]func(*request) (*answer, error)
-
-func (a *Admin) routes() {
-	const v1 = "/admin/v1"
-	table := map[string]methods{
-		v1 + "/skus":                     {"GET": a.listSKUs, "POST": a.createSKU},
-		v1 + "/skus/{id}":                {"GET": a.getSKU, "PATCH": a.patchSKU},
-		v1 + "/skus/{id}/restock":        {"POST": a.restockSKU},
-		v1 + "/skus/{id}/audit":          {"GET": a.auditSKU},
-		v1 + "/skus/{id}/rebuild":        {"POST": a.rebuildSKU},
-		v1 + "/sales":                    {"GET": a.listSales, "POST": a.createSale},
-		v1 + "/sales/{id}":               {"GET": a.getSale, "PATCH": a.patchSale},
-		v1 + "/sales/{id}/restock":       {"POST": a.restockSale},
-		v1 + "/sales/{id}/pause":         {"POST": a.pauseSale},
-		v1 + "/sales/{id}/resume":        {"POST": a.resumeSale},
-		v1 + "/sales/{id}/close":         {"POST": a.closeSale},
-		v1 + "/sales/{id}/archive":       {"POST": a.archiveSale},
-		v1 + "/sales/{id}/orders.csv":    {"GET": a.exportOrders},
-		v1 + "/sales/{id}/audit":         {"GET": a.auditSale},
-		v1 + "/sales/{id}/rebuild":       {"POST": a.rebuildSale},
-		v1 + "/sales/{id}/eligibility":   {"GET": a.getEligible, "POST": a.changeEligible, "PUT": a.setEligible, "DELETE": a.liftEligible},
-		v1 + "/sales/{id}/concentration": {"GET": a.concentration},
-		v1 + "/bans":                     {"GET": a.getBans, "POST": a.changeBans},
-		v1 + "/orders":                   {"GET": a.searchOrders},
-		v1 + "/orders/{id}/cancel":       {"POST": a.cancelOrder},
-		v1 + "/coupons":                  {"GET": a.listCoupons, "POST": a.createCoupon},
-		v1 + "/coupons/{id}":             {"GET": a.getCoupon, "PATCH": a.patchCoupon},
-		v1 + "/queue":                    {"GET": a.queue},
-		v1 + "/dead-letters":             {"GET": a.listDeadLetters},
-		v1 + "/dead-letters/{id}":        {"GET": a.getDeadLetter},
-		v1 + "/dead-letters/{id}/replay": {"POST": a.replayDeadLetter},
-		v1 + "/payments":                 {"GET": a.listPayments},
-		v1 + "/timeline":                 {"GET": a.timeline},
-		v1 + "/audit-log":                {"GET": a.auditLog},
-		"/-/healthy":                     {"GET": a.healthy},
-		"/-/ready":                       {"GET": a.ready},
-	}
-	for path, m := range table {
-		a.mux.Handle(path, a.route(path, m))
-	}
-	for _, path := range console.Paths {
-		if path == "/" {
-			path = "/{$}" // alone, not what is below it
-		}
-		a.mux.Handle(path, a.plain("console", http.HandlerFunc(console.ServeHTTP), "GET"))
-	}
-	a.mux.Handle("/", a.route("other", nil))
-	metrics := promhttp.HandlerFor(a.Gatherer, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})
-	a.mux.Handle("/metrics", a.plain("/metrics", metrics, "GET"))
-	profiles := map[string]http.HandlerFunc{
-		"/debug/pprof/": pprof.Index, "/debug/pprof/cmdline": pprof.Cmdline, "/debug/pprof/profile": pprof.Profile,
-		"/debug/pprof/symbol": pprof.Symbol, "/debug/pprof/trace": pprof.Trace,
-	}
-	for path, h := range profiles {
-		a.mux.Handle(path, a.plain("/debug/pprof/", h, "GET", "POST"))
-	}
-}
 
 // ServeHTTP implements http.Handler.
 func (a *Admin) ServeHTTP(w http.ResponseWriter, r *http.Request) { a.mux.ServeHTTP(w, r) }
@@ -197,38 +141,6 @@ func Serve(ctx context.Context, ln net.Listener, h http.Handler, log *slog.Logge
 		return fmt.Errorf("admin listener %s: %w", ln.Addr(), err)
 	}
 	return nil
-}
-
-// authorized compares digests, in constant time whatever the lengths.
-func (a *Admin) authorized(r *http.Request) bool {
-	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
-	sum := sha256.Sum256([]byte(strings.TrimSpace(token)))
-	return strings.EqualFold(scheme, "Bearer") && subtle.ConstantTimeCompare(sum[:], a.token[:]) == 1 && a.Token != ""
-}
-
-func needsToken(path string) bool {
-	return strings.HasPrefix(path, "/admin/") || strings.HasPrefix(path, "/debug/")
-}
-
-func refuseStranger() *problem.Problem {
-	return problem.New(problem.Unauthenticated, "this takes the admin token: Authorization: Bearer <admin_token of the backend's configuration>")
-}
-
-func refuseMethod(method string, allowed []string) *problem.Problem {
-	return problem.New(problem.MethodNotAllowed, fmt.Sprintf("%s is not for this path, only %s", method, strings.Join(allowed, ", ")))
-}
-
-// allowed lists the methods of a route; HEAD comes with GET.
-func allowed(m methods) []string {
-	var list []string
-	for name := range m {
-		list = append(list, name)
-		if name == http.MethodGet {
-			list = append(list, http.MethodHead)
-		}
-	}
-	slices.Sort(list)
-	return list
 }
 
 func (a *Admin) healthy(*request) (*answer, error) {

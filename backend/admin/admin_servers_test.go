@@ -436,8 +436,8 @@ func TestDeadLettersArePaged(t *testing.T) {
 		}
 	}
 	type page struct {
-		DeadLetters []deadletter.Letter `json:"dead_letters"`
-		Next        string              `json:"next"`
+		DeadLetters []deadletter.Message `json:"dead_letters"`
+		Next        string               `json:"next"`
 	}
 	replayed := do[deadletter.Replayed](o, 200, "POST", "/admin/v1/dead-letters/4/replay", "", "Idempotency-Key: k")
 	if again := do[deadletter.Replayed](o, 200, "POST", "/admin/v1/dead-letters/4/replay", "", "Idempotency-Key: k"); replayed.Result != deadletter.Unreadable || again.Detail != replayed.Detail {

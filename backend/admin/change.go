@@ -30,7 +30,7 @@ func (a *Admin) change(r *request, f func(ctx context.Context, tx *sql.Tx) (chan
 	}
 	ctx := r.Context()
 	var ans *answer
-	done, err := a.Changes.InTx(ctx, change.Operator, func(ctx context.Context, tx *sql.Tx) (c change.Change, err error) {
+	done, err := a.Changes.InTx(ctx, change.Author{Name: r.by.Name, Role: string(r.by.Role)}, func(ctx context.Context, tx *sql.Tx) (c change.Change, err error) {
 		if err := a.take(ctx, tx, r, key); err != nil {
 			return c, err
 		}
@@ -38,7 +38,7 @@ func (a *Admin) change(r *request, f func(ctx context.Context, tx *sql.Tx) (chan
 			return c, err
 		}
 		ans = answered(c)
-		return c, a.keep(ctx, tx, key, ans)
+		return c, a.keep(ctx, tx, r, key, ans)
 	})
 	if errors.Is(err, errRepeat) {
 		return a.repeat(ctx, r, key)
@@ -47,7 +47,7 @@ func (a *Admin) change(r *request, f func(ctx context.Context, tx *sql.Tx) (chan
 		return nil, err
 	}
 	if !done.Nothing {
-		a.Log.Info("admin change", "request_id", r.id, "action", done.Action, "target", done.Target)
+		a.Log.Info("admin change", "request_id", r.id, "operator", r.by.Name, "action", done.Action, "target", done.Target)
 		failpoint.Hit("admin.after-commit")
 		a.Changes.Apply(ctx, done)
 	}
@@ -66,13 +66,13 @@ func answered(c change.Change) *answer {
 	return &answer{status: http.StatusOK, raw: body}
 }
 
-// take notes that a key was used; errRepeat.
+// take notes that an operator used a key; errRepeat. Another operator's key is another key, whatever it says.
 func (a *Admin) take(ctx context.Context, tx *sql.Tx, r *request, key string) error {
 	if key == "" {
 		return nil
 	}
-	_, err := tx.ExecContext(ctx, `INSERT INTO admin_requests (idem_key, request, status, answer, created_at) VALUES (?, ?, 0, '', ?)`,
-		key, r.hash(), a.Changes.Now())
+	_, err := tx.ExecContext(ctx, `INSERT INTO admin_requests (idem_key, who, request, status, answer, created_at) VALUES (?, ?, ?, 0, '', ?)`,
+		key, r.by.Name, r.hash(), a.Changes.Now())
 	if store.Duplicate(err) {
 		return errRepeat
 	}
@@ -83,21 +83,21 @@ func (a *Admin) take(ctx context.Context, tx *sql.Tx, r *request, key string) er
 }
 
 // keep notes what the request of a key was answered.
-func (a *Admin) keep(ctx context.Context, tx *sql.Tx, key string, ans *answer) error {
+func (a *Admin) keep(ctx context.Context, tx *sql.Tx, r *request, key string, ans *answer) error {
 	if key == "" {
 		return nil
 	}
-	if _, err := tx.ExecContext(ctx, `UPDATE admin_requests SET status = ?, answer = ? WHERE idem_key = ?`, ans.status, string(ans.raw), key); err != nil {
+	if _, err := tx.ExecContext(ctx, `UPDATE admin_requests SET status = ?, answer = ? WHERE idem_key = ? AND who = ?`, ans.status, string(ans.raw), key, r.by.Name); err != nil {
 		return fmt.Errorf("admin_requests: %w", err)
 	}
 	return nil
 }
 
-// repeat answers what the first request under this key was answered.
+// repeat answers what the operator's first request under this key was answered.
 func (a *Admin) repeat(ctx context.Context, r *request, key string) (*answer, error) {
 	var hash, body string
 	var status int
-	err := a.DB.QueryRowContext(ctx, `SELECT request, status, answer FROM admin_requests WHERE idem_key = ?`, key).Scan(&hash, &status, &body)
+	err := a.DB.QueryRowContext(ctx, `SELECT request, status, answer FROM admin_requests WHERE idem_key = ? AND who = ?`, key, r.by.Name).Scan(&hash, &status, &body)
 	if err != nil {
 		return nil, fmt.Errorf("admin_requests: %w", err)
 	}

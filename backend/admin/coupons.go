@@ -11,6 +11,7 @@ import (
 	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/sale"
+	"floodgate.internal/shared/operator"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
 )
@@ -33,6 +34,14 @@ func campaign(in adminapi.CouponPatch, s *sale.Sale, guard *string, units int64)
 		s.Hidden = !*in.Published
 	}
 	return asSent(s.Campaign(units, in.ValidUntil == nil), "valid_until", in.ValidUntil)
+}
+
+// mayCoupons refuses who may not make and change coupon campaigns: a sale of kind coupon is one, by whichever path.
+func (r *request) mayCoupons() error {
+	if !r.by.Role.Covers(operator.Admin) {
+		return operator.TooLow(r.by, operator.Admin)
+	}
+	return nil
 }
 
 // createCoupon makes a coupon campaign: a sale of kind coupon with a SKU of its own, for nothing. One that is not

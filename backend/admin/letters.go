@@ -93,14 +93,14 @@ func (a *Admin) replayDeadLetter(r *request) (*answer, error) {
 			return change.Change{}, err
 		}
 		replayed.ReplayedAt = &at
-		replayed.Letter = summary(replayed.Letter) // it has a bound in the audit log
+		replayed.Message = summary(replayed.Message) // it has a bound in the audit log
 		return change.Change{Action: "dead-letter.replay", Target: "dead letter " + strconv.FormatInt(id, 10),
 			Before: summary(before), After: replayed, Nothing: !first && replayed.Status == before.Status}, nil
 	})
 }
 
 // summary is a letter without its payload.
-func summary(l deadletter.Letter) deadletter.Letter {
+func summary(l deadletter.Message) deadletter.Message {
 	l.Payload = ""
 	return l
 }

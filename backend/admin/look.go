@@ -237,7 +237,7 @@ func (a *Admin) auditLog(r *request) (*answer, error) {
 		}
 		index, where, args = "FORCE INDEX (audit_log_target) ", " AND target = ?", append(args, target)
 	}
-	rows, err := a.DB.QueryContext(r.Context(), `SELECT id, at, who, action, target, before_value, after_value FROM audit_log `+index+`WHERE id < ?`+where+` ORDER BY id DESC LIMIT ?`, append(args, limit+1)...)
+	rows, err := a.DB.QueryContext(r.Context(), `SELECT id, at, who, role, action, target, before_value, after_value FROM audit_log `+index+`WHERE id < ?`+where+` ORDER BY id DESC LIMIT ?`, append(args, limit+1)...)
 	if err != nil {
 		return nil, fmt.Errorf("audit_log: %w", err)
 	}
@@ -246,7 +246,7 @@ func (a *Admin) auditLog(r *request) (*answer, error) {
 	for rows.Next() {
 		var l adminapi.LogEntry
 		var at time.Time
-		if err := rows.Scan(&l.ID, &at, &l.Who, &l.Action, &l.Target, (*[]byte)(&l.Before), (*[]byte)(&l.After)); err != nil {
+		if err := rows.Scan(&l.ID, &at, &l.Who, &l.Role, &l.Action, &l.Target, (*[]byte)(&l.Before), (*[]byte)(&l.After)); err != nil {
 			return nil, fmt.Errorf("audit_log: %w", err)
 		}
 		l.At = wire.At(at)

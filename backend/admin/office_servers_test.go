@@ -61,7 +61,7 @@ func newOffice(t *testing.T, connections int) *office {
 	}
 	auditor := audit.New(audit.Config{DB: db, Redis: redis, QueuedBound: time.Minute})
 	changes := &change.Maker{DB: db, Clock: clk, Intents: intents, Reconcile: rebuild, Changed: func(context.Context) error { return o.down }, Log: log}
-	o.Admin = New(Config{Token: token, DB: db, Redis: redis, Clock: clk, Audit: auditor, Changes: changes,
+	o.Admin = New(Config{Operators: only(token), DB: db, Redis: redis, Clock: clk, Audit: auditor, Changes: changes,
 		Closing:   closing.New(closing.Config{DB: db, Redis: redis, Clock: clk, Audit: auditor, Maker: changes, Log: log, Register: reg}),
 		Reconcile: rebuild,
 		Rebuild:   o.skus.Rebuild,

@@ -19,6 +19,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/google/uuid"
 
+	"floodgate.internal/shared/operator"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
 )
@@ -26,7 +27,8 @@ import (
 // request is one request to a route, its body read.
 type request struct {
 	*http.Request
-	id    string // X-Request-Id of the answer
+	id    string            // X-Request-Id of the answer
+	by    operator.Operator // who sent it; nobody where the route takes anybody
 	body  []byte
 	whole context.Context // of the request, without the time-out of an answer in one piece
 }
@@ -37,13 +39,13 @@ type answer struct {
 	status int
 	value  any
 	raw    []byte // instead of value: JSON that was answered before
-	// stream writes the body instead, in pieces, each with a deadline of its own; header is what describes it.
+	// stream writes the body instead, in pieces, each with a deadline of its own.
 	stream func(ctx context.Context, w http.ResponseWriter) error
-	header map[string]string
+	header map[string]string // what there is beside
 }
 
-// route serves one path: method, token, body, then the method's function; every refusal is a problem.
-func (a *Admin) route(path string, m methods) http.Handler {
+// path serves one path: operator, method, role, body, then the route's function; every refusal is a problem.
+func (a *Admin) path(path string, m methods) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, hr *http.Request) {
 		r := &request{Request: hr, id: uuid.Must(uuid.NewV7()).String()}
 		w.Header().Set("X-Request-Id", r.id)
@@ -94,6 +96,9 @@ func (a *Admin) serve(w http.ResponseWriter, r *request, m methods) (status int)
 	if ans.status == http.StatusServiceUnavailable {
 		w.Header().Set("Retry-After", strconv.Itoa(1+rand.IntN(2)))
 	}
+	for name, value := range ans.header {
+		w.Header().Set(name, value)
+	}
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Content-Length", strconv.Itoa(len(body)+1))
 	w.WriteHeader(ans.status)
@@ -121,20 +126,9 @@ func (a *Admin) stream(w http.ResponseWriter, r *request, ans *answer) int {
 func etag(version int64) string { return `"` + strconv.FormatInt(version, 10) + `"` }
 
 func (a *Admin) dispatch(w http.ResponseWriter, r *request, m methods) (*answer, error) {
-	if needsToken(r.URL.Path) && !a.authorized(r.Request) {
-		return nil, refuseStranger()
-	}
-	if m == nil {
-		return nil, problem.New(problem.NotFound, "no such path: the admin API is under /admin/v1")
-	}
-	method := r.Method
-	if method == http.MethodHead {
-		method = http.MethodGet
-	}
-	f, ok := m[method]
-	if !ok {
-		w.Header().Set("Allow", strings.Join(allowed(m), ", "))
-		return nil, refuseMethod(r.Method, allowed(m))
+	rt, err := a.find(w, r, m)
+	if err != nil {
+		return nil, err
 	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 	var tooLarge *http.MaxBytesError
@@ -161,42 +155,32 @@ func (a *Admin) dispatch(w http.ResponseWriter, r *request, m methods) (*answer,
 	ctx, cancel := context.WithTimeout(r.whole, timeout)
 	defer cancel()
 	r.Request = r.WithContext(ctx)
-	return f(r)
+	return rt.handle(a, r)
 }
 
-// plain serves what answers by itself, behind the same door.
-func (a *Admin) plain(path string, h http.Handler, accept ...string) http.Handler {
+// plain serves what answers by itself, behind the same checks.
+func (a *Admin) plain(rt *route, h http.Handler) http.Handler {
+	m := methods{rt.method: rt}
+	if rt.post {
+		m[http.MethodPost] = rt
+	}
 	return http.HandlerFunc(func(w http.ResponseWriter, hr *http.Request) {
 		r := &request{Request: hr, id: uuid.Must(uuid.NewV7()).String()}
 		w.Header().Set("X-Request-Id", r.id)
 		w.Header().Set("Cache-Control", "no-store")
-		if needsToken(hr.URL.Path) && !a.authorized(hr) {
-			a.requests.WithLabelValues(path, strconv.Itoa(write(w, r, refuseStranger()))).Inc()
-			return
-		}
-		ok := hr.Method == http.MethodHead
-		for _, m := range accept {
-			ok = ok || m == hr.Method
-		}
-		if !ok {
-			w.Header().Set("Allow", strings.Join(append(accept, http.MethodHead), ", "))
-			a.requests.WithLabelValues(path, strconv.Itoa(write(w, r, refuseMethod(hr.Method, accept)))).Inc()
+		if _, err := a.find(w, r, m); err != nil {
+			a.requests.WithLabelValues(rt.label(), strconv.Itoa(write(w, r, a.refusal(r, err)))).Inc()
 			return
 		}
 		hr.Body = http.MaxBytesReader(w, hr.Body, maxBody)
 		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(longTimeout)) // a profile takes its time
 		h.ServeHTTP(w, hr)
-		a.requests.WithLabelValues(path, "200").Inc()
+		a.requests.WithLabelValues(rt.label(), "200").Inc()
 	})
 }
 
 func write(w http.ResponseWriter, r *request, p *problem.Problem) int {
-	if p.Status == http.StatusUnauthorized {
-		w.Header().Set("WWW-Authenticate", `Bearer realm="floodgate admin"`)
-	}
-	if p.RetryAfter > 0 {
-		w.Header().Set("Retry-After", strconv.FormatInt(int64((p.RetryAfter+time.Second-1)/time.Second), 10))
-	}
+	operator.Describe(w.Header(), p)
 	body := p.JSON(r.id)
 	w.Header().Set("Content-Type", problem.ContentType)
 	w.Header().Set("Content-Length", strconv.Itoa(len(body)))

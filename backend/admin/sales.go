@@ -110,6 +110,9 @@ func (a *Admin) createSale(r *request) (*answer, error) {
 		}
 	}
 	if n.Kind == wire.Coupon {
+		if err := r.mayCoupons(); err != nil {
+			return nil, err
+		}
 		n.Guard = order.GuardConditional
 	}
 	return a.create(r, "sale.create", n)
@@ -174,7 +177,11 @@ func (a *Admin) patchSale(r *request) (*answer, error) {
 	}
 	return a.changeSale(r, id, "sale.update", func(ctx context.Context, tx *sql.Tx, at time.Time, before sale.Record) (sale.Change, error) {
 		next := before
-		err := first(r.match(before.Version, true), before.Open(), patch(in, &next))
+		var may error
+		if before.Kind == wire.Coupon {
+			may = r.mayCoupons()
+		}
+		err := first(may, r.match(before.Version, true), before.Open(), patch(in, &next))
 		if err == nil {
 			err = asSent(asSent(before.Allows(&next.Sale, a.Clock.Now()), "starts_at", in.StartsAt), "ends_at", in.EndsAt)
 		}

@@ -12,45 +12,28 @@ import (
 	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/change"
-	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/sale"
-	"floodgate.internal/backend/sku"
-	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
 )
 
-const skuColumns = `id, title, price, currency, own, total, available, allotted, locked, sold, version, created_at`
-
-func scanSKU(row interface{ Scan(...any) error }) (adminapi.SKU, error) {
-	var s adminapi.SKU
-	var created time.Time
-	err := row.Scan(&s.ID, &s.Title, &s.Price, &s.Currency, &s.Own, &s.Total, &s.Available, &s.Allotted, &s.Locked, &s.Sold, &s.Version, &created)
-	s.CreatedAt = wire.At(created)
-	return s, err
+// skuOf is a SKU as the API has it.
+func skuOf(k sale.SKU) adminapi.SKU {
+	return adminapi.SKU{ID: k.ID, Title: k.Title, Price: k.Price, Currency: k.Currency, Own: k.Own, Total: k.Total, Available: k.Available,
+		Allotted: k.Allotted, Locked: k.Locked, Sold: k.Sold, Version: k.Version, CreatedAt: wire.At(k.CreatedAt)}
 }
 
-type rower interface {
-	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
-}
-
-// readSKU reads a SKU; in a transaction, lock keeps it until the end.
-func readSKU(ctx context.Context, q rower, id int64, lock string) (adminapi.SKU, error) {
-	s, err := scanSKU(q.QueryRowContext(ctx, `SELECT `+skuColumns+` FROM skus WHERE id = ? `+lock, id))
-	if errors.Is(err, sql.ErrNoRows) {
-		return s, noSKU(id)
+// skuRefusal is the error of a SKU's own path: the path names what is not there.
+func skuRefusal(err error) error {
+	if missing := (*sale.NoSKUError)(nil); errors.As(err, &missing) {
+		return noSKU(missing.SKU)
 	}
-	if err != nil {
-		return s, fmt.Errorf("sku %d: %w", id, err)
-	}
-	return s, nil
+	return err
 }
 
 func noSKU(id int64) error {
 	return problem.New(problem.NotFound, fmt.Sprintf("no SKU %d: GET /admin/v1/skus lists them", id))
 }
-
-const forUpdate = "FOR UPDATE"
 
 // maxPage bounds a list's page.
 const maxPage = 1000
@@ -60,21 +43,13 @@ func (a *Admin) listSKUs(r *request) (*answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	rows, err := a.DB.QueryContext(r.Context(), `SELECT `+skuColumns+` FROM skus WHERE id < ? ORDER BY id DESC LIMIT ?`, below, limit+1)
+	skus, err := sale.SKUs(r.Context(), a.DB, below, limit+1)
 	if err != nil {
-		return nil, fmt.Errorf("skus: %w", err)
+		return nil, err
 	}
-	defer rows.Close()
-	list := []adminapi.SKU{}
-	for rows.Next() {
-		s, err := scanSKU(rows)
-		if err != nil {
-			return nil, fmt.Errorf("skus: %w", err)
-		}
-		list = append(list, s)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, fmt.Errorf("skus: %w", err)
+	list := make([]adminapi.SKU, len(skus))
+	for i, k := range skus {
+		list[i] = skuOf(k)
 	}
 	var next string
 	if int64(len(list)) > limit {
@@ -89,58 +64,37 @@ func (a *Admin) getSKU(r *request) (*answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	s, err := readSKU(r.Context(), a.DB, id, "")
+	k, err := sale.GetSKU(r.Context(), a.DB, id)
 	if err != nil {
-		return nil, err
+		return nil, skuRefusal(err)
 	}
-	return &answer{status: http.StatusOK, value: s}, nil
+	return &answer{status: http.StatusOK, value: skuOf(k)}, nil
 }
 
 func (a *Admin) createSKU(r *request) (*answer, error) {
 	var in adminapi.NewSKU
-	var s adminapi.SKU
+	var k sale.SKU
 	if err := r.decode(&in); err != nil {
 		return nil, err
 	}
 	if err := first(
-		needed("title", in.Title), text("title", in.Title, 1, maxTitle, &s.Title),
-		needed("price", in.Price), between("price", in.Price, 0, maxPrice, &s.Price),
-		needed("currency", in.Currency), currency("currency", in.Currency, &s.Currency),
-		needed("stock", in.Stock), between("stock", in.Stock, 1, sale.MaxUnits, &s.Total),
+		needed("title", in.Title), text("title", in.Title, 1, maxTitle, &k.Title),
+		needed("price", in.Price), between("price", in.Price, 0, maxPrice, &k.Price),
+		needed("currency", in.Currency), currency("currency", in.Currency, &k.Currency),
+		needed("stock", in.Stock), between("stock", in.Stock, 1, sale.MaxUnits, &k.Total),
 	); err != nil {
 		return nil, err
 	}
 	return a.change(r, func(ctx context.Context, tx *sql.Tx) (change.Change, error) {
-		id, err := a.insertSKU(ctx, tx, s)
-		if err != nil {
-			return change.Change{}, err
-		}
-		after, err := readSKU(ctx, tx, id, "")
-		return change.Change{Action: "sku.create", Target: change.SKU(id), After: after}, err
+		after, err := sale.CreateSKU(ctx, tx, a.Changes.Now(), k)
+		return change.Change{Action: "sku.create", Target: change.SKU(after.ID), After: skuOf(after)}, err
 	})
-}
-
-func (a *Admin) insertSKU(ctx context.Context, tx *sql.Tx, s adminapi.SKU) (int64, error) {
-	result, err := tx.ExecContext(ctx, `INSERT INTO skus (title, price, currency, own, total, available, allotted, created_at) VALUES (?, ?, ?, FALSE, ?, ?, 0, ?)`,
-		s.Title, s.Price, s.Currency, s.Total, s.Total, a.Changes.Now())
-	if err != nil {
-		return 0, fmt.Errorf("insert sku: %w", err)
-	}
-	id, err := result.LastInsertId()
-	if err != nil {
-		return 0, fmt.Errorf("insert sku: %w", err)
-	}
-	return id, sku.Record(ctx, tx, a.Changes.Now(), sku.Change{SKU: id, Kind: sku.Created, Ref: sku.Created, Available: s.Total}, 0, 0)
 }
 
 // patchAttempts bounds how often a change is begun anew where another one was quicker.
 const patchAttempts = 5
 
-// patchSKU changes what the SKU's next sales and carts take over; sales there are keep their own. If-Match is honoured
-// where it is given.
-//
-// It is optimistic: the row is hot with carts, which do not count the version, and a lock on it from the reading to the
-// COMMIT would make them all wait for this.
+// patchSKU changes what the SKU's next sales and carts take over. If-Match is honoured where it is given.
 func (a *Admin) patchSKU(r *request) (*answer, error) {
 	id, err := r.pathID(problem.NotFound, "SKU")
 	if err != nil {
@@ -152,29 +106,24 @@ func (a *Admin) patchSKU(r *request) (*answer, error) {
 	}
 	return a.change(r, func(ctx context.Context, tx *sql.Tx) (change.Change, error) {
 		for range patchAttempts {
-			before, err := readSKU(ctx, tx, id, "")
+			before, err := sale.GetSKU(ctx, tx, id)
 			if err != nil {
-				return change.Change{}, err
+				return change.Change{}, skuRefusal(err)
 			}
 			if err := r.match(before.Version, false); err != nil {
 				return change.Change{}, err
 			}
-			s := before
-			if err := first(text("title", in.Title, 1, maxTitle, &s.Title), between("price", in.Price, 0, maxPrice, &s.Price),
-				currency("currency", in.Currency, &s.Currency)); err != nil {
+			next := before
+			if err := first(text("title", in.Title, 1, maxTitle, &next.Title), between("price", in.Price, 0, maxPrice, &next.Price),
+				currency("currency", in.Currency, &next.Currency)); err != nil {
 				return change.Change{}, err
 			}
-			if s == before {
-				return change.Change{After: before, Nothing: true}, nil
+			if next == before {
+				return change.Change{After: skuOf(before), Nothing: true}, nil
 			}
-			s.Version++
-			n, err := store.Changed(tx.ExecContext(ctx, `UPDATE skus SET title = ?, price = ?, currency = ?, version = ? WHERE id = ? AND version = ?`,
-				s.Title, s.Price, s.Currency, s.Version, id, before.Version))
-			if err != nil {
-				return change.Change{}, fmt.Errorf("update sku %d: %w", id, err)
-			}
-			if n == 1 {
-				return change.Change{Action: "sku.update", Target: change.SKU(id), Before: before, After: s}, nil
+			after, err := sale.UpdateSKU(ctx, tx, before, next)
+			if !errors.Is(err, sale.ErrChanged) {
+				return change.Change{Action: "sku.update", Target: change.SKU(id), Before: skuOf(before), After: skuOf(after)}, err
 			}
 		}
 		p := problem.New(problem.Overloaded, fmt.Sprintf("SKU %d was changed %d times while this was tried; nothing was done, ask again", id, patchAttempts))
@@ -202,33 +151,12 @@ func (a *Admin) restockSKU(r *request) (*answer, error) {
 		return nil, err
 	}
 	return a.change(r, func(ctx context.Context, tx *sql.Tx) (change.Change, error) {
-		before, err := readSKU(ctx, tx, id, forUpdate)
-		if err != nil {
-			return change.Change{}, err
+		before, after, err := sale.RestockSKU(ctx, tx, a.Changes.Now(), id, quantity)
+		if over := (*sale.LimitError)(nil); errors.As(err, &over) {
+			err = inField("quantity", over)
 		}
-		if before.Total+quantity > sale.MaxUnits {
-			return change.Change{}, inField("quantity", &sale.LimitError{Total: before.Total, More: quantity})
-		}
-		if _, err := tx.ExecContext(ctx, `UPDATE skus SET total = total + ?, available = available + ?, version = version + 1 WHERE id = ?`,
-			quantity, quantity, id); err != nil {
-			return change.Change{}, fmt.Errorf("restock sku %d: %w", id, err)
-		}
-		if err := a.moveSKU(ctx, tx, before, sku.Restock, quantity); err != nil {
-			return change.Change{}, err
-		}
-		after, err := readSKU(ctx, tx, id, "")
-		return change.Change{Action: "sku.restock", Target: change.SKU(id), Before: before, After: after, SKU: id}, err
+		return change.Change{Action: "sku.restock", Target: change.SKU(id), Before: skuOf(before), After: skuOf(after), SKU: id}, skuRefusal(err)
 	})
-}
-
-// moveSKU writes the ledger row, and the intent for Redis, of a change of a SKU's available units. k is as it was before,
-// and its row is locked.
-func (a *Admin) moveSKU(ctx context.Context, tx *sql.Tx, k adminapi.SKU, kind string, units int64) error {
-	i, err := intent.AdjustSKU(ctx, tx, a.Changes.Now(), k.ID, units)
-	if err != nil {
-		return err
-	}
-	return sku.Record(ctx, tx, a.Changes.Now(), sku.Change{SKU: k.ID, Kind: kind, Ref: i.Ref(), Available: units}, k.Available, k.Locked)
 }
 
 func (a *Admin) auditSKU(r *request) (*answer, error) {
@@ -261,9 +189,9 @@ func (a *Admin) rebuildSKU(r *request) (*answer, error) {
 			return done, err
 		}
 	}
-	before, err := readSKU(r.Context(), a.DB, id, "")
+	before, err := sale.GetSKU(r.Context(), a.DB, id)
 	if err != nil {
-		return nil, err
+		return nil, skuRefusal(err)
 	}
 	if before.Own {
 		return nil, problem.New(problem.NotFound, fmt.Sprintf("SKU %d was made for one sale: carts cannot hold it, so Redis has nothing of it; rebuild its sale", id))
@@ -279,6 +207,6 @@ func (a *Admin) rebuildSKU(r *request) (*answer, error) {
 		return nil, err
 	}
 	return a.change(r, func(context.Context, *sql.Tx) (change.Change, error) {
-		return change.Change{Action: "sku.rebuild", Target: change.SKU(id), Before: before, After: result}, nil
+		return change.Change{Action: "sku.rebuild", Target: change.SKU(id), Before: skuOf(before), After: result}, nil
 	})
 }

@@ -1,6 +1,6 @@
 // Package adminapi is the JSON of the admin API, for those who serve it and those who call it, and one client.
 //
-// Where an answer is what another package knows, it is that package's own type: audit.Result, audit.SKU, deadletter.Letter,
+// Where an answer is what another package knows, it is that package's own type: audit.Result, audit.SKU, deadletter.Message,
 // deadletter.Replayed, eligibility.Changed, verdict.Timeline, and wire.Order for a cancelled order. Refusals are problems.
 //
 // A member of a request is a pointer: absent and zero differ. Times in requests are text, so that a refusal can quote it.
@@ -259,7 +259,7 @@ type Reader struct {
 
 // DeadLetters is a page of dead letters, newest first.
 type DeadLetters struct {
-	DeadLetters []deadletter.Letter `json:"dead_letters"`
+	DeadLetters []deadletter.Message `json:"dead_letters"`
 	Page
 }
 
@@ -273,7 +273,8 @@ type Payments struct {
 type LogEntry struct {
 	ID     int64          `json:"id"`
 	At     wire.Time      `json:"at"`
-	Who    string         `json:"who"`
+	Who    string         `json:"who"`            // an operator's name, or timer
+	Role   string         `json:"role,omitempty"` // that the operator had then
 	Action string         `json:"action"`
 	Target string         `json:"target"`
 	Before jsontext.Value `json:"before"` // null: it was made
@@ -284,6 +285,20 @@ type LogEntry struct {
 type Log struct {
 	Entries []LogEntry `json:"entries"`
 	Page
+}
+
+// Credentials ask for a session of the console.
+type Credentials struct {
+	Token string `json:"token"`
+}
+
+// Session is who is logged in.
+type Session struct {
+	Name string `json:"name"`
+	Role string `json:"role"`
+	// ExpiresAt is when a session of the console ends at the latest, IdleAfter after how many seconds without a request.
+	ExpiresAt *wire.Time `json:"expires_at,omitempty"`
+	IdleAfter int64      `json:"idle_after_s,omitzero"`
 }
 
 // Health is what /-/healthy answers.

@@ -30,13 +30,13 @@ func confirming(t *testing.T, w *working) (b *broker.Broker, l *link) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	direct, err := broker.Open(broker.Config{URL: u.String(), Partitions: 1}, backendtest.Log(t), prometheus.NewRegistry())
+	direct, err := broker.Open(broker.Config{URL: u.String(), Partitions: 1, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	l = newLink(t, u.Host)
 	u.Host = l.Addr().String()
-	far, err := broker.Open(broker.Config{URL: u.String(), Partitions: 1}, backendtest.Log(t), prometheus.NewRegistry())
+	far, err := broker.Open(broker.Config{URL: u.String(), Partitions: 1, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -113,11 +113,11 @@ func (a *Auditor) Answers(ctx context.Context, log []Answer) (Answered, error) {
 	}
 	r := Answered{Lines: len(log), Rejected: map[string]int{}, Findings: []Finding{}}
 	for _, sale := range slices.Sorted(maps.Keys(bySale)) {
-		now, snap, b, err := a.still(ctx, sale)
+		now, snap, m, err := a.still(ctx, sale)
 		if err != nil {
 			return r, fmt.Errorf("answers of sale %d: %w", sale, err)
 		}
-		h := holding{r: &r, sale: sale, now: now, bound: a.bound, outbox: entries(snap.Outbox), orders: b.orders}
+		h := holding{r: &r, sale: sale, now: now, bound: a.bound, outbox: entries(snap.Outbox), orders: m.orders}
 		h.hold(bySale[sale])
 	}
 	slices.SortStableFunc(r.Findings, func(f, g Finding) int { return f.Line - g.Line })
@@ -130,25 +130,25 @@ func (a *Auditor) Answers(ctx context.Context, log []Answer) (Answered, error) {
 
 // still reads a sale, Redis before MySQL, for orders move from the one to the other. While a reconciler has the gate
 // closed an order may be in the broker alone, until a consumer has adopted it: still waits for that. If MySQL does not
-// have the sale the books are empty.
-func (a *Auditor) still(ctx context.Context, sale int64) (now time.Time, snap reserve.Snapshot, b books, err error) {
+// have the sale m is empty.
+func (a *Auditor) still(ctx context.Context, sale int64) (now time.Time, snap reserve.Snapshot, m saleRows, err error) {
 	for round := 1; ; round++ {
 		if now, err = a.redis.Client().Now(ctx); err != nil {
-			return now, snap, b, err
+			return now, snap, m, err
 		}
 		if snap, err = a.redis.Snapshot(ctx, sale); err != nil {
-			return now, snap, b, err
+			return now, snap, m, err
 		}
-		b, err = read(ctx, a.db, sale)
+		m, err = read(ctx, a.db, sale)
 		if errors.Is(err, ErrUnknownSale) {
-			return now, snap, books{}, nil
+			return now, snap, saleRows{}, nil
 		}
-		if err != nil || b.archived || open(snap.State) || round >= closedRounds {
-			return now, snap, b, err
+		if err != nil || m.archived || open(snap.State) || round >= closedRounds {
+			return now, snap, m, err
 		}
 		select {
 		case <-ctx.Done():
-			return now, snap, b, ctx.Err()
+			return now, snap, m, ctx.Err()
 		case <-time.After(pause):
 		}
 	}

@@ -197,7 +197,7 @@ func (a *Auditor) once(ctx context.Context, sale int64) (result Result, moving b
 	if err != nil {
 		return Result{}, false, err
 	}
-	b, err := read(ctx, a.db, sale)
+	m, err := read(ctx, a.db, sale)
 	if err != nil {
 		return Result{}, false, err
 	}
@@ -205,8 +205,8 @@ func (a *Auditor) once(ctx context.Context, sale int64) (result Result, moving b
 	if err != nil {
 		return Result{}, false, err
 	}
-	result = compare(before, after, b, began, a.bound)
-	moving = !b.archived && (!open(before.State) || !open(after.State) || before.State.Epoch != after.State.Epoch)
+	result = compare(before, after, m, began, a.bound)
+	moving = !m.archived && (!open(before.State) || !open(after.State) || before.State.Epoch != after.State.Epoch)
 	return result, moving, nil
 }
 

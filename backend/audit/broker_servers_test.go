@@ -63,7 +63,7 @@ func (s *shop) withBroker(q audit.Queues, bound time.Duration) *audit.Auditor {
 func TestWhatTheBrokerKeepsIsFound(t *testing.T) {
 	s := newShop(t, backendtest.SaleOptions{}, time.Second)
 	url := backendtest.AMQP(t)
-	b, err := broker.Open(broker.Config{URL: url, Partitions: 2}, backendtest.Log(t), prometheus.NewRegistry())
+	b, err := broker.Open(broker.Config{URL: url, Partitions: 2, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
 	if err != nil {
 		t.Fatal(err)
 	}

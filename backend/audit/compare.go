@@ -44,22 +44,22 @@ func open(s reserve.State) bool { return s.Present && s.Gate == lua.GateOpen }
 // by Redis's clock. The conditions are such that an order on its way is never a finding. An order that MySQL did not have
 // must have been in the first reading's outbox. One that was live must be in one of the two readings, or was accepted
 // since they began (and may have come and gone). One that ended without an open release must not be in the second.
-func compare(before, after reserve.Snapshot, b books, now time.Time, bound time.Duration) Result {
-	c := &comparison{before: before, after: after, b: b, now: now, bound: bound}
-	c.r = Result{SaleID: b.sale, CheckedAt: wire.At(now), Total: b.total, Findings: []Finding{}}
+func compare(before, after reserve.Snapshot, m saleRows, now time.Time, bound time.Duration) Result {
+	c := &comparison{before: before, after: after, mysql: m, now: now, bound: bound}
+	c.r = Result{SaleID: m.sale, CheckedAt: wire.At(now), Total: m.total, Findings: []Finding{}}
 	c.stockRow()
 	c.live()
 	c.claims()
 	c.ledger()
 	c.sku()
 	c.offers()
-	if b.archived {
+	if m.archived {
 		c.archived()
 	} else {
 		c.redis()
 	}
-	c.r.MySQL.Total, c.r.MySQL.Available, c.r.MySQL.Locked, c.r.MySQL.Sold = b.total, b.available, b.locked, b.sold
-	c.r.MySQL.Epoch, c.r.MySQL.Orders, c.r.MySQL.LedgerRows, c.r.MySQL.Intents = b.epoch, len(b.orders), len(b.ledger), b.openIntents
+	c.r.MySQL.Total, c.r.MySQL.Available, c.r.MySQL.Locked, c.r.MySQL.Sold = m.total, m.available, m.locked, m.sold
+	c.r.MySQL.Epoch, c.r.MySQL.Orders, c.r.MySQL.LedgerRows, c.r.MySQL.Intents = m.epoch, len(m.orders), len(m.ledger), m.openIntents
 	slices.SortStableFunc(c.r.Findings, func(f, g Finding) int {
 		return strings.Compare(f.Equation+"\x00"+f.OrderID+"\x00"+f.Key, g.Equation+"\x00"+g.OrderID+"\x00"+g.Key)
 	})
@@ -69,13 +69,13 @@ func compare(before, after reserve.Snapshot, b books, now time.Time, bound time.
 
 // archived: every order has ended and, except for a change under way, nothing of the sale is in Redis.
 func (c *comparison) archived() {
-	b := c.b
-	c.r.Available, c.r.Locked, c.r.Sold = b.available, b.locked, b.sold
+	m := c.mysql
+	c.r.Available, c.r.Locked, c.r.Sold = m.available, m.locked, m.sold
 	s := c.after.State
 	c.r.Redis.Loaded, c.r.Redis.Gate, c.r.Redis.Epoch, c.r.Redis.Stock, c.r.Redis.Total = s.Present, s.Gate, s.Epoch, s.Stock, s.Total
 	c.r.Redis.Reservations, c.r.Redis.Outbox = len(c.after.Orders), len(c.after.Outbox)
 	for id := range entries(c.after.Outbox) {
-		if _, ok := b.orders[id]; ok {
+		if _, ok := m.orders[id]; ok {
 			c.r.Redis.Unretired++
 			continue
 		}
@@ -83,10 +83,10 @@ func (c *comparison) archived() {
 		c.find(eqArchived, id, c.key("outbox"), "Redis came back from a copy that is older than the archive: settle the order by hand, and tell its buyer",
 			"an order in the outbox of an archived sale is not in MySQL")
 	}
-	if c.before.Keys > 0 && c.after.Keys > 0 && !b.archiving {
-		c.find(eqArchived, "", c.key("*"), fmt.Sprintf("backend sale archive %d, again, takes them out", b.sale), "%d keys of it are in Redis", c.after.Keys)
+	if c.before.Keys > 0 && c.after.Keys > 0 && !m.archiving {
+		c.find(eqArchived, "", c.key("*"), fmt.Sprintf("backend sale archive %d, again, takes them out", m.sale), "%d keys of it are in Redis", c.after.Keys)
 	}
-	for id, o := range b.orders {
+	for id, o := range m.orders {
 		if !o.status.Terminal() {
 			c.find(eqArchived, id, c.row("orders"), byHand, "the order is %s", o.status)
 		}
@@ -95,7 +95,7 @@ func (c *comparison) archived() {
 
 type comparison struct {
 	before, after reserve.Snapshot
-	b             books
+	mysql         saleRows
 	now           time.Time
 	bound         time.Duration
 	r             Result
@@ -106,21 +106,21 @@ func (c *comparison) find(equation, orderID, key, fix, detail string, args ...an
 	c.r.Findings = append(c.r.Findings, Finding{Equation: equation, OrderID: orderID, Key: key, Detail: fmt.Sprintf(detail, args...), Fix: fix})
 }
 
-func (c *comparison) key(name string) string { return fmt.Sprintf("{sale:%d}:%s", c.b.sale, name) }
+func (c *comparison) key(name string) string { return fmt.Sprintf("{sale:%d}:%s", c.mysql.sale, name) }
 func (c *comparison) row(table string) string {
-	return fmt.Sprintf("%s of sale %d", table, c.b.sale)
+	return fmt.Sprintf("%s of sale %d", table, c.mysql.sale)
 }
 func (c *comparison) rebuild() string {
-	return fmt.Sprintf("backend rebuild --sale %d writes Redis anew from MySQL and the outbox", c.b.sale)
+	return fmt.Sprintf("backend rebuild --sale %d writes Redis anew from MySQL and the outbox", c.mysql.sale)
 }
 
 const byHand = "somebody changed MySQL by hand or it was restored from a backup: put the row back, or correct the stock row and write the ledger row that says so"
 
 // stockRow: the sums of the stock row agree.
 func (c *comparison) stockRow() {
-	b := c.b
-	if b.available+b.locked+b.sold != b.total || b.available < 0 || b.locked < 0 || b.sold < 0 {
-		c.find(eqUnits, "", c.row("sale_stock"), byHand, "available %d + locked %d + sold %d is not total %d", b.available, b.locked, b.sold, b.total)
+	m := c.mysql
+	if m.available+m.locked+m.sold != m.total || m.available < 0 || m.locked < 0 || m.sold < 0 {
+		c.find(eqUnits, "", c.row("sale_stock"), byHand, "available %d + locked %d + sold %d is not total %d", m.available, m.locked, m.sold, m.total)
 	}
 }
 
@@ -128,7 +128,7 @@ func (c *comparison) stockRow() {
 func (c *comparison) live() {
 	var locked, sold int64
 	units := map[string]int64{} // of each buyer
-	for _, o := range c.b.orders {
+	for _, o := range c.mysql.orders {
 		switch o.status {
 		case wire.PendingPayment:
 			locked += o.quantity
@@ -141,24 +141,24 @@ func (c *comparison) live() {
 		}
 	}
 	c.r.Locked, c.r.Sold = locked, sold
-	if locked != c.b.locked {
-		c.find(eqLive, "", c.row("sale_stock"), byHand, "locked is %d, the orders that wait for payment hold %d units", c.b.locked, locked)
+	if locked != c.mysql.locked {
+		c.find(eqLive, "", c.row("sale_stock"), byHand, "locked is %d, the orders that wait for payment hold %d units", c.mysql.locked, locked)
 	}
-	if sold != c.b.sold {
-		c.find(eqLive, "", c.row("sale_stock"), byHand, "sold is %d, the orders that are paid or issued hold %d units", c.b.sold, sold)
+	if sold != c.mysql.sold {
+		c.find(eqLive, "", c.row("sale_stock"), byHand, "sold is %d, the orders that are paid or issued hold %d units", c.mysql.sold, sold)
 	}
-	if locked+sold > c.b.total {
-		c.find(eqLive, "", c.row("orders"), "OVERSOLD: stop the sale (backend sale pause) and see the ledger for who came last", "live orders hold %d units of %d", locked+sold, c.b.total)
+	if locked+sold > c.mysql.total {
+		c.find(eqLive, "", c.row("orders"), "OVERSOLD: stop the sale (backend sale pause) and see the ledger for who came last", "live orders hold %d units of %d", locked+sold, c.mysql.total)
 	}
 	for uid, n := range units {
-		if n > int64(c.b.limit) {
-			c.find(eqLimit, "", "orders of uid "+uid, "cancel what is too much", "%d units in live orders, the limit is %d", n, c.b.limit)
+		if n > int64(c.mysql.limit) {
+			c.find(eqLimit, "", "orders of uid "+uid, "cancel what is too much", "%d units in live orders, the limit is %d", n, c.mysql.limit)
 		}
 	}
 
 	slots := map[string]int64{}
-	for _, s := range c.b.slots {
-		o, ok := c.b.orders[s.order]
+	for _, s := range c.mysql.slots {
+		o, ok := c.mysql.orders[s.order]
 		at := fmt.Sprintf("order_slots of uid %s, slot %d", s.uid, s.slot)
 		switch {
 		case !ok:
@@ -170,7 +170,7 @@ func (c *comparison) live() {
 		}
 		slots[s.order]++
 	}
-	for id, o := range c.b.orders {
+	for id, o := range c.mysql.orders {
 		if n := slots[id]; o.status.Live() && n != o.quantity {
 			c.find(eqSlots, id, "order_slots of uid "+o.uid, byHand, "the order is for %d units and takes %d slots: its buyer could exceed the limit", o.quantity, n)
 		}
@@ -180,10 +180,10 @@ func (c *comparison) live() {
 // claims: each unit of an issued order is one claim of its buyer, and there are no others.
 func (c *comparison) claims() {
 	units := map[string]int64{}
-	for _, x := range c.b.claims {
+	for _, x := range c.mysql.claims {
 		c.r.MySQL.Claims++
 		at := "coupon_claims row " + x.id
-		o, ok := c.b.orders[x.order]
+		o, ok := c.mysql.orders[x.order]
 		switch {
 		case !ok:
 			c.find(eqClaims, x.order, at, byHand, "the claim is of an order that has no row")
@@ -197,7 +197,7 @@ func (c *comparison) claims() {
 		}
 		units[x.order]++
 	}
-	for id, o := range c.b.orders {
+	for id, o := range c.mysql.orders {
 		if n := units[id]; o.status == wire.Issued && n != o.quantity {
 			c.find(eqClaims, id, c.row("coupon_claims"), byHand, "the order was issued %d units and has %d claims", o.quantity, n)
 		}
@@ -240,7 +240,7 @@ var rowsOf = map[wire.OrderStatus]int{
 func (c *comparison) ledger() {
 	var available, locked int64
 	rows := map[string]int{}
-	for _, e := range c.b.ledger {
+	for _, e := range c.mysql.ledger {
 		available += e.available.by
 		locked += e.locked.by
 		at := "ledger row " + strconv.FormatInt(e.id, 10)
@@ -252,7 +252,7 @@ func (c *comparison) ledger() {
 			continue
 		}
 		rows[e.ref] |= kind
-		o, ok := c.b.orders[e.ref]
+		o, ok := c.mysql.orders[e.ref]
 		if !ok {
 			c.find(eqLedger, e.ref, at, byHand, "the ledger says %q of an order that has no row", e.kind)
 			continue
@@ -261,7 +261,7 @@ func (c *comparison) ledger() {
 			c.find(eqLedger, e.ref, at, byHand, "%q of an order of %d units changed available by %d and locked by %d", e.kind, o.quantity, e.available.by, e.locked.by)
 		}
 	}
-	for id, o := range c.b.orders {
+	for id, o := range c.mysql.orders {
 		got, want := rows[id], rowsOf[o.status]
 		if ends := got & (rowPay | rowCancel | rowExpire); ends&(ends-1) != 0 {
 			c.find(eqOnce, id, c.row("ledger"), byHand, "the order is %s, and the ledger says that it ended more than once: %s", o.status, rowNames(got))
@@ -269,9 +269,9 @@ func (c *comparison) ledger() {
 			c.find(eqLedger, id, c.row("ledger"), byHand, "the order is %s, which takes the ledger rows: %s; it has: %s", o.status, rowNames(want), rowNames(got))
 		}
 	}
-	if available != c.b.available || locked != c.b.locked {
+	if available != c.mysql.available || locked != c.mysql.locked {
 		c.find(eqLedger, "", c.row("ledger"), byHand, "its changes add up to available %d and locked %d, the stock row has %d and %d%s",
-			available, locked, c.b.available, c.b.locked, gap(c.b.ledger))
+			available, locked, c.mysql.available, c.mysql.locked, gap(c.mysql.ledger))
 	}
 }
 
@@ -302,8 +302,8 @@ func gap(ledger []entry) string {
 }
 
 func (c *comparison) sku() {
-	k := c.b.skuUnits
-	at := "skus row " + strconv.FormatInt(c.b.sku, 10)
+	k := c.mysql.skuUnits
+	at := "skus row " + strconv.FormatInt(c.mysql.sku, 10)
 	if k.available+k.allotted+k.locked+k.sold != k.total {
 		c.find(eqSKU, "", at, byHand, "available %d + allotted %d + locked %d + sold %d is not total %d", k.available, k.allotted, k.locked, k.sold, k.total)
 	}

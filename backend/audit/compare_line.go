@@ -7,14 +7,14 @@ import (
 // offers: MySQL has an offer if and only if it has its order, which is its user's and one unit.
 func (c *comparison) offers() {
 	offers := map[string]place{}
-	for _, p := range c.b.line {
+	for _, p := range c.mysql.line {
 		if p.state == "offered" {
 			offers[p.order] = p
-			if o, ok := c.b.orders[p.order]; !ok || o.uid != p.uid || o.quantity != 1 {
+			if o, ok := c.mysql.orders[p.order]; !ok || o.uid != p.uid || o.quantity != 1 {
 				c.find(eqOffer, p.order, "standby of uid "+p.uid, byHand, "uid %s was offered an order that MySQL does not have, or of %d units for uid %q", p.uid, o.quantity, o.uid)
 			}
 		}
-		if _, ok := c.b.orders[p.order]; ok && p.state == "waiting" {
+		if _, ok := c.mysql.orders[p.order]; ok && p.state == "waiting" {
 			c.find(eqOffer, p.order, "standby of uid "+p.uid, byHand, "uid %s waits in line, and the order of the offer is there", p.uid)
 		}
 	}
@@ -24,11 +24,11 @@ func (c *comparison) offers() {
 // While nobody waits the public gets it. A deviation younger than the bound is under way.
 func (c *comparison) line() {
 	s, after, now := c.before.State, c.after.State, c.now.UnixMilli()
-	d := c.b.definition
+	d := c.mysql.definition
 	if d.Paused || d.Closed || now < d.Starts || now >= d.Ends {
 		return
 	}
-	since := max(c.b.settledAt, d.Starts) // units may have come, or the line moved, as late as this
+	since := max(c.mysql.settledAt, d.Starts) // units may have come, or the line moved, as late as this
 	for _, t := range d.Later {
 		if t.At <= now {
 			since = max(since, t.At)
@@ -36,10 +36,10 @@ func (c *comparison) line() {
 	}
 	held := byID(c.before.Orders)
 	var first *place
-	for i, p := range c.b.line {
+	for i, p := range c.mysql.line {
 		since = max(since, p.changed)
 		if _, holds := held[p.order]; p.state == "waiting" && !holds && !p.refused && first == nil {
-			first = &c.b.line[i]
+			first = &c.mysql.line[i]
 		}
 	}
 	bound := c.bound.Milliseconds()

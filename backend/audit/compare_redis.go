@@ -11,7 +11,7 @@ import (
 
 // redis compares Redis with itself and with MySQL, and fills in where every unit is.
 func (c *comparison) redis() {
-	s, b := c.before.State, c.b
+	s, m := c.before.State, c.mysql
 	r := &c.r.Redis
 	r.Loaded, r.Gate, r.Epoch, r.Stock, r.Total = s.Present, s.Gate, s.Epoch, s.Stock, s.Total
 	r.Reservations, r.Outbox = len(c.before.Orders), len(c.before.Outbox)
@@ -25,7 +25,7 @@ func (c *comparison) redis() {
 	case !s.Present:
 		c.find(eqLoaded, "", c.key("state"), c.rebuild(), "the sale is not in Redis")
 	case !open(s) || !open(c.after.State):
-		c.find(eqLoaded, "", c.key("state"), "wait until the reconciler is done; if it does not come to an end, see /-/ready and the log of the backend, and run backend rebuild --sale "+strconv.FormatInt(b.sale, 10),
+		c.find(eqLoaded, "", c.key("state"), "wait until the reconciler is done; if it does not come to an end, see /-/ready and the log of the backend, and run backend rebuild --sale "+strconv.FormatInt(m.sale, 10),
 			"the gate is %q, then %q: the sale is being reconciled", s.Gate, c.after.State.Gate)
 	default:
 		c.state()
@@ -37,28 +37,28 @@ func (c *comparison) redis() {
 
 // state: the counters, the epoch and the definition.
 func (c *comparison) state() {
-	s, b := c.before.State, c.b
+	s, m := c.before.State, c.mysql
 	if s.Stock+c.r.Redis.Reserved != s.Total || s.Stock < 0 {
 		c.find(eqStock, "", c.key("state"), c.rebuild(), "stock %d + reserved %d is not total %d", s.Stock, c.r.Redis.Reserved, s.Total)
 	}
-	if total := s.Total + c.unapplied(); total != b.total {
-		c.find(eqTotals, "", c.key("state"), c.rebuild(), "total %d in Redis, %d of it in changes that are under way, is not total %d in MySQL", total, c.unapplied(), b.total)
+	if total := s.Total + c.unapplied(); total != m.total {
+		c.find(eqTotals, "", c.key("state"), c.rebuild(), "total %d in Redis, %d of it in changes that are under way, is not total %d in MySQL", total, c.unapplied(), m.total)
 	}
-	if s.Epoch > b.epoch || c.after.State.Epoch < b.epoch {
-		c.find(eqEpoch, "", c.key("state"), c.rebuild(), "epoch %d in Redis, then %d in MySQL, then %d in Redis", s.Epoch, b.epoch, c.after.State.Epoch)
+	if s.Epoch > m.epoch || c.after.State.Epoch < m.epoch {
+		c.find(eqEpoch, "", c.key("state"), c.rebuild(), "epoch %d in Redis, then %d in MySQL, then %d in Redis", s.Epoch, m.epoch, c.after.State.Epoch)
 	}
-	if b.redefining || s.Version != c.after.State.Version {
+	if m.redefining || s.Version != c.after.State.Version {
 		return // a change is under way
 	}
-	if !reflect.DeepEqual(s.Definition, b.definition) {
-		c.find(eqDefinition, "", c.key("state"), c.rebuild(), "Redis has %+v, MySQL %+v", s.Definition, b.definition)
+	if !reflect.DeepEqual(s.Definition, m.definition) {
+		c.find(eqDefinition, "", c.key("state"), c.rebuild(), "Redis has %+v, MySQL %+v", s.Definition, m.definition)
 	}
 }
 
 // unapplied is the units of admin changes that were not in Redis's stock at the first reading.
 func (c *comparison) unapplied() int64 {
 	var n int64
-	for _, a := range c.b.adjusts {
+	for _, a := range c.mysql.adjusts {
 		if !c.before.Applied[a.intent] {
 			n += a.units
 		}
@@ -97,14 +97,24 @@ func (c *comparison) buyers() {
 
 // orders: R = L ∪ (O \ M), order by order, and where each unit is counted.
 func (c *comparison) orders() {
-	b := c.b
 	first, second := byID(c.before.Orders), byID(c.after.Orders)
-	inOutbox, stillInOutbox := entries(c.before.Outbox), entries(c.after.Outbox)
 	readable := open(c.before.State) && open(c.after.State) // else reservations come and go
+	back := c.reserved(first, second, readable)
+	since := c.unreserved(first, second, readable)
+	c.outbox(first, readable)
+	c.r.Available = c.before.State.Stock + back - since + c.unapplied()
+	if sum := c.r.Available + c.r.Queued + c.r.Locked + c.r.Sold; sum != c.r.Total && len(c.r.Findings) == 0 {
+		c.find(eqAll, "", c.row("orders"), "audit again; if it stays, "+c.rebuild(), "%d + %d + %d + %d is %d, not %d",
+			c.r.Available, c.r.Queued, c.r.Locked, c.r.Sold, sum, c.r.Total)
+	}
+}
 
-	var back int64 // units of ended orders that the first reading still had reserved
+// reserved: each reservation is of a live order, of one in the outbox, or of one that ended and is about to be released. It
+// returns the units of orders that ended and that the first reading still had reserved.
+func (c *comparison) reserved(first, second map[string]reserve.Held, readable bool) (back int64) {
+	m, inOutbox := c.mysql, entries(c.before.Outbox)
 	for id, h := range first {
-		o, ok := b.orders[id]
+		o, ok := m.orders[id]
 		switch {
 		case !ok:
 			if _, queued := inOutbox[id]; !queued && readable {
@@ -115,7 +125,7 @@ func (c *comparison) orders() {
 				c.find(eqOrders, id, c.key("orders"), c.rebuild(), "Redis has %d units for uid %s, MySQL has %d units for uid %s", h.Quantity, h.UID, o.quantity, o.uid)
 			}
 		default:
-			if _, still := second[id]; !still || b.releasing[id] {
+			if _, still := second[id]; !still || m.releasing[id] {
 				back += int64(h.Quantity)
 			} else if readable {
 				c.find(eqOrders, id, c.key("orders"), c.rebuild(), "the order is %s in MySQL, no release of it is under way, and it still holds %d units in Redis", o.status, h.Quantity)
@@ -123,18 +133,21 @@ func (c *comparison) orders() {
 		}
 	}
 	for id, h := range second { // reserved since; not in the outbox and not in MySQL cannot be told apart yet
-		if o, ok := b.orders[id]; ok && !o.status.Live() && !b.releasing[id] && readable {
+		if o, ok := m.orders[id]; ok && !o.status.Live() && !m.releasing[id] && readable {
 			if _, before := first[id]; !before {
 				c.find(eqOrders, id, c.key("orders"), c.rebuild(), "the order is %s in MySQL, no release of it is under way, and it holds %d units in Redis", o.status, h.Quantity)
 			}
 		}
 	}
+	return back
+}
 
-	var since int64 // units of live orders that were reserved after the first reading
-	for id, o := range b.orders {
+// unreserved: each live order is reserved. It returns the units of those that were reserved after the first reading.
+func (c *comparison) unreserved(first, second map[string]reserve.Held, readable bool) (since int64) {
+	for id, o := range c.mysql.orders {
 		_, in1 := first[id]
 		_, in2 := second[id]
-		if b.releasing[id] {
+		if c.mysql.releasing[id] {
 			c.r.MySQL.Releasing += o.quantity
 		}
 		if !o.status.Live() || in1 {
@@ -146,12 +159,17 @@ func (c *comparison) orders() {
 			c.find(eqOrders, id, c.key("orders"), c.rebuild(), "the order is %s in MySQL with %d units, which Redis does not have reserved: it could sell them again", o.status, o.quantity)
 		}
 	}
+	return since
+}
 
-	for id, e := range inOutbox {
-		if o, ok := b.orders[id]; ok {
+// outbox: each of its orders is reserved, and is settled and retired within the bound.
+func (c *comparison) outbox(first map[string]reserve.Held, readable bool) {
+	still := entries(c.after.Outbox)
+	for id, e := range entries(c.before.Outbox) {
+		if o, ok := c.mysql.orders[id]; ok {
 			c.r.Redis.Unretired++
 			if age := c.now.UnixMilli() - o.decided; age > c.bound.Milliseconds() && o.decided > 0 {
-				if _, ok := stillInOutbox[id]; ok {
+				if _, ok := still[id]; ok {
 					c.find(eqRetired, id, c.key("outbox"), "it is delivered once more, found in MySQL and retired as soon as a relay and a consumer run and reach Redis: see backend queue",
 						"the order is %s in MySQL for %.1f s and its entry %s is still there; the bound is %s", o.status, float64(age)/1000, e.Entry, c.bound)
 				}
@@ -167,17 +185,11 @@ func (c *comparison) orders() {
 			}
 		}
 		if age := c.now.UnixMilli() - e.At; age > c.bound.Milliseconds() {
-			if _, ok := stillInOutbox[id]; ok {
+			if _, ok := still[id]; ok {
 				c.find(eqQueued, id, c.key("outbox"), "see backend queue: is the broker up, does a consumer run, does MySQL answer? Nothing is lost: the order is settled as soon as they do. If it is in backend dead-letters, MySQL refuses it: the reason stands there",
 					"queued for %.1f s, the bound is %s", float64(age)/1000, c.bound)
 			}
 		}
-	}
-
-	c.r.Available = c.before.State.Stock + back - since + c.unapplied()
-	if sum := c.r.Available + c.r.Queued + c.r.Locked + c.r.Sold; sum != c.r.Total && len(c.r.Findings) == 0 {
-		c.find(eqAll, "", c.row("orders"), "audit again; if it stays, "+c.rebuild(), "%d + %d + %d + %d is %d, not %d",
-			c.r.Available, c.r.Queued, c.r.Locked, c.r.Sold, sum, c.r.Total)
 	}
 }
 
@@ -197,10 +209,10 @@ func (c *comparison) nowhere(h reserve.Held) {
 func (c *comparison) traced(id string) bool {
 	if c.traces == nil {
 		c.traces = map[string]bool{}
-		for _, s := range c.b.slots {
+		for _, s := range c.mysql.slots {
 			c.traces[s.order] = true
 		}
-		for _, e := range c.b.ledger {
+		for _, e := range c.mysql.ledger {
 			if rowKinds[e.kind] != 0 {
 				c.traces[e.ref] = true
 			}

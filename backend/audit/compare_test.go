@@ -16,7 +16,7 @@ import (
 // reading is what one audit reads; each test spoils it a little.
 type reading struct {
 	before, after reserve.Snapshot
-	books         books
+	mysql         saleRows
 }
 
 const bound = 30 * time.Second
@@ -26,9 +26,9 @@ var now = time.UnixMilli(1_800_000_000_000).UTC()
 // life is a balanced sale of 100: a is queued, b is settled and not retired, c is unpaid, d is paid, e is cancelled and
 // its release under way, f is expired, g is rejected.
 func life() *reading {
-	r := &reading{books: books{sale: 7, sku: 3, kind: wire.Goods, limit: 2, total: 100, available: 93, locked: 4, sold: 3, epoch: 1,
+	r := &reading{mysql: saleRows{sale: 7, sku: 3, kind: wire.Goods, limit: 2, total: 100, available: 93, locked: 4, sold: 3, epoch: 1,
 		orders: map[string]order{}, releasing: map[string]bool{"e": true}, openIntents: 1, skuUnits: skuUnits{total: 150, available: 50, allotted: 100, sales: 100}}}
-	r.books.definition = reserve.Definition{Version: 4, Starts: 1, Ends: 2, Limit: 2}
+	r.mysql.definition = reserve.Definition{Version: 4, Starts: 1, Ends: 2, Limit: 2}
 	r.book("allot", "create", 100, 0)
 	add := func(id string, quantity int, status wire.OrderStatus, inRedis, inOutbox bool) {
 		uid, slots := "u-"+id, "1"
@@ -45,7 +45,7 @@ func life() *reading {
 			return
 		}
 		n := int64(quantity)
-		r.books.orders[id] = order{uid: uid, quantity: n, status: status, at: now.UnixMilli() - 1000}
+		r.mysql.orders[id] = order{uid: uid, quantity: n, status: status, at: now.UnixMilli() - 1000}
 		if status == wire.Rejected {
 			return
 		}
@@ -60,7 +60,7 @@ func life() *reading {
 		}
 		if status.Live() {
 			for i := range quantity {
-				r.books.slots = append(r.books.slots, slot{uid, i + 1, id})
+				r.mysql.slots = append(r.mysql.slots, slot{uid, i + 1, id})
 			}
 		}
 	}
@@ -80,7 +80,7 @@ func life() *reading {
 		}
 		r.before.Buyers[h.UID] = strings.Join(pairs, ",")
 	}
-	r.before.State = reserve.State{Definition: r.books.definition, Present: true, Gate: lua.GateOpen, Token: 1, Epoch: 1, Stock: 89, Total: 100}
+	r.before.State = reserve.State{Definition: r.mysql.definition, Present: true, Gate: lua.GateOpen, Token: 1, Epoch: 1, Stock: 89, Total: 100}
 	r.before.Applied = map[int64]bool{}
 	r.after = r.before
 	return r
@@ -88,15 +88,15 @@ func life() *reading {
 
 func (r *reading) book(kind, ref string, available, locked int64) {
 	var last entry
-	if n := len(r.books.ledger); n > 0 {
-		last = r.books.ledger[n-1]
+	if n := len(r.mysql.ledger); n > 0 {
+		last = r.mysql.ledger[n-1]
 	}
-	r.books.ledger = append(r.books.ledger, entry{id: last.id + 1, kind: kind, ref: ref,
+	r.mysql.ledger = append(r.mysql.ledger, entry{id: last.id + 1, kind: kind, ref: ref,
 		available: change{last.available.after, available, last.available.after + available},
 		locked:    change{last.locked.after, locked, last.locked.after + locked}})
 }
 
-func (r *reading) compare() Result { return compare(r.before, r.after, r.books, now, bound) }
+func (r *reading) compare() Result { return compare(r.before, r.after, r.mysql, now, bound) }
 
 // without is list without the order.
 func without(list []reserve.Held, id string) []reserve.Held {
@@ -133,26 +133,26 @@ func TestWhatIsUnderWayIsNoFinding(t *testing.T) {
 			n := reserve.Held{ID: "n", UID: "u-n", Quantity: 1, Slots: "1", Entry: "2-1"}
 			r.after.Orders = append(slices.Clone(r.after.Orders), n)
 			r.after.State.Stock--
-			r.books.orders["n"] = order{uid: "u-n", quantity: 1, status: wire.PendingPayment, at: now.UnixMilli() - 1000}
-			r.books.slots = append(r.books.slots, slot{"u-n", 1, "n"})
+			r.mysql.orders["n"] = order{uid: "u-n", quantity: 1, status: wire.PendingPayment, at: now.UnixMilli() - 1000}
+			r.mysql.slots = append(r.mysql.slots, slot{"u-n", 1, "n"})
 			r.book("order", "n", -1, 1)
-			r.books.available--
-			r.books.locked++
+			r.mysql.available--
+			r.mysql.locked++
 		},
 		"reserved between the readings": func(r *reading) {
 			r.after.Orders = append(slices.Clone(r.after.Orders), reserve.Held{ID: "n", UID: "u-n", Quantity: 1, Slots: "1", Entry: "2-1"})
 			r.after.State.Stock--
 		},
 		"settled and retired between the readings": func(r *reading) {
-			r.books.orders["a"] = order{uid: "u-a", quantity: 2, status: wire.PendingPayment, at: now.UnixMilli() - 1000}
-			r.books.slots = append(r.books.slots, slot{"u-a", 1, "a"}, slot{"u-a", 2, "a"})
+			r.mysql.orders["a"] = order{uid: "u-a", quantity: 2, status: wire.PendingPayment, at: now.UnixMilli() - 1000}
+			r.mysql.slots = append(r.mysql.slots, slot{"u-a", 1, "a"}, slot{"u-a", 2, "a"})
 			r.book("order", "a", -2, 2)
-			r.books.available -= 2
-			r.books.locked += 2
+			r.mysql.available -= 2
+			r.mysql.locked += 2
 			r.after.Outbox = nil
 		},
 		"released between the readings": func(r *reading) {
-			r.books.releasing = nil
+			r.mysql.releasing = nil
 			r.after.Orders = without(r.after.Orders, "e")
 			r.after.State.Stock += 2
 		},
@@ -161,33 +161,33 @@ func TestWhatIsUnderWayIsNoFinding(t *testing.T) {
 			r.after.State.Stock += 2
 		},
 		"a restock that is not in Redis yet": func(r *reading) {
-			r.books.adjusts = []adjust{{11, 50}}
-			r.books.openIntents++
-			r.books.total += 50
-			r.books.available += 50
+			r.mysql.adjusts = []adjust{{11, 50}}
+			r.mysql.openIntents++
+			r.mysql.total += 50
+			r.mysql.available += 50
 			r.book("restock", "intent:11", 50, 0)
-			r.books.skuUnits.total += 50
-			r.books.skuUnits.allotted += 50
-			r.books.skuUnits.sales += 50
+			r.mysql.skuUnits.total += 50
+			r.mysql.skuUnits.allotted += 50
+			r.mysql.skuUnits.sales += 50
 		},
 		"a restock that is in Redis and not marked": func(r *reading) {
-			r.books.adjusts = []adjust{{11, 50}}
-			r.books.openIntents++
-			r.books.total += 50
-			r.books.available += 50
+			r.mysql.adjusts = []adjust{{11, 50}}
+			r.mysql.openIntents++
+			r.mysql.total += 50
+			r.mysql.available += 50
 			r.book("restock", "intent:11", 50, 0)
-			r.books.skuUnits.total += 50
-			r.books.skuUnits.allotted += 50
-			r.books.skuUnits.sales += 50
+			r.mysql.skuUnits.total += 50
+			r.mysql.skuUnits.allotted += 50
+			r.mysql.skuUnits.sales += 50
 			r.before.Applied = map[int64]bool{11: true}
 			r.before.State.Total += 50
 			r.before.State.Stock += 50
 		},
 		"a definition that is not in Redis yet": func(r *reading) {
-			r.books.definition.Version++
-			r.books.definition.Paused = true
-			r.books.redefining = true
-			r.books.openIntents++
+			r.mysql.definition.Version++
+			r.mysql.definition.Paused = true
+			r.mysql.redefining = true
+			r.mysql.openIntents++
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -203,9 +203,9 @@ func TestEveryBrokenEquationIsFound(t *testing.T) {
 		spoil func(*reading)
 		want  []string // equation and order of a finding
 	}{
-		"oversold":                        {func(r *reading) { r.books.total, r.books.available = 6, -1 }, []string{eqLive + ":"}},
-		"stock row does not add up":       {func(r *reading) { r.books.available++ }, []string{eqUnits + ":", eqLedger + ":"}},
-		"a release that is not under way": {func(r *reading) { r.books.releasing = nil }, []string{eqOrders + ":e"}},
+		"oversold":                        {func(r *reading) { r.mysql.total, r.mysql.available = 6, -1 }, []string{eqLive + ":"}},
+		"stock row does not add up":       {func(r *reading) { r.mysql.available++ }, []string{eqUnits + ":", eqLedger + ":"}},
+		"a release that is not under way": {func(r *reading) { r.mysql.releasing = nil }, []string{eqOrders + ":e"}},
 		"neither queued nor in MySQL": {func(r *reading) {
 			r.before.Outbox = slices.DeleteFunc(slices.Clone(r.before.Outbox), func(e queued.Entry) bool { return e.ID == "a" })
 		}, []string{eqOrders + ":a"}},
@@ -220,7 +220,7 @@ func TestEveryBrokenEquationIsFound(t *testing.T) {
 			r.before.State.Stock += 2
 		}, []string{eqOrders + ":a"}},
 		"another quantity": {func(r *reading) {
-			r.books.orders["c"] = order{uid: "u-c", quantity: 1, status: wire.PendingPayment, at: now.UnixMilli() - 1000}
+			r.mysql.orders["c"] = order{uid: "u-c", quantity: 1, status: wire.PendingPayment, at: now.UnixMilli() - 1000}
 		}, []string{eqOrders + ":c", eqSlots + ":c", eqLedger + ":c", eqLive + ":"}},
 		"queued too long": {func(r *reading) {
 			r.before.Outbox = slices.Clone(r.before.Outbox)
@@ -231,26 +231,26 @@ func TestEveryBrokenEquationIsFound(t *testing.T) {
 		"stock field":                  {func(r *reading) { r.before.State.Stock++ }, []string{eqStock + ":"}},
 		"total field":                  {func(r *reading) { r.before.State.Total++ }, []string{eqStock + ":", eqTotals + ":"}},
 		"an epoch of the future":       {func(r *reading) { r.before.State.Epoch, r.after.State.Epoch = 2, 2 }, []string{eqEpoch + ":"}},
-		"an epoch of the past":         {func(r *reading) { r.books.epoch = 2 }, []string{eqEpoch + ":"}},
+		"an epoch of the past":         {func(r *reading) { r.mysql.epoch = 2 }, []string{eqEpoch + ":"}},
 		"a window changed by hand":     {func(r *reading) { r.before.State.Ends, r.after.State.Ends = 9, 9 }, []string{eqDefinition + ":"}},
 		"a buyer's slot lost":          {func(r *reading) { r.before.Buyers["u-c"] = "1=c" }, []string{eqBuyers + ":c"}},
 		"a buyer's slot too many":      {func(r *reading) { r.before.Buyers["u-x"] = "1=x" }, []string{eqBuyers + ":x"}},
-		"a slot row lost":              {func(r *reading) { r.books.slots = r.books.slots[1:] }, []string{eqSlots + ":b"}},
-		"a slot row of nobody":         {func(r *reading) { r.books.slots = append(r.books.slots, slot{"u-x", 1, "x"}) }, []string{eqSlots + ":x"}},
-		"a slot row of one that ended": {func(r *reading) { r.books.slots = append(r.books.slots, slot{"u-f", 1, "f"}) }, []string{eqSlots + ":f"}},
-		"a slot row of another buyer":  {func(r *reading) { r.books.slots[0].uid = "u-x" }, []string{eqSlots + ":b"}},
+		"a slot row lost":              {func(r *reading) { r.mysql.slots = r.mysql.slots[1:] }, []string{eqSlots + ":b"}},
+		"a slot row of nobody":         {func(r *reading) { r.mysql.slots = append(r.mysql.slots, slot{"u-x", 1, "x"}) }, []string{eqSlots + ":x"}},
+		"a slot row of one that ended": {func(r *reading) { r.mysql.slots = append(r.mysql.slots, slot{"u-f", 1, "f"}) }, []string{eqSlots + ":f"}},
+		"a slot row of another buyer":  {func(r *reading) { r.mysql.slots[0].uid = "u-x" }, []string{eqSlots + ":b"}},
 		"over the limit": {func(r *reading) {
-			r.books.limit = 1
-			r.books.definition.Limit = 1
+			r.mysql.limit = 1
+			r.mysql.definition.Limit = 1
 			r.before.State.Limit = 1
 			r.after.State.Limit = 1
 		}, []string{eqLimit + ":"}},
-		"a ledger row lost":              {func(r *reading) { r.books.ledger = slices.Delete(r.books.ledger, 2, 3) }, []string{eqLedger + ":", eqLedger + ":c"}},
-		"the last ledger row lost":       {func(r *reading) { r.books.ledger = r.books.ledger[:len(r.books.ledger)-1] }, []string{eqLedger + ":", eqLedger + ":f"}},
-		"a ledger row that does not add": {func(r *reading) { r.books.ledger[1].available.after++ }, []string{eqLedger + ":"}},
+		"a ledger row lost":              {func(r *reading) { r.mysql.ledger = slices.Delete(r.mysql.ledger, 2, 3) }, []string{eqLedger + ":", eqLedger + ":c"}},
+		"the last ledger row lost":       {func(r *reading) { r.mysql.ledger = r.mysql.ledger[:len(r.mysql.ledger)-1] }, []string{eqLedger + ":", eqLedger + ":f"}},
+		"a ledger row that does not add": {func(r *reading) { r.mysql.ledger[1].available.after++ }, []string{eqLedger + ":"}},
 		"paid and cancelled":             {func(r *reading) { r.book("cancel", "d", 2, -2) }, []string{eqOnce + ":d"}},
-		"an order row lost":              {func(r *reading) { delete(r.books.orders, "c") }, []string{eqOrders + ":c", eqLedger + ":c", eqSlots + ":c", eqLive + ":"}},
-		"a SKU's allotment":              {func(r *reading) { r.books.skuUnits.allotted++ }, []string{eqSKU + ":"}},
+		"an order row lost":              {func(r *reading) { delete(r.mysql.orders, "c") }, []string{eqOrders + ":c", eqLedger + ":c", eqSlots + ":c", eqLive + ":"}},
+		"a SKU's allotment":              {func(r *reading) { r.mysql.skuUnits.allotted++ }, []string{eqSKU + ":"}},
 		"not in Redis":                   {func(r *reading) { r.before, r.after = reserve.Snapshot{}, reserve.Snapshot{} }, []string{eqLoaded + ":"}},
 		"the gate is closed":             {func(r *reading) { r.after.State.Gate = lua.GateShut }, []string{eqLoaded + ":"}},
 		"rubbish in the outbox":          {func(r *reading) { r.before.Bad = []error{fmt.Errorf("outbox entry 9-9 is no order")} }, []string{eqOrders + ":"}},
@@ -277,13 +277,13 @@ func TestAnArchivedSaleNeedsNoRedis(t *testing.T) {
 	archived := func() *reading {
 		r := life()
 		for _, id := range []string{"b", "c"} {
-			o := r.books.orders[id]
+			o := r.mysql.orders[id]
 			o.status = wire.Paid
-			r.books.orders[id] = o
+			r.mysql.orders[id] = o
 			r.book("pay", id, 0, -o.quantity)
 		}
-		r.books.locked, r.books.sold = 0, 7
-		r.books.archived, r.books.releasing, r.books.openIntents = true, map[string]bool{}, 0
+		r.mysql.locked, r.mysql.sold = 0, 7
+		r.mysql.archived, r.mysql.releasing, r.mysql.openIntents = true, map[string]bool{}, 0
 		r.before, r.after = reserve.Snapshot{}, reserve.Snapshot{}
 		return r
 	}
@@ -292,13 +292,13 @@ func TestAnArchivedSaleNeedsNoRedis(t *testing.T) {
 		spoil func(*reading)
 		want  string // the order that a finding names; "-" for one that names none, "" for no finding
 	}{
-		"its keys are on their way out": {func(r *reading) { r.before.Keys, r.after.Keys, r.books.archiving = 6, 6, true }, ""},
+		"its keys are on their way out": {func(r *reading) { r.before.Keys, r.after.Keys, r.mysql.archiving = 6, 6, true }, ""},
 		"its keys left in between":      {func(r *reading) { r.before.Keys = 6 }, ""},
 		"its keys are in Redis":         {func(r *reading) { r.before.Keys, r.after.Keys = 1, 1 }, "-"},
 		"an order is unpaid": {func(r *reading) {
-			o := r.books.orders["b"]
+			o := r.mysql.orders["b"]
 			o.status = wire.PendingPayment
-			r.books.orders["b"] = o
+			r.mysql.orders["b"] = o
 		}, "b"},
 		"an order was queued": {func(r *reading) {
 			r.after.Outbox = []queued.Entry{{ID: "n", Sale: 7, UID: "u-n", Quantity: 1}, {ID: "b", Sale: 7, UID: "u-b", Quantity: 2}}
@@ -322,7 +322,7 @@ func TestAnArchivedSaleNeedsNoRedis(t *testing.T) {
 func TestFindingsAreBounded(t *testing.T) {
 	r := life()
 	for i := range 500 {
-		r.books.slots = append(r.books.slots, slot{"u", i, fmt.Sprint("x", i)})
+		r.mysql.slots = append(r.mysql.slots, slot{"u", i, fmt.Sprint("x", i)})
 	}
 	got := bounded(r.compare())
 	if n := len(got.Findings); n != maxFindings+1 || !strings.Contains(got.Findings[maxFindings].Detail, "400 findings more") {

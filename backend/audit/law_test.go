@@ -19,7 +19,7 @@ import (
 // system is a sale as Redis and MySQL have it, moved by the steps that really move it, each atomic where the real one is.
 type system struct {
 	redis  reserve.Snapshot
-	books  books
+	mysql  saleRows
 	open   map[string]bool // releases to do in Redis
 	done   []string        // releases done in Redis, not marked
 	adjust []adjust        // to do in Redis
@@ -29,26 +29,26 @@ type system struct {
 
 func newSystem(stock int64) *system {
 	s := &system{open: map[string]bool{}, clock: now.UnixMilli()}
-	s.books = books{sale: 7, sku: 3, kind: wire.Goods, limit: 2, total: stock, available: stock, epoch: 1,
+	s.mysql = saleRows{sale: 7, sku: 3, kind: wire.Goods, limit: 2, total: stock, available: stock, epoch: 1,
 		orders: map[string]order{}, releasing: map[string]bool{}, skuUnits: skuUnits{total: stock, allotted: stock, sales: stock},
 		definition: reserve.Definition{Version: 1, Starts: 1, Ends: 2, Limit: 2}}
 	s.book("allot", "create", stock, 0)
 	s.redis = reserve.Snapshot{Buyers: map[string]string{}, Applied: map[int64]bool{},
-		State: reserve.State{Definition: s.books.definition, Present: true, Gate: lua.GateOpen, Token: 1, Epoch: 1, Stock: stock, Total: stock}}
+		State: reserve.State{Definition: s.mysql.definition, Present: true, Gate: lua.GateOpen, Token: 1, Epoch: 1, Stock: stock, Total: stock}}
 	return s
 }
 
 func (s *system) book(kind, ref string, available, locked int64) {
-	r := reading{books: s.books}
+	r := reading{mysql: s.mysql}
 	r.book(kind, ref, available, locked)
-	s.books.ledger = r.books.ledger
+	s.mysql.ledger = r.mysql.ledger
 }
 
 // press is sale_reserve.lua.
 func (s *system) press(uid string, quantity int) {
 	held := s.redis.Buyers[uid]
 	taken := strings.Count(held, "=")
-	if taken+quantity > s.books.limit || s.redis.State.Stock < int64(quantity) {
+	if taken+quantity > s.mysql.limit || s.redis.State.Stock < int64(quantity) {
 		return
 	}
 	s.made++
@@ -69,46 +69,46 @@ func (s *system) press(uid string, quantity int) {
 
 // settle is the consumer's transaction; a rejected order gets its release in the same one.
 func (s *system) settle(e queued.Entry, reject bool) {
-	if _, ok := s.books.orders[e.ID]; ok {
+	if _, ok := s.mysql.orders[e.ID]; ok {
 		return
 	}
 	n := int64(e.Quantity)
 	if reject {
-		s.books.orders[e.ID] = order{uid: e.UID, quantity: n, status: wire.Rejected, at: e.At}
+		s.mysql.orders[e.ID] = order{uid: e.UID, quantity: n, status: wire.Rejected, at: e.At}
 		s.intendRelease(e.ID)
 		return
 	}
-	s.books.orders[e.ID] = order{uid: e.UID, quantity: n, status: wire.PendingPayment, at: e.At}
+	s.mysql.orders[e.ID] = order{uid: e.UID, quantity: n, status: wire.PendingPayment, at: e.At}
 	for _, at := range strings.Split(e.Slots, ",") {
 		var number int
 		_, _ = fmt.Sscan(at, &number)
-		s.books.slots = append(s.books.slots, slot{e.UID, number, e.ID})
+		s.mysql.slots = append(s.mysql.slots, slot{e.UID, number, e.ID})
 	}
-	s.books.available -= n
-	s.books.locked += n
+	s.mysql.available -= n
+	s.mysql.locked += n
 	s.book("order", e.ID, -n, n)
 }
 
 func (s *system) intendRelease(id string) {
-	s.books.releasing[id] = true
-	s.books.openIntents++
+	s.mysql.releasing[id] = true
+	s.mysql.openIntents++
 	s.open[id] = true
 }
 
 func (s *system) pay(id string) {
-	o := s.books.orders[id]
-	s.books.orders[id] = order{uid: o.uid, quantity: o.quantity, status: wire.Paid, at: o.at}
-	s.books.locked -= o.quantity
-	s.books.sold += o.quantity
+	o := s.mysql.orders[id]
+	s.mysql.orders[id] = order{uid: o.uid, quantity: o.quantity, status: wire.Paid, at: o.at}
+	s.mysql.locked -= o.quantity
+	s.mysql.sold += o.quantity
 	s.book("pay", id, 0, -o.quantity)
 }
 
 func (s *system) end(id string, status wire.OrderStatus, kind string) {
-	o := s.books.orders[id]
-	s.books.orders[id] = order{uid: o.uid, quantity: o.quantity, status: status, at: o.at}
-	s.books.slots = slices.DeleteFunc(slices.Clone(s.books.slots), func(l slot) bool { return l.order == id })
-	s.books.locked -= o.quantity
-	s.books.available += o.quantity
+	o := s.mysql.orders[id]
+	s.mysql.orders[id] = order{uid: o.uid, quantity: o.quantity, status: status, at: o.at}
+	s.mysql.slots = slices.DeleteFunc(slices.Clone(s.mysql.slots), func(l slot) bool { return l.order == id })
+	s.mysql.locked -= o.quantity
+	s.mysql.available += o.quantity
 	s.book(kind, id, o.quantity, -o.quantity)
 	s.intendRelease(id)
 }
@@ -133,19 +133,19 @@ func (s *system) release(id string) {
 }
 
 func (s *system) restock(units int64) {
-	id := int64(len(s.books.adjusts) + 1)
-	s.books.adjusts = append(s.books.adjusts, adjust{id, units})
+	id := int64(len(s.mysql.adjusts) + 1)
+	s.mysql.adjusts = append(s.mysql.adjusts, adjust{id, units})
 	s.adjust = append(s.adjust, adjust{id, units})
-	s.books.openIntents++
-	s.books.total += units
-	s.books.available += units
-	s.books.skuUnits.total += units
-	s.books.skuUnits.allotted += units
-	s.books.skuUnits.sales += units
+	s.mysql.openIntents++
+	s.mysql.total += units
+	s.mysql.available += units
+	s.mysql.skuUnits.total += units
+	s.mysql.skuUnits.allotted += units
+	s.mysql.skuUnits.sales += units
 	s.book("restock", fmt.Sprintf("intent:%d", id), units, 0)
 }
 
-// snapshot and copyBooks are the two readings.
+// snapshot and copyRows are the two readings.
 func (s *system) snapshot() reserve.Snapshot {
 	c := s.redis
 	c.Orders, c.Outbox = slices.Clone(c.Orders), slices.Clone(c.Outbox)
@@ -153,8 +153,8 @@ func (s *system) snapshot() reserve.Snapshot {
 	return c
 }
 
-func (s *system) copyBooks() books {
-	b := s.books
+func (s *system) copyRows() saleRows {
+	b := s.mysql
 	b.orders, b.releasing = maps.Clone(b.orders), maps.Clone(b.releasing)
 	b.slots, b.ledger, b.adjusts = slices.Clone(b.slots), slices.Clone(b.ledger), slices.Clone(b.adjusts)
 	return b
@@ -163,8 +163,8 @@ func (s *system) copyBooks() books {
 // step does one thing that a live system does next.
 func (s *system) step(t *rapid.T) {
 	s.clock++
-	ids := slices.Sorted(maps.Keys(s.books.orders))
-	unpaid := slices.DeleteFunc(ids, func(id string) bool { return s.books.orders[id].status != wire.PendingPayment })
+	ids := slices.Sorted(maps.Keys(s.mysql.orders))
+	unpaid := slices.DeleteFunc(ids, func(id string) bool { return s.mysql.orders[id].status != wire.PendingPayment })
 	switch what := rapid.SampledFrom([]string{"press", "press", "settle", "settle", "retire", "pay", "cancel", "cancel", "expire", "release", "mark", "restock", "adjust"}).Draw(t, "step"); {
 	case what == "press":
 		s.press(rapid.SampledFrom([]string{"ann", "bob", "cyd", "dan"}).Draw(t, "uid"), rapid.IntRange(1, 2).Draw(t, "quantity"))
@@ -172,7 +172,7 @@ func (s *system) step(t *rapid.T) {
 		s.settle(rapid.SampledFrom(s.redis.Outbox).Draw(t, "entry"), rapid.IntRange(0, 9).Draw(t, "reject") == 0)
 	case what == "retire" && len(s.redis.Outbox) > 0:
 		i := rapid.IntRange(0, len(s.redis.Outbox)-1).Draw(t, "entry")
-		if _, settled := s.books.orders[s.redis.Outbox[i].ID]; settled {
+		if _, settled := s.mysql.orders[s.redis.Outbox[i].ID]; settled {
 			s.redis.Outbox = slices.Delete(slices.Clone(s.redis.Outbox), i, i+1)
 		}
 	case what == "pay" && len(unpaid) > 0:
@@ -184,8 +184,8 @@ func (s *system) step(t *rapid.T) {
 	case what == "release" && len(s.open) > 0:
 		s.release(rapid.SampledFrom(slices.Sorted(maps.Keys(s.open))).Draw(t, "order"))
 	case what == "mark" && len(s.done) > 0:
-		delete(s.books.releasing, s.done[0])
-		s.books.openIntents--
+		delete(s.mysql.releasing, s.done[0])
+		s.mysql.openIntents--
 		s.done = s.done[1:]
 	case what == "restock":
 		s.restock(rapid.Int64Range(1, 3).Draw(t, "units"))
@@ -211,7 +211,7 @@ func readings(t *rapid.T) (r reading, began time.Time) {
 	began = time.UnixMilli(s.clock).UTC()
 	r.before = s.snapshot()
 	live(10, "before MySQL's")
-	r.books = s.copyBooks()
+	r.mysql = s.copyRows()
 	live(10, "before the second reading")
 	r.after = s.snapshot()
 	return r, began
@@ -221,7 +221,7 @@ func readings(t *rapid.T) (r reading, began time.Time) {
 func TestALiveSystemAlwaysBalances(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		r, began := readings(t)
-		if got := compare(r.before, r.after, r.books, began, bound); !got.Balanced || got.Available+got.Queued+got.Locked+got.Sold != got.Total {
+		if got := compare(r.before, r.after, r.mysql, began, bound); !got.Balanced || got.Available+got.Queued+got.Locked+got.Sold != got.Total {
 			t.Fatalf("got %+v", got)
 		}
 	})
@@ -233,13 +233,13 @@ func TestOneUnitTooManyOrTooFewIsAlwaysFound(t *testing.T) {
 		r, began := readings(t)
 		by := rapid.SampledFrom([]int64{-1, 1}).Draw(t, "by")
 		fields := map[string]*int64{
-			"redis stock": &r.before.State.Stock, "redis total": &r.before.State.Total, "total": &r.books.total, "available": &r.books.available,
-			"locked": &r.books.locked, "sold": &r.books.sold, "allotted": &r.books.skuUnits.allotted,
-			"ledger": &r.books.ledger[rapid.IntRange(0, len(r.books.ledger)-1).Draw(t, "row")].available.by,
+			"redis stock": &r.before.State.Stock, "redis total": &r.before.State.Total, "total": &r.mysql.total, "available": &r.mysql.available,
+			"locked": &r.mysql.locked, "sold": &r.mysql.sold, "allotted": &r.mysql.skuUnits.allotted,
+			"ledger": &r.mysql.ledger[rapid.IntRange(0, len(r.mysql.ledger)-1).Draw(t, "row")].available.by,
 		}
 		name := rapid.SampledFrom(slices.Sorted(maps.Keys(fields))).Draw(t, "field")
 		*fields[name] += by
-		if got := compare(r.before, r.after, r.books, began, bound); got.Balanced {
+		if got := compare(r.before, r.after, r.mysql, began, bound); got.Balanced {
 			t.Fatalf("%s is off by %d, and it balances: %+v", name, by, got)
 		}
 	})

@@ -14,8 +14,8 @@ import (
 	"floodgate.internal/shared/wire"
 )
 
-// books is all that MySQL has of a sale, read at one moment.
-type books struct {
+// saleRows is all that MySQL has of a sale, read at one moment.
+type saleRows struct {
 	sale, sku   int64
 	kind        wire.SaleKind
 	limit       int
@@ -91,101 +91,101 @@ type skuUnits struct {
 }
 
 // read takes one consistent reading: a REPEATABLE READ transaction sees everything as of its first statement.
-func read(ctx context.Context, db *sql.DB, sale int64) (books, error) {
+func read(ctx context.Context, db *sql.DB, sale int64) (saleRows, error) {
 	tx, err := db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelRepeatableRead, ReadOnly: true})
 	if err != nil {
-		return books{}, fmt.Errorf("begin: %w", err)
+		return saleRows{}, fmt.Errorf("begin: %w", err)
 	}
 	defer tx.Rollback() //nolint:errcheck // it wrote nothing
-	b := books{sale: sale, orders: map[string]order{}, releasing: map[string]bool{}}
+	m := saleRows{sale: sale, orders: map[string]order{}, releasing: map[string]bool{}}
 	for _, step := range []func(context.Context, *sql.Tx) error{
-		b.readSale, b.readTranches, b.readOrders, b.readSlots, b.readClaims, b.readLedger, b.readIntents, b.readSKU, b.readLine,
+		m.readSale, m.readTranches, m.readOrders, m.readSlots, m.readClaims, m.readLedger, m.readIntents, m.readSKU, m.readLine,
 	} {
 		if err := step(ctx, tx); err != nil {
-			return books{}, err
+			return saleRows{}, err
 		}
 	}
-	return b, nil
+	return m, nil
 }
 
-func (b *books) readSale(ctx context.Context, tx *sql.Tx) error {
+func (m *saleRows) readSale(ctx context.Context, tx *sql.Tx) error {
 	var starts, ends time.Time
 	var closed, archived sql.NullTime
 	err := tx.QueryRowContext(ctx, `SELECT s.sku_id, s.kind, s.starts_at, s.ends_at, s.per_user_limit, s.paused OR NOT s.published, s.closed_at, s.archived_at,
 		s.version, k.total, k.available, k.locked, k.sold, k.epoch
-		FROM sales s JOIN sale_stock k ON k.sale_id = s.id WHERE s.id = ?`, b.sale).
-		Scan(&b.sku, &b.kind, &starts, &ends, &b.limit, &b.definition.Paused, &closed, &archived,
-			&b.definition.Version, &b.total, &b.available, &b.locked, &b.sold, &b.epoch)
+		FROM sales s JOIN sale_stock k ON k.sale_id = s.id WHERE s.id = ?`, m.sale).
+		Scan(&m.sku, &m.kind, &starts, &ends, &m.limit, &m.definition.Paused, &closed, &archived,
+			&m.definition.Version, &m.total, &m.available, &m.locked, &m.sold, &m.epoch)
 	if errors.Is(err, sql.ErrNoRows) {
 		return ErrUnknownSale
 	}
 	if err != nil {
 		return fmt.Errorf("its sale and stock rows: %w", err)
 	}
-	b.archived = archived.Valid
-	b.definition.Closed = closed.Valid
-	b.definition.Starts, b.definition.Ends, b.definition.Limit = starts.UnixMilli(), ends.UnixMilli(), b.limit
+	m.archived = archived.Valid
+	m.definition.Closed = closed.Valid
+	m.definition.Starts, m.definition.Ends, m.definition.Limit = starts.UnixMilli(), ends.UnixMilli(), m.limit
 	return nil
 }
 
-func (b *books) readTranches(ctx context.Context, tx *sql.Tx) error {
-	return each(ctx, tx, "tranches", `SELECT at, quantity FROM tranches WHERE sale_id = ? ORDER BY at`, b.sale, func(rows *sql.Rows) error {
+func (m *saleRows) readTranches(ctx context.Context, tx *sql.Tx) error {
+	return each(ctx, tx, "tranches", `SELECT at, quantity FROM tranches WHERE sale_id = ? ORDER BY at`, m.sale, func(rows *sql.Rows) error {
 		var at time.Time
 		var units int64
 		err := rows.Scan(&at, &units)
-		if ms := at.UnixMilli(); ms > b.definition.Starts {
-			b.definition.Later = append(b.definition.Later, reserve.Tranche{At: ms, Units: units})
+		if ms := at.UnixMilli(); ms > m.definition.Starts {
+			m.definition.Later = append(m.definition.Later, reserve.Tranche{At: ms, Units: units})
 		}
 		return err
 	})
 }
 
-func (b *books) readOrders(ctx context.Context, tx *sql.Tx) error {
-	return each(ctx, tx, "orders", `SELECT id, uid, quantity, status, created_at, decided_at, reason, COALESCE(idem_key, '') FROM orders WHERE sale_id = ?`, b.sale, func(rows *sql.Rows) error {
+func (m *saleRows) readOrders(ctx context.Context, tx *sql.Tx) error {
+	return each(ctx, tx, "orders", `SELECT id, uid, quantity, status, created_at, decided_at, reason, COALESCE(idem_key, '') FROM orders WHERE sale_id = ?`, m.sale, func(rows *sql.Rows) error {
 		var id string
 		var o order
 		var at, decided time.Time
 		err := rows.Scan(&id, &o.uid, &o.quantity, &o.status, &at, &decided, &o.reason, &o.key)
 		o.at, o.decided = at.UnixMilli(), decided.UnixMilli()
-		b.orders[id] = o
+		m.orders[id] = o
 		return err
 	})
 }
 
-func (b *books) readSlots(ctx context.Context, tx *sql.Tx) error {
-	return each(ctx, tx, "order_slots", `SELECT uid, slot, order_id FROM order_slots WHERE sale_id = ?`, b.sale, func(rows *sql.Rows) error {
+func (m *saleRows) readSlots(ctx context.Context, tx *sql.Tx) error {
+	return each(ctx, tx, "order_slots", `SELECT uid, slot, order_id FROM order_slots WHERE sale_id = ?`, m.sale, func(rows *sql.Rows) error {
 		var s slot
 		err := rows.Scan(&s.uid, &s.slot, &s.order)
-		b.slots = append(b.slots, s)
+		m.slots = append(m.slots, s)
 		return err
 	})
 }
 
-func (b *books) readClaims(ctx context.Context, tx *sql.Tx) error {
-	return each(ctx, tx, "coupon_claims", `SELECT id, order_id, uid, state, ended_at FROM coupon_claims WHERE sale_id = ?`, b.sale, func(rows *sql.Rows) error {
+func (m *saleRows) readClaims(ctx context.Context, tx *sql.Tx) error {
+	return each(ctx, tx, "coupon_claims", `SELECT id, order_id, uid, state, ended_at FROM coupon_claims WHERE sale_id = ?`, m.sale, func(rows *sql.Rows) error {
 		var x claim
 		var ended sql.NullTime
 		err := rows.Scan(&x.id, &x.order, &x.uid, &x.state, &ended)
 		x.ended = ended.Valid
-		b.claims = append(b.claims, x)
+		m.claims = append(m.claims, x)
 		return err
 	})
 }
 
-func (b *books) readLedger(ctx context.Context, tx *sql.Tx) error {
+func (m *saleRows) readLedger(ctx context.Context, tx *sql.Tx) error {
 	return each(ctx, tx, "ledger", `SELECT id, kind, ref, available_before, available_change, available_after,
-		locked_before, locked_change, locked_after FROM ledger WHERE sale_id = ? ORDER BY id`, b.sale, func(rows *sql.Rows) error {
+		locked_before, locked_change, locked_after FROM ledger WHERE sale_id = ? ORDER BY id`, m.sale, func(rows *sql.Rows) error {
 		var e entry
 		err := rows.Scan(&e.id, &e.kind, &e.ref, &e.available.before, &e.available.by, &e.available.after,
 			&e.locked.before, &e.locked.by, &e.locked.after)
-		b.ledger = append(b.ledger, e)
+		m.ledger = append(m.ledger, e)
 		return err
 	})
 }
 
-func (b *books) readIntents(ctx context.Context, tx *sql.Tx) error {
+func (m *saleRows) readIntents(ctx context.Context, tx *sql.Tx) error {
 	return each(ctx, tx, "intents", `SELECT id, kind, order_id, quantity, done_at FROM intents
-		WHERE sale_id = ? AND (done_at IS NULL OR kind = 'adjust')`, b.sale, func(rows *sql.Rows) error {
+		WHERE sale_id = ? AND (done_at IS NULL OR kind = 'adjust')`, m.sale, func(rows *sql.Rows) error {
 		var id, units int64
 		var kind, orderID string
 		var done sql.NullTime
@@ -193,37 +193,37 @@ func (b *books) readIntents(ctx context.Context, tx *sql.Tx) error {
 			return err
 		}
 		if !done.Valid {
-			b.openIntents++
+			m.openIntents++
 		}
 		switch kind {
 		case "release":
-			b.releasing[orderID] = true
+			m.releasing[orderID] = true
 		case "adjust":
-			b.adjusts = append(b.adjusts, adjust{id, units})
+			m.adjusts = append(m.adjusts, adjust{id, units})
 		case "define":
-			b.redefining = true
+			m.redefining = true
 		case "archive":
-			b.archiving = true
+			m.archiving = true
 		}
 		return nil
 	})
 }
 
-func (b *books) readLine(ctx context.Context, tx *sql.Tx) error {
+func (m *saleRows) readLine(ctx context.Context, tx *sql.Tx) error {
 	var settled sql.NullTime
-	if err := tx.QueryRowContext(ctx, `SELECT MAX(done_at) FROM intents WHERE sale_id = ?`, b.sale).Scan(&settled); err != nil {
+	if err := tx.QueryRowContext(ctx, `SELECT MAX(done_at) FROM intents WHERE sale_id = ?`, m.sale).Scan(&settled); err != nil {
 		return fmt.Errorf("intents: %w", err)
 	}
 	if settled.Valid {
-		b.settledAt = settled.Time.UnixMilli()
+		m.settledAt = settled.Time.UnixMilli()
 	}
 	var waiting []string
-	err := each(ctx, tx, "standby", `SELECT uid, order_id, state, joined_at, changed_at FROM standby WHERE sale_id = ? ORDER BY place`, b.sale, func(rows *sql.Rows) error {
+	err := each(ctx, tx, "standby", `SELECT uid, order_id, state, joined_at, changed_at FROM standby WHERE sale_id = ? ORDER BY place`, m.sale, func(rows *sql.Rows) error {
 		var p place
 		var joined, changed time.Time
 		err := rows.Scan(&p.uid, &p.order, &p.state, &joined, &changed)
 		p.joined, p.changed = joined.UnixMilli(), changed.UnixMilli()
-		b.line = append(b.line, p)
+		m.line = append(m.line, p)
 		if p.state == "waiting" {
 			waiting = append(waiting, p.uid)
 		}
@@ -234,29 +234,29 @@ func (b *books) readLine(ctx context.Context, tx *sql.Tx) error {
 	}
 	refused := map[string]eligibility.Refusal{}
 	for uids := range slices.Chunk(waiting, eligibility.MaxChunk) {
-		some, err := eligibility.Among(ctx, tx, b.sale, uids)
+		some, err := eligibility.Among(ctx, tx, m.sale, uids)
 		if err != nil {
 			return err
 		}
 		maps.Copy(refused, some)
 	}
-	for i := range b.line {
-		b.line[i].refused = refused[b.line[i].uid] != ""
+	for i := range m.line {
+		m.line[i].refused = refused[m.line[i].uid] != ""
 	}
 	return nil
 }
 
-func (b *books) readSKU(ctx context.Context, tx *sql.Tx) error {
-	k := &b.skuUnits
-	err := tx.QueryRowContext(ctx, `SELECT total, available, allotted, locked, sold FROM skus WHERE id = ?`, b.sku).
+func (m *saleRows) readSKU(ctx context.Context, tx *sql.Tx) error {
+	k := &m.skuUnits
+	err := tx.QueryRowContext(ctx, `SELECT total, available, allotted, locked, sold FROM skus WHERE id = ?`, m.sku).
 		Scan(&k.total, &k.available, &k.allotted, &k.locked, &k.sold)
 	if errors.Is(err, sql.ErrNoRows) {
 		return nil // a finding: no units at all
 	}
 	if err != nil {
-		return fmt.Errorf("sku %d: %w", b.sku, err)
+		return fmt.Errorf("sku %d: %w", m.sku, err)
 	}
-	return each(ctx, tx, "sale_stock", `SELECT k.total FROM sale_stock k JOIN sales s ON s.id = k.sale_id WHERE s.sku_id = ?`, b.sku,
+	return each(ctx, tx, "sale_stock", `SELECT k.total FROM sale_stock k JOIN sales s ON s.id = k.sale_id WHERE s.sku_id = ?`, m.sku,
 		func(rows *sql.Rows) error {
 			var n int64
 			err := rows.Scan(&n)

@@ -5,7 +5,6 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -117,7 +116,7 @@ func (a *Auditor) skuOnce(ctx context.Context, skuID int64) (r SKU, moving bool,
 	if err != nil {
 		return r, false, err
 	}
-	b, err := readSKU(ctx, a.db, skuID, before.Orders)
+	m, err := readSKU(ctx, a.db, skuID, before.Orders)
 	if err != nil {
 		return r, false, err
 	}
@@ -130,11 +129,11 @@ func (a *Auditor) skuOnce(ctx context.Context, skuID int64) (r SKU, moving bool,
 	if abandoned == 0 {
 		abandoned = a.bound
 	}
-	return compareSKU(skuID, before, after, b, now, abandoned+a.bound), moving, nil
+	return compareSKU(skuID, before, after, m, now, abandoned+a.bound), moving, nil
 }
 
-// skuBooks is all that MySQL has of a SKU, read at one moment.
-type skuBooks struct {
+// skuRows is all that MySQL has of a SKU, read at one moment.
+type skuRows struct {
 	units       skuUnits
 	epoch       int64
 	lines       map[string]int64 // of unpaid orders
@@ -150,21 +149,21 @@ type skuBooks struct {
 }
 
 // readSKU takes one consistent reading. orders are those that had units locked in Redis before.
-func readSKU(ctx context.Context, db *sql.DB, skuID int64, orders map[string]int64) (skuBooks, error) {
+func readSKU(ctx context.Context, db *sql.DB, skuID int64, orders map[string]int64) (skuRows, error) {
 	tx, err := db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelRepeatableRead, ReadOnly: true})
 	if err != nil {
-		return skuBooks{}, fmt.Errorf("begin: %w", err)
+		return skuRows{}, fmt.Errorf("begin: %w", err)
 	}
 	defer tx.Rollback() //nolint:errcheck // it wrote nothing
-	b := skuBooks{lines: map[string]int64{}, locks: map[string]string{}, held: map[string]wire.OrderStatus{}, ended: map[string]bool{}}
-	k := &b.units
+	m := skuRows{lines: map[string]int64{}, locks: map[string]string{}, held: map[string]wire.OrderStatus{}, ended: map[string]bool{}}
+	k := &m.units
 	err = tx.QueryRowContext(ctx, `SELECT total, available, allotted, locked, sold, epoch FROM skus WHERE id = ?`, skuID).
-		Scan(&k.total, &k.available, &k.allotted, &k.locked, &k.sold, &b.epoch)
+		Scan(&k.total, &k.available, &k.allotted, &k.locked, &k.sold, &m.epoch)
 	if errors.Is(err, sql.ErrNoRows) {
-		return b, ErrUnknownSKU
+		return m, ErrUnknownSKU
 	}
 	if err != nil {
-		return b, fmt.Errorf("skus: %w", err)
+		return m, fmt.Errorf("skus: %w", err)
 	}
 	for _, step := range []func() error{
 		func() error {
@@ -180,7 +179,7 @@ func readSKU(ctx context.Context, db *sql.DB, skuID int64, orders map[string]int
 				var id, lock string
 				var n int64
 				err := rows.Scan(&id, &n, &lock)
-				b.lines[id], b.locks[id] = n, lock
+				m.lines[id], m.locks[id] = n, lock
 				return err
 			})
 		},
@@ -193,38 +192,38 @@ func readSKU(ctx context.Context, db *sql.DB, skuID int64, orders map[string]int
 					return err
 				}
 				if !done.Valid {
-					b.openIntents++
+					m.openIntents++
 				}
 				if kind == "adjust" {
-					b.adjusts = append(b.adjusts, adjust{id, units})
+					m.adjusts = append(m.adjusts, adjust{id, units})
 				} else {
-					b.ended[order] = true
+					m.ended[order] = true
 				}
 				return nil
 			})
 		},
-		func() error { return b.readOrders(ctx, tx, skuID) },
-		func() error { return b.readLedger(ctx, tx, skuID) },
-		func() error { return b.readHeld(ctx, tx, skuID, orders) },
+		func() error { return m.readOrders(ctx, tx, skuID) },
+		func() error { return m.readLedger(ctx, tx, skuID) },
+		func() error { return m.readHeld(ctx, tx, skuID, orders) },
 	} {
 		if err := step(); err != nil {
-			return b, err
+			return m, err
 		}
 	}
-	return b, nil
+	return m, nil
 }
 
 // mostWrong bounds the rows of one kind that are reported.
 const mostWrong = 20
 
-func (b *skuBooks) find(equation, order, key, detail string, args ...any) {
-	b.wrong = append(b.wrong, Finding{Equation: equation, OrderID: order, Key: key, Detail: fmt.Sprintf(detail, args...), Fix: byHand})
+func (m *skuRows) find(equation, order, key, detail string, args ...any) {
+	m.wrong = append(m.wrong, Finding{Equation: equation, OrderID: order, Key: key, Detail: fmt.Sprintf(detail, args...), Fix: byHand})
 }
 
 // readOrders compares the lines with the orders and the requests that they belong to.
-func (b *skuBooks) readOrders(ctx context.Context, tx *sql.Tx, skuID int64) error {
+func (m *skuRows) readOrders(ctx context.Context, tx *sql.Tx, skuID int64) error {
 	err := each(ctx, tx, "orders", `SELECT COALESCE(SUM(l.quantity), 0) FROM cart_lines l JOIN orders o ON o.id = l.order_id WHERE l.sku_id = ? AND o.status = 'paid'`, skuID,
-		func(rows *sql.Rows) error { return rows.Scan(&b.paid) })
+		func(rows *sql.Rows) error { return rows.Scan(&m.paid) })
 	if err != nil {
 		return err
 	}
@@ -234,7 +233,7 @@ func (b *skuBooks) readOrders(ctx context.Context, tx *sql.Tx, skuID int64) erro
 		var id, status string
 		var held bool
 		err := rows.Scan(&id, &status, &held)
-		b.find(eqSKULines, id, at, "the order is %s, and held of its line is %v", status, held)
+		m.find(eqSKULines, id, at, "the order is %s, and held of its line is %v", status, held)
 		return err
 	})
 	if err != nil {
@@ -244,7 +243,7 @@ func (b *skuBooks) readOrders(ctx context.Context, tx *sql.Tx, skuID int64) erro
 		WHERE l.sku_id = ? AND (r.order_id IS NULL OR r.answer IS NULL) LIMIT %d`, mostWrong), skuID, func(rows *sql.Rows) error {
 		var id string
 		err := rows.Scan(&id)
-		b.find(eqSKURequest, id, at, "no request was answered with this order: a repeat would order again")
+		m.find(eqSKURequest, id, at, "no request was answered with this order: a repeat would order again")
 		return err
 	})
 }
@@ -253,23 +252,23 @@ func (b *skuBooks) readOrders(ctx context.Context, tx *sql.Tx, skuID int64) erro
 var endRow = map[wire.OrderStatus]string{wire.Paid: "pay", wire.Cancelled: "cancel", wire.Expired: "expire"}
 
 // readLedger adds the ledger up, and looks for lines whose rows it does not have.
-func (b *skuBooks) readLedger(ctx context.Context, tx *sql.Tx, skuID int64) error {
+func (m *skuRows) readLedger(ctx context.Context, tx *sql.Tx, skuID int64) error {
 	var bad int64
 	err := each(ctx, tx, "sku_ledger", `SELECT COALESCE(SUM(available_change), 0), COALESCE(SUM(locked_change), 0),
 		COALESCE(SUM(CASE WHEN available_before + available_change = available_after AND locked_before + locked_change = locked_after THEN 0 ELSE 1 END), 0)
-		FROM sku_ledger WHERE sku_id = ?`, skuID, func(rows *sql.Rows) error { return rows.Scan(&b.available, &b.locked, &bad) })
+		FROM sku_ledger WHERE sku_id = ?`, skuID, func(rows *sql.Rows) error { return rows.Scan(&m.available, &m.locked, &bad) })
 	if err != nil {
 		return err
 	}
 	at := fmt.Sprintf("sku_ledger of SKU %d", skuID)
 	if bad > 0 {
-		b.find(eqSKULedger, "", at, "in %d rows before + change is not after", bad)
+		m.find(eqSKULedger, "", at, "in %d rows before + change is not after", bad)
 	}
 	err = each(ctx, tx, "sku_ledger", fmt.Sprintf(`SELECT l.order_id FROM cart_lines l LEFT JOIN sku_ledger g ON g.sku_id = l.sku_id AND g.kind = 'lock' AND g.ref = l.order_id
 		WHERE l.sku_id = ? AND (g.id IS NULL OR g.available_change <> -l.quantity OR g.locked_change <> l.quantity) LIMIT %d`, mostWrong), skuID, func(rows *sql.Rows) error {
 		var id string
 		err := rows.Scan(&id)
-		b.find(eqSKULedger, id, at, "the order has no row of kind lock for the units of its line")
+		m.find(eqSKULedger, id, at, "the order has no row of kind lock for the units of its line")
 		return err
 	})
 	for status, kind := range endRow {
@@ -280,7 +279,7 @@ func (b *skuBooks) readLedger(ctx context.Context, tx *sql.Tx, skuID int64) erro
 			WHERE l.sku_id = ? AND o.status = '%s' AND (g.id IS NULL OR g.locked_change <> -l.quantity) LIMIT %d`, kind, status, mostWrong), skuID, func(rows *sql.Rows) error {
 			var id string
 			err := rows.Scan(&id)
-			b.find(eqSKULedger, id, at, "the order is %s and has no row of kind %s for the units of its line", status, kind)
+			m.find(eqSKULedger, id, at, "the order is %s and has no row of kind %s for the units of its line", status, kind)
 			return err
 		})
 	}
@@ -288,10 +287,10 @@ func (b *skuBooks) readLedger(ctx context.Context, tx *sql.Tx, skuID int64) erro
 }
 
 // readHeld reads where the orders stand that have units locked in Redis and are not unpaid.
-func (b *skuBooks) readHeld(ctx context.Context, tx *sql.Tx, skuID int64, orders map[string]int64) error {
+func (m *skuRows) readHeld(ctx context.Context, tx *sql.Tx, skuID int64, orders map[string]int64) error {
 	var ids []any
 	for id := range orders {
-		if _, unpaid := b.lines[id]; !unpaid {
+		if _, unpaid := m.lines[id]; !unpaid {
 			ids = append(ids, id)
 		}
 	}
@@ -308,102 +307,11 @@ func (b *skuBooks) readHeld(ctx context.Context, tx *sql.Tx, skuID int64, orders
 			if err := rows.Scan(&id, &status); err != nil {
 				return fmt.Errorf("orders: %w", err)
 			}
-			b.held[id] = status
+			m.held[id] = status
 		}
 		if err := errors.Join(rows.Err(), rows.Close()); err != nil {
 			return fmt.Errorf("orders: %w", err)
 		}
 	}
 	return nil
-}
-
-// compareSKU returns the equations that do not hold. Units that are locked in Redis and of which MySQL has nothing are in
-// flight until they are older than abandoned.
-func compareSKU(skuID int64, before, after sku.Snapshot, b skuBooks, now time.Time, abandoned time.Duration) SKU {
-	k := b.units
-	r := SKU{SKUID: skuID, CheckedAt: wire.At(now), Total: k.total, Available: k.available, Allotted: k.allotted, Locked: k.locked, Sold: k.sold,
-		Lines: len(b.lines), Intents: b.openIntents, Findings: append([]Finding{}, b.wrong...)}
-	row, key := fmt.Sprintf("skus row %d", skuID), func(name string) string { return fmt.Sprintf("{sku:%d}:%s", skuID, name) }
-	find := func(equation, order, key, fix, detail string, args ...any) {
-		r.Findings = append(r.Findings, Finding{Equation: equation, OrderID: order, Key: key, Detail: fmt.Sprintf(detail, args...), Fix: fix})
-	}
-	rebuild := fmt.Sprintf("backend rebuild --sku %d writes Redis anew from MySQL", skuID)
-
-	var unpaid int64
-	for _, n := range b.lines {
-		unpaid += n
-	}
-	if k.available+k.allotted+k.locked+k.sold != k.total || min(k.available, k.allotted, k.locked, k.sold) < 0 {
-		find(eqSKUUnits, "", row, byHand, "available %d + allotted %d + locked %d + sold %d is not total %d", k.available, k.allotted, k.locked, k.sold, k.total)
-	}
-	if k.allotted != k.sales {
-		find(eqSKU, "", row, byHand, "allotted is %d, its sales have %d units", k.allotted, k.sales)
-	}
-	if unpaid != k.locked || b.paid != k.sold {
-		find(eqSKULines, "", row, byHand, "locked is %d and sold %d, carts' unpaid orders have %d units and paid ones %d", k.locked, k.sold, unpaid, b.paid)
-	}
-	if b.available != k.available || b.locked != k.locked {
-		find(eqSKULedger, "", fmt.Sprintf("sku_ledger of SKU %d", skuID), byHand, "its changes add up to available %d and locked %d, the SKU has %d and %d", b.available, b.locked, k.available, k.locked)
-	}
-
-	s := before.State
-	r.Redis = SKURedis{Loaded: s.Gate == lua.GateOpen, Epoch: s.Epoch, Available: s.Available, Locked: s.Locked, Sold: s.Sold, Total: s.Total, Orders: len(before.Orders)}
-	if s.Gate == "" || after.State.Gate == "" { // it is not in use, or was removed just now
-		r.Balanced = len(r.Findings) == 0
-		return r
-	}
-	if s.Gate != lua.GateOpen || after.State.Gate != lua.GateOpen || s.Epoch != after.State.Epoch || s.Epoch != b.epoch {
-		find(eqSKUEpoch, "", key("state"), rebuild, "Redis has it %s in epoch %d, then %s in epoch %d, MySQL in epoch %d", s.Gate, s.Epoch, after.State.Gate, after.State.Epoch, b.epoch)
-		return r
-	}
-	var held, sold int64 // units that are locked in Redis; of them, those of orders that are paid
-	for _, id := range slices.Sorted(maps.Keys(before.Orders)) {
-		n := before.Orders[id]
-		held += n
-		line, waits := b.lines[id]
-		_, still := after.Orders[id]
-		switch status := b.held[id]; {
-		case waits && (line != n || before.Locks[id] != b.locks[id]):
-			find(eqSKUHeld, id, key("orders"), rebuild, "%d units are locked in Redis by lock %s, the order's line has %d by lock %s", n, before.Locks[id], line, b.locks[id])
-		case waits:
-		case status == wire.Paid:
-			sold += n
-			fallthrough
-		case status != "":
-			if still && !b.ended[id] {
-				find(eqSKUHeld, id, key("orders"), rebuild, "the order is %s, no intent of it is open, and it has %d units locked in Redis", status, n)
-			}
-		default:
-			r.Redis.InFlight += n
-			since, open := before.Open[id]
-			if age := now.Sub(time.UnixMilli(since)); still && (!open || age > abandoned) {
-				find(eqSKUHeld, id, key("orders"), "the timer role gives back what nobody goes on with (carts.abandoned_after): does it run? "+rebuild,
-					"%d units are locked in Redis for an order that MySQL does not have, for longer than %v", n, abandoned)
-			}
-		}
-	}
-	for _, id := range slices.Sorted(maps.Keys(b.lines)) {
-		_, in1 := before.Orders[id]
-		_, in2 := after.Orders[id]
-		if !in1 && !in2 {
-			find(eqSKUHeld, id, key("orders"), rebuild, "the order waits for its payment with %d units, which are not locked in Redis: it could offer them again", b.lines[id])
-		}
-	}
-	if s.Available+s.Locked+s.Sold != s.Total || s.Locked != held {
-		find(eqSKURedis, "", key("state"), rebuild, "available %d + locked %d + sold %d, total %d; orders have %d locked", s.Available, s.Locked, s.Sold, s.Total, held)
-	}
-	var unapplied int64
-	for _, a := range b.adjusts {
-		if a.intent > s.Floor && !before.Applied[a.intent] {
-			unapplied += a.units
-		}
-	}
-	if want := k.available + k.locked + k.sold; s.Total+unapplied != want {
-		find(eqSKUTotals, "", key("state"), rebuild, "total %d in Redis, %+d in changes that are under way, and %d in MySQL", s.Total, unapplied, want)
-	}
-	if s.Sold+sold != k.sold {
-		find(eqSKUTotals, "", key("state")+" sold", rebuild, "sold %d in Redis, %d in payments that are under way, and %d in MySQL", s.Sold, sold, k.sold)
-	}
-	r.Balanced = len(r.Findings) == 0
-	return r
 }

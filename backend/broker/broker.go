@@ -38,6 +38,8 @@ type Config struct {
 	Partitions     int           // quorum queues, at least 1
 	ConfirmTimeout time.Duration // of one Publish; 0: 5 s
 	StallAfter     time.Duration // without a delivery, before a consumer looks whether its queue is empty; 0: 10 s
+	Log            *slog.Logger
+	Register       prometheus.Registerer
 }
 
 var (
@@ -68,7 +70,7 @@ type Broker struct {
 }
 
 // Open checks the configuration and starts to connect; it does not wait for RabbitMQ. Close ends it.
-func Open(cfg Config, log *slog.Logger, reg prometheus.Registerer) (*Broker, error) {
+func Open(cfg Config) (*Broker, error) {
 	u, err := amqp.ParseURI(cfg.URL)
 	if err != nil {
 		return nil, fmt.Errorf("queue.url: %w: the form is amqp://user:password@host:5672/vhost", err)
@@ -88,7 +90,7 @@ func Open(cfg Config, log *slog.Logger, reg prometheus.Registerer) (*Broker, err
 		cfg.StallAfter = 10 * time.Second
 	}
 	ctx, stop := context.WithCancel(context.Background())
-	b := &Broker{cfg: cfg, vhost: u.Vhost, log: log, m: newMetrics(reg), stop: stop, ended: make(chan struct{}), changed: make(chan struct{}), lost: time.Now()}
+	b := &Broker{cfg: cfg, vhost: u.Vhost, log: cfg.Log, m: newMetrics(cfg.Register), stop: stop, ended: make(chan struct{}), changed: make(chan struct{}), lost: time.Now()}
 	go b.keepPublisher(ctx)
 	return b, nil
 }

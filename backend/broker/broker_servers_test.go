@@ -35,7 +35,8 @@ func open(t *testing.T, url string, partitions int) *broker.Broker {
 
 func openWith(t *testing.T, cfg broker.Config) *broker.Broker {
 	t.Helper()
-	b, err := broker.Open(cfg, backendtest.Log(t), prometheus.NewRegistry())
+	cfg.Log, cfg.Register = backendtest.Log(t), prometheus.NewRegistry()
+	b, err := broker.Open(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

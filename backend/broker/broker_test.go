@@ -2,7 +2,6 @@ package broker
 
 import (
 	"context"
-	"io"
 	"log/slog"
 	"strings"
 	"testing"
@@ -26,7 +25,8 @@ func TestOpenNamesWhatIsWrong(t *testing.T) {
 		{Config{URL: "amqp://127.0.0.1:1/", Partitions: 0}, "queue.partitions: 0"},
 		{Config{URL: "amqp://127.0.0.1:1/", Partitions: 1, ManagementURL: "nowhere"}, "queue.management_url"},
 	} {
-		b, err := Open(c.cfg, slog.New(slog.NewTextHandler(io.Discard, nil)), prometheus.NewRegistry())
+		c.cfg.Log, c.cfg.Register = slog.New(slog.DiscardHandler), prometheus.NewRegistry()
+		b, err := Open(c.cfg)
 		if err == nil {
 			_ = b.Close()
 		}

@@ -176,7 +176,7 @@ func TestAConnectionThatRefusesIsReplaced(t *testing.T) {
 	u := backendtest.AMQP(t)
 	vhost := u[strings.LastIndex(u, "/"):]
 	reg := prometheus.NewRegistry()
-	b, err := broker.Open(broker.Config{URL: u, Partitions: 1}, backendtest.Log(t), reg)
+	b, err := broker.Open(broker.Config{URL: u, Partitions: 1, Log: backendtest.Log(t), Register: reg})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -24,6 +24,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"floodgate.internal/backend/ledger"
 	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
@@ -423,7 +424,7 @@ func (c *Carts) write(ctx context.Context, tx *sql.Tx, r *request) error {
 				currency = row.Currency
 				quantity += item.Quantity
 				amount += item.Quantity * row.Price
-				changes = append(changes, sku.Change{SKU: item.SKU, Kind: sku.Locked, Ref: r.order, Available: -item.Quantity, Locked: item.Quantity})
+				changes = append(changes, sku.Change{SKU: item.SKU, Kind: ledger.Lock, Ref: r.order, Available: -item.Quantity, Locked: item.Quantity})
 				lines = append(lines, r.order, item.SKU, item.Quantity, row.Price, row.Currency, lock)
 			}
 		}

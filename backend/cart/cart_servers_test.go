@@ -107,7 +107,7 @@ func TestOneKeyIsOneCart(t *testing.T) {
 	other := shopOn(t, s.db, s.redis, config())
 	same(other)
 	s.exec(`UPDATE cart_requests SET created_at = created_at - INTERVAL 30 DAY, answered_at = answered_at - INTERVAL 30 DAY`)
-	if _, err := s.book.Pay(t.Context(), "ann", *read(t, first).OrderID); err != nil {
+	if _, err := s.orders.Pay(t.Context(), "ann", *read(t, first).OrderID); err != nil {
 		t.Fatal(err)
 	}
 	same(s)
@@ -174,11 +174,11 @@ func TestACartsOrderEndsAsAWhole(t *testing.T) {
 	}
 	s.balanced(a, 94, 6, 0)
 	for range 2 { // paying again changes nothing
-		o, err := s.book.Pay(t.Context(), "ann", ids[0])
+		o, err := s.orders.Pay(t.Context(), "ann", ids[0])
 		if err != nil || o.Status != wire.Paid || len(o.Items) != 2 || o.Amount != 700 {
 			t.Errorf("got %+v, %v", o, err)
 		}
-		o, err = s.book.Cancel(t.Context(), "ann", ids[1])
+		o, err = s.orders.Cancel(t.Context(), "ann", ids[1])
 		if err != nil || o.Status != wire.Cancelled || len(o.Items) != 2 {
 			t.Errorf("got %+v, %v", o, err)
 		}
@@ -186,21 +186,21 @@ func TestACartsOrderEndsAsAWhole(t *testing.T) {
 	s.balanced(a, 96, 2, 2) // Redis, too, at once
 	s.balanced(b, 90, 5, 5)
 	for _, uid := range []string{"bob", ""} {
-		if _, err := s.book.Pay(t.Context(), uid, ids[2]); !errors.Is(err, order.ErrNotFound) {
+		if _, err := s.orders.Pay(t.Context(), uid, ids[2]); !errors.Is(err, order.ErrNotFound) {
 			t.Errorf("paid by %q: got %v", uid, err)
 		}
 	}
-	if _, err := s.book.Cancel(t.Context(), "bob", ids[2]); !errors.Is(err, order.ErrNotFound) {
+	if _, err := s.orders.Cancel(t.Context(), "bob", ids[2]); !errors.Is(err, order.ErrNotFound) {
 		t.Errorf("cancelled by another: got %v", err)
 	}
-	if _, err := s.book.Cancel(t.Context(), "ann", ids[0]); !errors.Is(err, order.ErrState) {
+	if _, err := s.orders.Cancel(t.Context(), "ann", ids[0]); !errors.Is(err, order.ErrState) {
 		t.Errorf("cancelled when paid: got %v", err)
 	}
 	s.exec(`UPDATE orders SET pay_before = created_at WHERE id = ?`, ids[2])
-	if _, err := s.book.Pay(t.Context(), "ann", ids[2]); !errors.Is(err, order.ErrState) {
+	if _, err := s.orders.Pay(t.Context(), "ann", ids[2]); !errors.Is(err, order.ErrState) {
 		t.Errorf("paid too late: got %v", err)
 	}
-	if n, err := s.book.Expire(t.Context()); n != 1 || err != nil {
+	if n, err := s.orders.Expire(t.Context()); n != 1 || err != nil {
 		t.Errorf("expired %d, %v", n, err)
 	}
 	s.balanced(a, 98, 0, 2)
@@ -221,7 +221,7 @@ func TestExpiryTakesBothKinds(t *testing.T) {
 	backendtest.Load(t, s.db, s.redis, sale)
 	s.settle(sale, "bob")
 	s.exec(`UPDATE orders SET pay_before = created_at`)
-	if n, err := s.book.Expire(t.Context()); n != 2 || err != nil {
+	if n, err := s.orders.Expire(t.Context()); n != 2 || err != nil {
 		t.Errorf("expired %d, %v", n, err)
 	}
 	s.balanced(sku, 10, 0, 0)
@@ -237,14 +237,14 @@ func TestPaymentCancellationAndExpiryRace(t *testing.T) {
 		s.exec(`UPDATE orders SET pay_before = created_at + INTERVAL 1 HOUR WHERE id = ?`, id)
 		var wg sync.WaitGroup
 		won := make([]bool, 4)
-		wg.Go(func() { _, err := s.book.Pay(t.Context(), "ann", id); won[0] = err == nil })
-		wg.Go(func() { _, err := s.book.Cancel(t.Context(), "", id); won[1] = err == nil })
-		wg.Go(func() { _, err := s.book.Pay(t.Context(), "ann", id); won[2] = err == nil })
+		wg.Go(func() { _, err := s.orders.Pay(t.Context(), "ann", id); won[0] = err == nil })
+		wg.Go(func() { _, err := s.orders.Cancel(t.Context(), "", id); won[1] = err == nil })
+		wg.Go(func() { _, err := s.orders.Pay(t.Context(), "ann", id); won[2] = err == nil })
 		wg.Go(func() {
 			s.exec(`UPDATE orders SET pay_before = created_at WHERE id = ? AND status = 'pending_payment'`, id)
 		})
 		wg.Wait()
-		if _, err := s.book.Expire(t.Context()); err != nil {
+		if _, err := s.orders.Expire(t.Context()); err != nil {
 			t.Error(err)
 		}
 		if o := s.order("ann", id); (o.Status == wire.Paid) != (won[0] || won[2]) || (o.Status == wire.Cancelled) != won[1] || !o.Status.Terminal() {
@@ -312,8 +312,8 @@ func TestLateLocksAreGivenBack(t *testing.T) {
 	cancelled := *s.place("ann", "2", lines(a, 2)).OrderID
 	unpaid := *s.place("ann", "3", lines(a, 3)).OrderID
 	for _, end := range []func() (wire.Order, error){
-		func() (wire.Order, error) { return s.book.Pay(t.Context(), "ann", paid) },
-		func() (wire.Order, error) { return s.book.Cancel(t.Context(), "ann", cancelled) },
+		func() (wire.Order, error) { return s.orders.Pay(t.Context(), "ann", paid) },
+		func() (wire.Order, error) { return s.orders.Cancel(t.Context(), "ann", cancelled) },
 	} {
 		if _, err := end(); err != nil {
 			t.Fatal(err)
@@ -395,7 +395,7 @@ func TestAnEmptyRedisIsLoadedWhenItIsAsked(t *testing.T) {
 	a, b := s.sku(10), s.sku(10)
 	id := *s.place("ann", "1", lines(a, 2, b, 3)).OrderID
 	s.empty()
-	if _, err := s.book.Pay(t.Context(), "ann", id); err != nil {
+	if _, err := s.orders.Pay(t.Context(), "ann", id); err != nil {
 		t.Fatal(err)
 	}
 	s.want(s.place("ann", "2", lines(a, 8, b, 8)), ok, less)
@@ -475,7 +475,7 @@ func TestCartsInAnyOrderDoNotBlockEachOther(t *testing.T) {
 			}
 			if a := read(t, body); a.OrderID == nil || slices.ContainsFunc(a.Results, func(r wire.CartResult) bool { return !r.OK }) {
 				t.Errorf("got %+v", a)
-			} else if _, err := s.book.Cancel(t.Context(), "", *a.OrderID); err != nil {
+			} else if _, err := s.orders.Cancel(t.Context(), "", *a.OrderID); err != nil {
 				t.Error(err)
 			}
 		})
@@ -529,7 +529,7 @@ func TestASKUWhoseLoaderDiedIsLoaded(t *testing.T) {
 		s.must(c.Do(t.Context(), c.B().Hset().Key(state).FieldValue().FieldValue("gate", lua.GateShut).FieldValue("token", "dead").FieldValue("until", fmt.Sprint(until)).Build()).Error())
 	}
 	shut(time.Now().Add(time.Hour).UnixMilli())
-	if _, err := s.book.Pay(t.Context(), "ann", id); err != nil {
+	if _, err := s.orders.Pay(t.Context(), "ann", id); err != nil {
 		t.Fatal(err)
 	}
 	s.rest()
@@ -551,23 +551,23 @@ func TestACartsOrderIsPaidByAProvider(t *testing.T) {
 	a, b := s.sku(10), s.sku(10)
 	id := *s.place("ann", "k", lines(a, 2, b, 1)).OrderID
 	s.exec(`UPDATE skus SET currency = 'USD', price = 5`)
-	bill, err := s.book.Bill(t.Context(), id)
+	bill, err := s.orders.Bill(t.Context(), id)
 	if err != nil || bill.Amount != 300 || bill.Currency != "EUR" || bill.Status != wire.PendingPayment {
 		t.Errorf("got %+v, %v", bill, err)
 	}
-	if _, err := s.book.Bill(t.Context(), newID()); !errors.Is(err, order.ErrNotFound) {
+	if _, err := s.orders.Bill(t.Context(), newID()); !errors.Is(err, order.ErrNotFound) {
 		t.Errorf("no order: got %v", err)
 	}
 	for _, want := range []bool{true, false} {
 		s.must(store.InTx(t.Context(), s.db, func(tx *sql.Tx) error {
-			paid, stands, err := s.book.PayIn(t.Context(), tx, id)
+			paid, stands, err := s.orders.PayIn(t.Context(), tx, id)
 			if paid != want || stands != wire.Paid {
 				t.Errorf("got %v, %s", paid, stands)
 			}
 			return err
 		}))
 	}
-	s.book.Paid(t.Context(), id)
+	s.orders.Paid(t.Context(), id)
 	s.balanced(a, 8, 0, 2) // Redis, too, at once
 	s.balanced(b, 9, 0, 1)
 }

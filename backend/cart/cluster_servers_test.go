@@ -50,7 +50,7 @@ func TestCartsOnARedisCluster(t *testing.T) {
 	for _, sku := range skus {
 		s.balanced(sku, 1, 2, 0)
 	}
-	if _, err := s.book.Pay(t.Context(), "ann", *first.OrderID); err != nil {
+	if _, err := s.orders.Pay(t.Context(), "ann", *first.OrderID); err != nil {
 		t.Fatal(err)
 	}
 	s.begun("dan", "k", []wire.CartItem{{SKU: skus[0], Quantity: 1}, {SKU: skus[1], Quantity: 1}, {SKU: skus[2], Quantity: 1}})

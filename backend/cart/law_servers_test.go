@@ -19,6 +19,7 @@ import (
 
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/intent"
+	"floodgate.internal/backend/ledger"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/store"
@@ -92,7 +93,7 @@ func TestRandomCarts(t *testing.T) {
 			case 1:
 				_, err = sh.intents.RunSKUs(t.Context())
 			case 2:
-				_, err = sh.book.Expire(t.Context())
+				_, err = sh.orders.Expire(t.Context())
 			}
 			report(err)
 		})
@@ -248,11 +249,11 @@ func (x *told) end(ctx context.Context, s *shop, r *rand.Rand) error {
 	var err error
 	switch r.IntN(4) {
 	case 0:
-		if _, err = s.book.Pay(ctx, x.uid, *a.OrderID); err == nil {
+		if _, err = s.orders.Pay(ctx, x.uid, *a.OrderID); err == nil {
 			x.paid = true
 		}
 	case 1:
-		_, err = s.book.Cancel(ctx, x.uid, *a.OrderID)
+		_, err = s.orders.Cancel(ctx, x.uid, *a.OrderID)
 	case 2:
 		_, err = s.db.ExecContext(ctx, `UPDATE orders SET pay_before = created_at WHERE id = ?`, *a.OrderID)
 	}
@@ -283,7 +284,6 @@ func (s *shop) restock(ctx context.Context, skuID, units int64) error {
 		if err != nil {
 			return err
 		}
-		c := sku.Change{SKU: skuID, Kind: sku.Restock, Ref: i.Ref(), Available: units}
-		return sku.Record(ctx, tx, time.Now(), c, rows[skuID].Available, rows[skuID].Locked)
+		return ledger.OfSKUs(ctx, tx, time.Now(), ledger.Row{Of: skuID, Kind: ledger.Restock, Ref: i.Ref(), Before: rows[skuID].Units, Change: ledger.Units{Available: units}})
 	})
 }

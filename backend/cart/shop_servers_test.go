@@ -36,7 +36,7 @@ type shop struct {
 	*Carts
 	t       *testing.T
 	redis   *reserve.Store
-	book    *order.Store
+	orders  *order.Store
 	intents *intent.Runner
 	reader  *order.Reader
 }
@@ -58,7 +58,7 @@ func shopOn(t *testing.T, db *sql.DB, redis *reserve.Store, c Config) *shop {
 	c.DB, c.SKUs, c.Clock, c.Log, c.Register = db, cache, clk, log, reg
 	intents := intent.New(intent.Config{DB: db, Sales: sale.Reader{DB: db}, Redis: redis, Clock: clk, Log: log, Register: reg})
 	return &shop{Carts: New(c), t: t, redis: redis, intents: intents,
-		book: order.NewStore(order.Config{Intents: intents, DB: db, Redis: redis, Clock: clk, Log: log, Register: reg}), reader: order.NewReader(order.ReaderConfig{DB: db, Redis: redis, Log: log, Register: reg})}
+		orders: order.NewStore(order.Config{Intents: intents, DB: db, Redis: redis, Clock: clk, Log: log, Register: reg}), reader: order.NewReader(order.ReaderConfig{DB: db, Redis: redis, Log: log, Register: reg})}
 }
 
 // behind is a shop whose connections to MySQL go through a Link.
@@ -244,7 +244,7 @@ func (s *shop) settle(sale int64, uid string) {
 	}
 	snap, err := s.redis.Snapshot(s.t.Context(), sale)
 	s.must(err)
-	s.must(errors.Join(s.book.Settle(s.t.Context(), snap.Outbox), s.book.Retire(s.t.Context(), snap.Outbox)))
+	s.must(errors.Join(s.orders.Settle(s.t.Context(), snap.Outbox), s.orders.Retire(s.t.Context(), snap.Outbox)))
 }
 
 func newID() string { return wire.NewCartOrderID(uuid.Must(uuid.NewV7()).String()) }

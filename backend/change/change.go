@@ -22,11 +22,14 @@ import (
 	"floodgate.internal/shared/failpoint"
 )
 
-// Who made a change, in the audit log.
-const (
-	Operator = "admin"
-	Timer    = "timer"
-)
+// Author is who made a change, in the audit log.
+type Author struct {
+	Name string
+	Role string // of an operator; "" for the timer
+}
+
+// Timer is the author of what nobody asked for.
+var Timer = Author{Name: "timer"}
 
 // Change is what one transaction decided.
 type Change struct {
@@ -57,25 +60,25 @@ type Maker struct {
 func (m *Maker) Now() time.Time { return m.Clock.Now().Truncate(time.Millisecond) }
 
 // InTx runs f in a transaction, and writes the audit log's row of what f decided. f may run several times.
-func (m *Maker) InTx(ctx context.Context, who string, f func(ctx context.Context, tx *sql.Tx) (Change, error)) (c Change, err error) {
+func (m *Maker) InTx(ctx context.Context, by Author, f func(ctx context.Context, tx *sql.Tx) (Change, error)) (c Change, err error) {
 	err = store.InTx(ctx, m.DB, func(tx *sql.Tx) error {
 		var err error
 		if c, err = f(ctx, tx); err != nil || c.Nothing {
 			return err
 		}
-		return m.log(ctx, tx, who, c)
+		return m.log(ctx, tx, by, c)
 	})
 	return c, err
 }
 
-func (m *Maker) log(ctx context.Context, tx *sql.Tx, who string, c Change) error {
+func (m *Maker) log(ctx context.Context, tx *sql.Tx, by Author, c Change) error {
 	before, err1 := json.Marshal(c.Before)
 	after, err2 := json.Marshal(c.After)
 	if err := errors.Join(err1, err2); err != nil {
 		panic("BUG: an audit value that does not marshal: " + err.Error())
 	}
-	if _, err := tx.ExecContext(ctx, `INSERT INTO audit_log (at, who, action, target, before_value, after_value) VALUES (?, ?, ?, ?, ?, ?)`,
-		m.Now(), who, c.Action, c.Target, string(before), string(after)); err != nil {
+	if _, err := tx.ExecContext(ctx, `INSERT INTO audit_log (at, who, role, action, target, before_value, after_value) VALUES (?, ?, ?, ?, ?, ?, ?)`,
+		m.Now(), by.Name, by.Role, c.Action, c.Target, string(before), string(after)); err != nil {
 		return fmt.Errorf("audit_log: %w", err)
 	}
 	return nil

@@ -28,7 +28,7 @@ type Audit struct {
 	Output
 }
 
-func (c *Audit) Run(ctx context.Context, env *Env) error {
+func (c *Audit) Run(ctx context.Context, env *Env) (err error) {
 	if c.Every <= 0 {
 		return cli.Usage("--every %s: must be positive", c.Every)
 	}
@@ -39,7 +39,7 @@ func (c *Audit) Run(ctx context.Context, env *Env) error {
 	if err != nil {
 		return err
 	}
-	defer s.close()
+	defer func() { err = errors.Join(err, s.close()) }()
 	for {
 		err := c.round(ctx, env, s)
 		if !c.Watch {

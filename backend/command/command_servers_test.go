@@ -4,6 +4,8 @@ package command
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"net"
 	"os"
@@ -33,8 +35,18 @@ import (
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/cli"
 	"floodgate.internal/shared/clock"
+	"floodgate.internal/shared/conf"
+	"floodgate.internal/shared/operator"
 	"floodgate.internal/shared/wire"
 )
+
+// annasToken is that of a viewer of backend.
+const annasToken = "fgop_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
+
+var annaHash = func() conf.Secret {
+	sum := sha256.Sum256([]byte(annasToken))
+	return conf.Secret(hex.EncodeToString(sum[:]))
+}()
 
 // backend serves the admin API on the real stores and returns the configuration that leads there.
 func backend(t *testing.T) Config {
@@ -48,7 +60,8 @@ func backend(t *testing.T) Config {
 	box := deadletter.NewStore(deadletter.Config{DB: db, Orders: book, Clock: clk, Log: log, Register: reg})
 	auditor, rebuild := audit.New(audit.Config{DB: db, Redis: store, QueuedBound: time.Minute}), reconcile.New(reconcile.Config{DB: db, Redis: store, Log: log, Register: reg}).Sale
 	changes := &change.Maker{DB: db, Clock: clk, Intents: intents, Reconcile: rebuild, Changed: func(context.Context) error { return nil }, Log: log}
-	a := admin.New(admin.Config{Book: book, Changes: changes, Letters: box, Token: "dev-admin", DB: db, Redis: store, Clock: clk, Audit: auditor, Reconcile: rebuild,
+	named := operator.NewList("admin", "dev-admin", []operator.Entry{{Name: "anna", Role: operator.Viewer, TokenSHA256: annaHash}})
+	a := admin.New(admin.Config{Book: book, Changes: changes, Letters: box, Operators: func() *operator.List { return named }, DB: db, Redis: store, Clock: clk, Audit: auditor, Reconcile: rebuild,
 		Closing: closing.New(closing.Config{DB: db, Redis: store, Clock: clk, Audit: auditor, Maker: changes, Log: log, Register: reg}),
 		Ready:   func(context.Context) []string { return nil }, Log: log, Gatherer: reg, Register: reg})
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -123,6 +136,18 @@ func TestASaleFromMakingToClosing(t *testing.T) {
 		if out, err := run(t.Context(), c, strings.Fields(line)...); cli.ExitCode(err) != exit {
 			t.Errorf("%s: got %v, exit code %d, want %d\n%s", line, err, cli.ExitCode(err), exit, out)
 		}
+	}
+	if out := must(t, c, "sale", "list", "-config", "f", "--token", annasToken); !strings.Contains(out, "A mug") {
+		t.Errorf("a viewer's list: got %s", out)
+	}
+	if _, err := run(t.Context(), c, "sale", "pause", "-config", "f", id, "--token", annasToken); cli.ExitCode(err) != 1 || !strings.Contains(err.Error(), "needs the role operator") {
+		t.Errorf("a viewer's pause: got %v", err)
+	}
+	if _, err := run(t.Context(), c, "sale", "list", "-config", "f", "--token", "wrong"); cli.ExitCode(err) != 1 || !strings.Contains(err.Error(), "FLOODGATE_OPERATOR_TOKEN") {
+		t.Errorf("got %v", err)
+	}
+	if out := must(t, c, "audit-log", "-config", "f"); !strings.Contains(out, "admin  admin  sale.create") {
+		t.Errorf("the audit log does not say who: got\n%s", out)
 	}
 	c.Token = "wrong"
 	if _, err := run(t.Context(), c, "sale", "list", "-config", "f"); cli.ExitCode(err) != 1 || !strings.Contains(err.Error(), "admin_token") {

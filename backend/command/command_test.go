@@ -90,13 +90,20 @@ func TestWrongCommandLinesAreUsageErrors(t *testing.T) {
 }
 
 func TestNobodyThereIsSaid(t *testing.T) {
-	_, err := run(t.Context(), Config{Admin: "127.0.0.1:1"}, "sale", "list", "-config", "f")
+	_, err := run(t.Context(), Config{Admin: "127.0.0.1:1", Token: "dev-admin"}, "sale", "list", "-config", "f")
 	if cli.ExitCode(err) != 1 || !strings.Contains(err.Error(), "http://127.0.0.1:1") {
 		t.Errorf("got %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := run(ctx, Config{Admin: ":1"}, "queue", "-config", "f"); !errors.Is(err, context.Canceled) {
+	if _, err := run(ctx, Config{Admin: ":1", Token: "dev-admin"}, "queue", "-config", "f"); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestATokenIsNeeded(t *testing.T) {
+	_, err := run(t.Context(), Config{Admin: "127.0.0.1:1"}, "sale", "list", "-config", "f")
+	if cli.ExitCode(err) != 2 || !strings.Contains(err.Error(), "FLOODGATE_OPERATOR_TOKEN") {
 		t.Errorf("got %v", err)
 	}
 }

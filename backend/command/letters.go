@@ -22,8 +22,8 @@ type DeadLetters struct {
 }
 
 // letters reads all dead letters, or all that were not replayed yet.
-func letters(ctx context.Context, c *adminapi.Client, open bool) ([]deadletter.Letter, error) {
-	all, _, err := collect(ctx, c, "/dead-letters", filter("open", strconv.FormatBool(open)), math.MaxInt, 100, func(p adminapi.DeadLetters) []deadletter.Letter { return p.DeadLetters })
+func letters(ctx context.Context, c *adminapi.Client, open bool) ([]deadletter.Message, error) {
+	all, _, err := collect(ctx, c, "/dead-letters", filter("open", strconv.FormatBool(open)), math.MaxInt, 100, func(p adminapi.DeadLetters) []deadletter.Message { return p.DeadLetters })
 	return all, err
 }
 
@@ -43,7 +43,7 @@ func (c *listLetters) Run(ctx context.Context, env *Env) error {
 				fmt.Fprintln(w, "there are no dead letters")
 				return
 			}
-			listed(w, row{"ID", "LAST DIED", "QUEUE", "TIMES", "REPLAYED", "ORDER", "REASON", "PAYLOAD"}, all, func(l deadletter.Letter) row {
+			listed(w, row{"ID", "LAST DIED", "QUEUE", "TIMES", "REPLAYED", "ORDER", "REASON", "PAYLOAD"}, all, func(l deadletter.Message) row {
 				order := "no order"
 				switch {
 				case l.OrderID != "" && l.Status == "":

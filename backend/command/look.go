@@ -2,6 +2,7 @@ package command
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"net/url"
@@ -93,7 +94,9 @@ func (c *AuditLog) Run(ctx context.Context, env *Env) error {
 			return err
 		}
 		return c.print(env.Stdout, map[string]any{"entries": list}, func(w *bytes.Buffer) {
-			listed(w, row{"ID", "AT", "WHO", "ACTION", "TARGET"}, list, func(e adminapi.LogEntry) row { return row{e.ID, shown(&e.At), e.Who, e.Action, e.Target} })
+			listed(w, row{"ID", "AT", "WHO", "ROLE", "ACTION", "TARGET"}, list, func(e adminapi.LogEntry) row {
+				return row{e.ID, shown(&e.At), e.Who, cmp.Or(e.Role, "-"), e.Action, e.Target}
+			})
 		})
 	})
 }

@@ -2,6 +2,7 @@ package command
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,6 +21,7 @@ import (
 type Remote struct {
 	File
 	Admin string `help:"host:port of the admin listener, where it is not the configuration's listen.admin." placeholder:"HOST:PORT"`
+	Token string `env:"FLOODGATE_OPERATOR_TOKEN" help:"An operator's token, instead of the configuration's admin_token. Best given in the environment: others see a command line." placeholder:"TOKEN"`
 }
 
 // API is the flags of a command that the admin API answers.
@@ -52,7 +54,11 @@ func (r Remote) with(env *Env, f func(*adminapi.Client) error) error {
 	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
 		host = "127.0.0.1"
 	}
-	c := &adminapi.Client{Base: "http://" + net.JoinHostPort(host, port), Token: conf.Token, HTTP: &http.Client{Timeout: patience}}
+	token := cmp.Or(r.Token, conf.Token)
+	if token == "" {
+		return cli.Usage("no token: the configuration has no admin_token; put an operator's token into FLOODGATE_OPERATOR_TOKEN")
+	}
+	c := &adminapi.Client{Base: "http://" + net.JoinHostPort(host, port), Token: token, HTTP: &http.Client{Timeout: patience}}
 	err = f(c)
 	var refused *adminapi.Refusal
 	switch {
@@ -60,6 +66,8 @@ func (r Remote) with(env *Env, f func(*adminapi.Client) error) error {
 		return err
 	case refused.Code == problem.BadRequest:
 		return &cli.UsageError{Err: err}
+	case refused.Code == problem.Unauthenticated && r.Token != "":
+		return fmt.Errorf("%w: no operator of the backend at %s has the token of FLOODGATE_OPERATOR_TOKEN", err, c.Base)
 	case refused.Code == problem.Unauthenticated:
 		return fmt.Errorf("%w: the configuration's admin_token is not that of the backend at %s", err, c.Base)
 	default:

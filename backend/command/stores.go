@@ -33,7 +33,7 @@ func (f File) open(ctx context.Context, env *Env, brokered bool) (s *stores, err
 	s = &stores{registry: prometheus.NewRegistry()}
 	defer func() {
 		if err != nil {
-			s.close()
+			err = errors.Join(err, s.close())
 		}
 	}()
 	if s.Config, err = env.Config(f.Config); err != nil {
@@ -50,7 +50,9 @@ func (f File) open(ctx context.Context, env *Env, brokered bool) (s *stores, err
 	}
 	ac := audit.Config{DB: s.db, Redis: s.redis, QueuedBound: s.QueuedBound, Abandoned: s.Abandoned}
 	if s.Broker != nil && brokered {
-		if s.broker, err = broker.Open(*s.Broker, s.Log, s.registry); err != nil {
+		bc := *s.Broker
+		bc.Log, bc.Register = s.Log, s.registry
+		if s.broker, err = broker.Open(bc); err != nil {
 			return s, err
 		}
 		ac.Broker, s.fence = s.broker, s.broker
@@ -59,17 +61,18 @@ func (f File) open(ctx context.Context, env *Env, brokered bool) (s *stores, err
 	return s, nil
 }
 
-// close closes what open has opened. Every statement's error was seen.
-func (s *stores) close() {
+// close closes what open has opened.
+func (s *stores) close() (err error) {
 	if s.broker != nil {
-		_ = s.broker.Close()
+		err = s.broker.Close()
 	}
 	if s.redis != nil {
 		s.redis.Close()
 	}
 	if s.db != nil {
-		_ = s.db.Close()
+		err = errors.Join(err, s.db.Close())
 	}
+	return err
 }
 
 // answers reports whether MySQL does.
@@ -95,7 +98,7 @@ func (c *Rebuild) Run(ctx context.Context, env *Env) (err error) {
 	if err != nil {
 		return err
 	}
-	defer s.close()
+	defer func() { err = errors.Join(err, s.close()) }()
 	audited := &Audit{Sale: c.Sale, SKU: c.SKU, Output: c.Output}
 	if _, err := audited.look(ctx, s.auditor, nil); errors.Is(err, audit.ErrUnknownSKU) || errors.Is(err, audit.ErrUnknownSale) {
 		return err
@@ -121,7 +124,7 @@ func (c *Rebuild) Run(ctx context.Context, env *Env) (err error) {
 // Migrate is the command "migrate".
 type Migrate struct{ File }
 
-func (c *Migrate) Run(ctx context.Context, env *Env) error {
+func (c *Migrate) Run(ctx context.Context, env *Env) (err error) {
 	conf, err := env.Config(c.Config)
 	if err != nil {
 		return err
@@ -130,7 +133,7 @@ func (c *Migrate) Run(ctx context.Context, env *Env) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = db.Close() }() // every statement's error was seen
+	defer func() { err = errors.Join(err, db.Close()) }()
 	if err := answers(ctx, db); err != nil {
 		return err
 	}

@@ -1,5 +1,5 @@
 // Package console holds the operator's console: one HTML document, its scripts and a style sheet, embedded. They are the same
-// bytes for everybody and tell nothing: the scripts ask for the admin token and then use the admin API, like any client.
+// bytes for everybody and tell nothing: the scripts ask for an operator's token once, and then use the admin API in a session.
 package console
 
 import (

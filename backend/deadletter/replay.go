@@ -20,8 +20,8 @@ import (
 // ErrNotFound: there is no such dead letter.
 var ErrNotFound = errors.New("no such dead letter")
 
-// Letter is a dead letter as operators see it.
-type Letter struct {
+// Message is a dead letter as operators see it.
+type Message struct {
 	ID         int64  `json:"id"`
 	Queue      string `json:"queue"`
 	Reason     string `json:"reason"`
@@ -43,28 +43,28 @@ type Letter struct {
 const columns = `d.id, d.queue, d.reason, d.payload, d.size, d.readable, d.order_id, d.sale_id, d.deliveries, d.times, d.first_at, d.last_at, d.replayed_at,
 	COALESCE(o.status, '') FROM dead_letters d LEFT JOIN orders o ON o.id = d.order_id`
 
-func (l *Letter) scan(from interface{ Scan(...any) error }) error {
+func (m *Message) scan(from interface{ Scan(...any) error }) error {
 	var payload []byte
 	var first, last time.Time
 	var replayed sql.NullTime
-	if err := from.Scan(&l.ID, &l.Queue, &l.Reason, &payload, &l.Size, &l.Readable, &l.OrderID, &l.SaleID, &l.Deliveries, &l.Times,
-		&first, &last, &replayed, &l.Status); err != nil {
+	if err := from.Scan(&m.ID, &m.Queue, &m.Reason, &payload, &m.Size, &m.Readable, &m.OrderID, &m.SaleID, &m.Deliveries, &m.Times,
+		&first, &last, &replayed, &m.Status); err != nil {
 		return err
 	}
-	l.Payload, l.Encoding = string(payload), "utf-8"
+	m.Payload, m.Encoding = string(payload), "utf-8"
 	if !utf8.Valid(payload) {
-		l.Payload, l.Encoding = base64.StdEncoding.EncodeToString(payload), "base64"
+		m.Payload, m.Encoding = base64.StdEncoding.EncodeToString(payload), "base64"
 	}
-	l.FirstAt, l.LastAt = wire.At(first), wire.At(last)
+	m.FirstAt, m.LastAt = wire.At(first), wire.At(last)
 	if replayed.Valid {
 		at := wire.At(replayed.Time)
-		l.ReplayedAt = &at
+		m.ReplayedAt = &at
 	}
 	return nil
 }
 
 // List returns the newest dead letters with an id below, at most limit. With open, only those that were not replayed yet.
-func (s *Store) List(ctx context.Context, below, limit int64, open bool) ([]Letter, error) {
+func (s *Store) List(ctx context.Context, below, limit int64, open bool) ([]Message, error) {
 	where := ` WHERE d.id < ?`
 	if open {
 		where += ` AND d.replayed_at IS NULL`
@@ -74,13 +74,13 @@ func (s *Store) List(ctx context.Context, below, limit int64, open bool) ([]Lett
 		return nil, fmt.Errorf("dead letters: %w", err)
 	}
 	defer rows.Close()
-	list := []Letter{}
+	list := []Message{}
 	for rows.Next() {
-		var l Letter
-		if err := l.scan(rows); err != nil {
+		var m Message
+		if err := m.scan(rows); err != nil {
 			return nil, fmt.Errorf("dead letters: %w", err)
 		}
-		list = append(list, l)
+		list = append(list, m)
 	}
 	if err := rows.Err(); err != nil {
 		return nil, fmt.Errorf("dead letters: %w", err)
@@ -88,20 +88,20 @@ func (s *Store) List(ctx context.Context, below, limit int64, open bool) ([]Lett
 	return list, nil
 }
 
-// Get returns one letter, or ErrNotFound.
-func (s *Store) Get(ctx context.Context, id int64) (Letter, error) {
-	var l Letter
-	err := l.scan(s.db.QueryRowContext(ctx, `SELECT `+columns+` WHERE d.id = ?`, id))
+// Get returns one dead letter, or ErrNotFound.
+func (s *Store) Get(ctx context.Context, id int64) (Message, error) {
+	var m Message
+	err := m.scan(s.db.QueryRowContext(ctx, `SELECT `+columns+` WHERE d.id = ?`, id))
 	if errors.Is(err, sql.ErrNoRows) {
-		return l, ErrNotFound
+		return m, ErrNotFound
 	}
 	if err != nil {
-		return l, fmt.Errorf("dead letter %d: %w", id, err)
+		return m, fmt.Errorf("dead letter %d: %w", id, err)
 	}
-	return l, nil
+	return m, nil
 }
 
-// Open counts the letters that were not replayed yet.
+// Open counts the dead letters that were not replayed yet.
 func (s *Store) Open(ctx context.Context) (n int64, err error) {
 	if err := s.db.QueryRowContext(ctx, `SELECT COUNT(*) FROM dead_letters WHERE replayed_at IS NULL`).Scan(&n); err != nil {
 		return 0, fmt.Errorf("count the dead letters: %w", err)
@@ -120,7 +120,7 @@ const (
 
 // Replayed is what a replay did.
 type Replayed struct {
-	Letter
+	Message
 	Result string `json:"result"`
 	Detail string `json:"detail"` // for the operator
 }
@@ -128,23 +128,23 @@ type Replayed struct {
 // Replay settles the order of a dead letter again. An order that has a row is left as it is, so a replay may be repeated.
 // It does not mark the dead letter: see Mark. After an error other than ErrNotFound nothing is lost: call again.
 func (s *Store) Replay(ctx context.Context, id int64) (Replayed, error) {
-	l, err := s.Get(ctx, id)
+	m, err := s.Get(ctx, id)
 	if err != nil {
 		return Replayed{}, err
 	}
 	var e queued.Entry
 	switch {
-	case l.Status != "":
-		return Replayed{l, Unchanged, fmt.Sprintf("order %s is %s: what MySQL has decided stands", l.OrderID, l.Status)}, nil
-	case !l.Readable || l.OrderID == "":
-		return Replayed{l, Unreadable, "the payload is no order, so there is nothing to process"}, nil
-	case json.Unmarshal([]byte(l.Payload), &e) != nil || e.ID != l.OrderID:
-		return Replayed{l, Unreadable, "the payload is not whole"}, nil
+	case m.Status != "":
+		return Replayed{m, Unchanged, fmt.Sprintf("order %s is %s: what MySQL has decided stands", m.OrderID, m.Status)}, nil
+	case !m.Readable || m.OrderID == "":
+		return Replayed{m, Unreadable, "the payload is no order, so there is nothing to process"}, nil
+	case json.Unmarshal([]byte(m.Payload), &e) != nil || e.ID != m.OrderID:
+		return Replayed{m, Unreadable, "the payload is not whole"}, nil
 	}
 	var poison *queued.PoisonError
 	err = s.orders.Settle(ctx, []queued.Entry{e})
 	if errors.As(err, &poison) {
-		return Replayed{l, Refused, "MySQL takes no row for it: " + poison.Err.Error()}, nil
+		return Replayed{m, Refused, "MySQL takes no row for it: " + poison.Err.Error()}, nil
 	}
 	if err == nil {
 		failpoint.Hit("replay.before-retire")
@@ -154,13 +154,13 @@ func (s *Store) Replay(ctx context.Context, id int64) (Replayed, error) {
 		return Replayed{}, fmt.Errorf("replay dead letter %d: %w", id, err)
 	}
 	failpoint.Hit("replay.before-mark")
-	if l, err = s.Get(ctx, id); err != nil {
+	if m, err = s.Get(ctx, id); err != nil {
 		return Replayed{}, err
 	}
-	if l.Status == "" { // adopted into a newer epoch, under a new entry
-		return Replayed{l, Queued, fmt.Sprintf("order %s was taken over into the sale's present epoch and comes through the outbox", l.OrderID)}, nil
+	if m.Status == "" { // adopted into a newer epoch, under a new entry
+		return Replayed{m, Queued, fmt.Sprintf("order %s was taken over into the sale's present epoch and comes through the outbox", m.OrderID)}, nil
 	}
-	return Replayed{l, Settled, fmt.Sprintf("order %s is %s now", l.OrderID, l.Status)}, nil
+	return Replayed{m, Settled, fmt.Sprintf("order %s is %s now", m.OrderID, m.Status)}, nil
 }
 
 // Mark notes in an operator's transaction that a dead letter was replayed, unless it was before, and returns when.

@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"floodgate.internal/backend/backendtest"
+	"floodgate.internal/backend/ledger"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/store"
@@ -128,7 +129,7 @@ func (w *world) restock(skuID, units int64) Intent {
 		if err != nil {
 			return Intent{}, err
 		}
-		return i, sku.Record(w.t.Context(), tx, w.now(), sku.Change{SKU: skuID, Kind: sku.Restock, Ref: i.Ref(), Available: units}, rows[skuID].Available, rows[skuID].Locked)
+		return i, ledger.OfSKUs(w.t.Context(), tx, w.now(), ledger.Row{Of: skuID, Kind: ledger.Restock, Ref: i.Ref(), Before: rows[skuID].Units, Change: ledger.Units{Available: units}})
 	})
 }
 

@@ -28,7 +28,7 @@ func BenchmarkSettle(b *testing.B) {
 			b.ResetTimer()
 			for i := range b.N {
 				began := time.Now()
-				if err := s.book.Settle(b.Context(), batches[i]); err != nil {
+				if err := s.orders.Settle(b.Context(), batches[i]); err != nil {
 					b.Fatal(err)
 				}
 				took = append(took, time.Since(began))

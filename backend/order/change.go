@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"floodgate.internal/backend/intent"
+	"floodgate.internal/backend/ledger"
 	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/failpoint"
@@ -19,7 +20,7 @@ import (
 // whichever of payment, cancellation and expiry changes the row first has won.
 type change struct {
 	to     wire.OrderStatus
-	kind   string // of the ledger row
+	kind   ledger.Kind
 	reason string // "" for none
 	// where and args narrow the UPDATE beyond the order id and the status it must have.
 	where string
@@ -28,20 +29,20 @@ type change struct {
 
 // Pay marks an order as paid. Paying again changes nothing and returns the same order. ErrNotFound. ErrState if it was
 // cancelled, rejected or expired, is still queued, is a coupon, or if its time to pay is over, expired already or not.
-func (b *Store) Pay(ctx context.Context, uid, orderID string) (wire.Order, error) {
+func (s *Store) Pay(ctx context.Context, uid, orderID string) (wire.Order, error) {
 	if uid == "" {
 		return wire.Order{}, ErrNotFound
 	}
-	now := b.now()
-	return b.change(ctx, uid, orderID, now, change{to: wire.Paid, kind: ledgerPay, where: ` AND uid = ? AND pay_before > ?`, args: []any{uid, now}})
+	now := s.now()
+	return s.change(ctx, uid, orderID, now, change{to: wire.Paid, kind: ledger.Pay, where: ` AND uid = ? AND pay_before > ?`, args: []any{uid, now}})
 }
 
 // PayIn is Pay within the transaction that records a payment taken elsewhere, whoever owns the order. paid: this call
 // made the order paid. Otherwise stands is its status, and pending_payment means that its time to pay is over. Take other
 // locks before this call. Call Paid after the COMMIT. The timer ends what a cart's order has locked in Redis.
-func (b *Store) PayIn(ctx context.Context, tx *sql.Tx, orderID string) (paid bool, stands wire.OrderStatus, err error) {
-	now := b.now()
-	won, _, err := b.transition(ctx, tx, orderID, now, change{to: wire.Paid, kind: ledgerPay, where: ` AND pay_before > ?`, args: []any{now}})
+func (s *Store) PayIn(ctx context.Context, tx *sql.Tx, orderID string) (paid bool, stands wire.OrderStatus, err error) {
+	now := s.now()
+	won, _, err := s.transition(ctx, tx, orderID, now, change{to: wire.Paid, kind: ledger.Pay, where: ` AND pay_before > ?`, args: []any{now}})
 	if err != nil {
 		return false, "", fmt.Errorf("order %s to %s: %w", orderID, wire.Paid, err)
 	}
@@ -60,10 +61,10 @@ func (b *Store) PayIn(ctx context.Context, tx *sql.Tx, orderID string) (paid boo
 }
 
 // Paid counts an order that PayIn made paid, and does in Redis what is left to do.
-func (b *Store) Paid(ctx context.Context, orderID string) {
-	b.metrics.changes.WithLabelValues(string(wire.Paid)).Inc()
+func (s *Store) Paid(ctx context.Context, orderID string) {
+	s.metrics.changes.WithLabelValues(string(wire.Paid)).Inc()
 	if wire.IsCartOrder(orderID) {
-		b.unlockNow(ctx, []row{{id: orderID}})
+		s.unlockNow(ctx, []row{{id: orderID}})
 	}
 }
 
@@ -74,22 +75,22 @@ type Bill struct {
 }
 
 // Bill reads what is to be paid for an order, whoever owns it. A queued order has a bill, too. ErrNotFound.
-func (b *Store) Bill(ctx context.Context, orderID string) (Bill, error) {
+func (s *Store) Bill(ctx context.Context, orderID string) (Bill, error) {
 	if !wire.ValidOrderID(orderID) {
 		return Bill{}, ErrNotFound
 	}
-	o, err := b.stands(ctx, "", orderID)
+	o, err := s.stands(ctx, "", orderID)
 	if err != nil {
 		return Bill{}, err
 	}
 	bill := Bill{Order: o.wire()}
 	if o.ofCart() { // its lines have one currency, which is the SKUs' as they were then
-		if err := b.db.QueryRowContext(ctx, `SELECT currency FROM cart_lines WHERE order_id = ? LIMIT 1`, orderID).Scan(&bill.Currency); err != nil {
+		if err := s.db.QueryRowContext(ctx, `SELECT currency FROM cart_lines WHERE order_id = ? LIMIT 1`, orderID).Scan(&bill.Currency); err != nil {
 			return Bill{}, fmt.Errorf("currency of order %s: %w", orderID, err)
 		}
 		return bill, nil
 	}
-	if err := b.db.QueryRowContext(ctx, `SELECT currency FROM sales WHERE id = ?`, o.sale).Scan(&bill.Currency); err != nil {
+	if err := s.db.QueryRowContext(ctx, `SELECT currency FROM sales WHERE id = ?`, o.sale).Scan(&bill.Currency); err != nil {
 		return Bill{}, fmt.Errorf("currency of sale %d: %w", o.sale, err)
 	}
 	return bill, nil
@@ -97,37 +98,37 @@ func (b *Store) Bill(ctx context.Context, orderID string) (Bill, error) {
 
 // Cancel ends an order that is not paid. Its units are back in Redis when it returns, or soon after. uid "" may cancel
 // any order. Cancelling again changes nothing and returns the same order. ErrNotFound, ErrState.
-func (b *Store) Cancel(ctx context.Context, uid, orderID string) (wire.Order, error) {
-	c := change{to: wire.Cancelled, kind: ledgerCancel}
+func (s *Store) Cancel(ctx context.Context, uid, orderID string) (wire.Order, error) {
+	c := change{to: wire.Cancelled, kind: ledger.Cancel}
 	if uid != "" {
 		c.where, c.args = ` AND uid = ?`, []any{uid}
 	}
-	return b.change(ctx, uid, orderID, b.now(), c)
+	return s.change(ctx, uid, orderID, s.now(), c)
 }
 
-func (b *Store) change(ctx context.Context, uid, orderID string, now time.Time, c change) (wire.Order, error) {
+func (s *Store) change(ctx context.Context, uid, orderID string, now time.Time, c change) (wire.Order, error) {
 	if !wire.ValidOrderID(orderID) {
 		return wire.Order{}, ErrNotFound
 	}
 	var won []row
 	var release int64
-	err := store.InTx(ctx, b.db, func(tx *sql.Tx) (err error) {
-		won, release, err = b.transition(ctx, tx, orderID, now, c)
+	err := store.InTx(ctx, s.db, func(tx *sql.Tx) (err error) {
+		won, release, err = s.transition(ctx, tx, orderID, now, c)
 		return err
 	})
 	if err != nil && !errors.Is(err, store.ErrUnknown) {
 		return wire.Order{}, fmt.Errorf("order %s to %s: %w", orderID, c.to, err)
 	}
 	if err == nil && len(won) == 1 {
-		b.changed(ctx, c, release, won)
+		s.changed(ctx, c, release, won)
 		return won[0].wire(), nil
 	}
-	stands, lookup := b.stands(ctx, uid, orderID)
+	stands, lookup := s.stands(ctx, uid, orderID)
 	switch {
 	case lookup != nil:
 		return wire.Order{}, errors.Join(err, lookup)
 	case stands.status == c.to: // before, or by the COMMIT whose answer was lost
-		if err := store.Durable(ctx, b.db); err != nil {
+		if err := store.Durable(ctx, s.db); err != nil {
 			return wire.Order{}, fmt.Errorf("order %s to %s: %w", orderID, c.to, err)
 		}
 		return stands.wire(), nil
@@ -139,7 +140,7 @@ func (b *Store) change(ctx context.Context, uid, orderID string, now time.Time, 
 }
 
 // transition is the conditional UPDATE and its consequences. won is the order if this call made the change, else nothing.
-func (b *Store) transition(ctx context.Context, tx *sql.Tx, orderID string, now time.Time, c change) (won []row, release int64, err error) {
+func (s *Store) transition(ctx context.Context, tx *sql.Tx, orderID string, now time.Time, c change) (won []row, release int64, err error) {
 	n, err := store.Changed(tx.ExecContext(ctx, `UPDATE orders SET status = ?, reason = ?, ended_at = ? WHERE id = ? AND status = ?`+c.where,
 		append([]any{string(c.to), c.reason, now, orderID, string(wire.PendingPayment)}, c.args...)...))
 	if err != nil || n == 0 {
@@ -151,26 +152,26 @@ func (b *Store) transition(ctx context.Context, tx *sql.Tx, orderID string, now 
 	if err := readItems(ctx, tx, won); err != nil {
 		return nil, 0, err
 	}
-	release, err = b.follow(ctx, tx, now, c, won)
+	release, err = s.follow(ctx, tx, now, c, won)
 	return won, release, err
 }
 
 // changed continues after the COMMIT of an order's change: it gives back the units of an order that ended, and sells
 // those of a cart's order that was paid.
-func (b *Store) changed(ctx context.Context, c change, release int64, won []row) {
-	b.metrics.changes.WithLabelValues(string(c.to)).Inc()
+func (s *Store) changed(ctx context.Context, c change, release int64, won []row) {
+	s.metrics.changes.WithLabelValues(string(c.to)).Inc()
 	switch {
 	case won[0].ofCart():
-		b.unlockNow(ctx, won)
+		s.unlockNow(ctx, won)
 	case !c.to.Live():
 		failpoint.Hit("cancel.before-release")
-		b.releaseNow(ctx, release, won)
+		s.releaseNow(ctx, release, won)
 	}
 }
 
 // follow writes the consequences of orders' change in its transaction: the slots, the stock, the ledger, the intents. It
 // returns the first of the release intents for sales' orders.
-func (b *Store) follow(ctx context.Context, tx *sql.Tx, now time.Time, c change, orders []row) (release int64, err error) {
+func (s *Store) follow(ctx context.Context, tx *sql.Tx, now time.Time, c change, orders []row) (release int64, err error) {
 	carts, orders := apart(orders)
 	ids := make([]string, len(orders))
 	moves := make([]move, len(orders))
@@ -221,20 +222,20 @@ func apart(orders []row) (carts []string, ofSales []row) {
 
 // unlockNow ends in Redis what carts' orders have locked, after the COMMIT that ended them. The timer does what cannot be
 // done now.
-func (b *Store) unlockNow(ctx context.Context, orders []row) {
+func (s *Store) unlockNow(ctx context.Context, orders []row) {
 	carts, _ := apart(orders)
 	if len(carts) == 0 {
 		return
 	}
 	failpoint.Hit("cart.before-unlock")
-	if err := b.intents.LocksEnded(ctx, carts); err != nil {
-		b.log.Warn("order: carts' units are unlocked later, by the timer", "orders", len(carts), "error", err)
+	if err := s.intents.LocksEnded(ctx, carts); err != nil {
+		s.log.Warn("order: carts' units are unlocked later, by the timer", "orders", len(carts), "error", err)
 	}
 }
 
 // stands reads an order as its owner may see it: from MySQL, else from Redis, where a queued order is.
-func (b *Store) stands(ctx context.Context, uid, orderID string) (row, error) {
-	found, err := find(ctx, b.db, []string{orderID})
+func (s *Store) stands(ctx context.Context, uid, orderID string) (row, error) {
+	found, err := find(ctx, s.db, []string{orderID})
 	if err != nil {
 		return row{}, err
 	}
@@ -244,13 +245,13 @@ func (b *Store) stands(ctx context.Context, uid, orderID string) (row, error) {
 	}
 	if !ok {
 		sale, _ := wire.SaleOfOrder(orderID)
-		held, reserved, err := b.redis.Lookup(ctx, sale, orderID)
+		held, reserved, err := s.redis.Lookup(ctx, sale, orderID)
 		if !reserved {
-			unsure, err := uncertain(ctx, b.db, sale, err)
+			unsure, err := uncertain(ctx, s.db, sale, err)
 			if err != nil {
 				return row{}, err
 			}
-			if found, err = find(ctx, b.db, []string{orderID}); err != nil { // it may have moved in between
+			if found, err = find(ctx, s.db, []string{orderID}); err != nil { // it may have moved in between
 				return row{}, err
 			}
 			if r, ok = found[orderID]; !ok {
@@ -261,7 +262,7 @@ func (b *Store) stands(ctx context.Context, uid, orderID string) (row, error) {
 			}
 			return r, nil
 		}
-		p, err := price(ctx, b.db, sale)
+		p, err := price(ctx, s.db, sale)
 		if err != nil {
 			return row{}, err
 		}

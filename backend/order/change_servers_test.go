@@ -30,7 +30,7 @@ func TestPayIsIdempotentAndRefusesWhatEnded(t *testing.T) {
 	var g errgroup.Group
 	for range 20 {
 		g.Go(func() error {
-			o, err := s.book.Pay(ctx, "u", id)
+			o, err := s.orders.Pay(ctx, "u", id)
 			if err == nil && (o.Status != wire.Paid || o.OrderID != id || o.Amount != 300 || o.PayBefore == nil) {
 				err = fmt.Errorf("got %+v", o)
 			}
@@ -45,17 +45,17 @@ func TestPayIsIdempotentAndRefusesWhatEnded(t *testing.T) {
 	}
 
 	cancelled, overdue := s.ordered(sale, "c"), s.ordered(sale, "late")
-	if _, err := s.book.Cancel(ctx, "c", cancelled); err != nil {
+	if _, err := s.orders.Cancel(ctx, "c", cancelled); err != nil {
 		t.Fatal(err)
 	}
 	rejected := forged(sale, "u", queued.Entry{})
-	if err := s.book.Settle(ctx, []queued.Entry{rejected}); err != nil {
+	if err := s.orders.Settle(ctx, []queued.Entry{rejected}); err != nil {
 		t.Fatal(err)
 	}
 	coupons := s.sale(backendtest.SaleOptions{Kind: wire.Coupon})
 	coupon := s.ordered(coupons, "u")
 	queued := s.press(sale, "q", 1, "")
-	late := s.bookAt(s.clockAhead(time.Hour))
+	late := s.ordersAt(s.clockAhead(time.Hour))
 	for _, c := range []struct {
 		name, uid, id string
 		status        wire.OrderStatus
@@ -80,14 +80,14 @@ func TestPayIsIdempotentAndRefusesWhatEnded(t *testing.T) {
 		}
 	}
 	for _, none := range []string{newID(sale), "nonsense", ""} {
-		if _, err := s.book.Pay(ctx, "u", none); !errors.Is(err, ErrNotFound) {
+		if _, err := s.orders.Pay(ctx, "u", none); !errors.Is(err, ErrNotFound) {
 			t.Errorf("%q: got %v, want ErrNotFound", none, err)
 		}
 	}
-	if _, err := s.book.Pay(ctx, "", overdue); !errors.Is(err, ErrNotFound) {
+	if _, err := s.orders.Pay(ctx, "", overdue); !errors.Is(err, ErrNotFound) {
 		t.Errorf("paid by nobody: got %v, want ErrNotFound", err)
 	}
-	if _, err := s.book.Cancel(ctx, "u", id); !errors.Is(err, ErrState) {
+	if _, err := s.orders.Cancel(ctx, "u", id); !errors.Is(err, ErrState) {
 		t.Errorf("cancel what is paid: got %v, want ErrState", err)
 	}
 	if got := s.stands(overdue); got != "pending_payment" {
@@ -107,10 +107,10 @@ func TestFiftyWhoCancelAndReleaseGiveOneUnitBack(t *testing.T) {
 	for i := range 50 {
 		g.Go(func() error {
 			if i%5 == 4 {
-				_, err := s.book.intents.Run(t.Context())
+				_, err := s.orders.intents.Run(t.Context())
 				return err
 			}
-			o, err := s.book.Cancel(t.Context(), []string{"u", ""}[i%2], id)
+			o, err := s.orders.Cancel(t.Context(), []string{"u", ""}[i%2], id)
 			if err == nil && o.Status != wire.Cancelled {
 				err = fmt.Errorf("got %+v", o)
 			}
@@ -120,7 +120,7 @@ func TestFiftyWhoCancelAndReleaseGiveOneUnitBack(t *testing.T) {
 	if err := g.Wait(); err != nil {
 		t.Error(err)
 	}
-	if _, err := s.book.intents.Run(t.Context()); err != nil {
+	if _, err := s.orders.intents.Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if got := s.stock(sale); got != 4 || s.stands(other) != "pending_payment" {
@@ -141,7 +141,7 @@ func TestOfPaymentAndTheEndExactlyOneWins(t *testing.T) {
 	const rounds = 60
 	s := newShop(t)
 	sale := s.sale(backendtest.SaleOptions{Stock: 2 * rounds, PayWithin: time.Minute})
-	late := s.bookAt(s.clockAhead(time.Hour)) // to it every order is overdue; to s.book none is
+	late := s.ordersAt(s.clockAhead(time.Hour)) // to it every order is overdue; to s.orders none is
 	paid, ended := 0, 0
 	for i := range rounds {
 		uid := fmt.Sprint("u", i)
@@ -150,11 +150,11 @@ func TestOfPaymentAndTheEndExactlyOneWins(t *testing.T) {
 		var start sync.WaitGroup
 		start.Add(1)
 		var both sync.WaitGroup
-		both.Go(func() { start.Wait(); _, payErr = s.book.Pay(t.Context(), uid, id) })
+		both.Go(func() { start.Wait(); _, payErr = s.orders.Pay(t.Context(), uid, id) })
 		end := wire.Expired
 		if i%2 == 0 {
 			end = wire.Cancelled
-			both.Go(func() { start.Wait(); _, endErr = s.book.Cancel(t.Context(), uid, id) })
+			both.Go(func() { start.Wait(); _, endErr = s.orders.Cancel(t.Context(), uid, id) })
 		} else {
 			both.Go(func() {
 				start.Wait()
@@ -191,10 +191,10 @@ func TestExpireTakesBoundedBatchesByIndex(t *testing.T) {
 	}
 	s.settle(sale)
 	s.exec(`ANALYZE TABLE orders`)
-	if n, err := s.book.Expire(t.Context()); n != 0 || err != nil {
+	if n, err := s.orders.Expire(t.Context()); n != 0 || err != nil {
 		t.Errorf("nothing is due: got %d, %v", n, err)
 	}
-	late := s.bookAt(s.clockAhead(2 * time.Minute))
+	late := s.ordersAt(s.clockAhead(2 * time.Minute))
 	var total atomic.Int64
 	var g errgroup.Group
 	for range 2 { // two timers
@@ -217,7 +217,7 @@ func TestExpireTakesBoundedBatchesByIndex(t *testing.T) {
 	if total.Load() != 450 || s.count(sale, wire.Expired) != 450 {
 		t.Errorf("the passes ended %d orders, %d are expired; want 450", total.Load(), s.count(sale, wire.Expired))
 	}
-	if _, err := s.book.intents.Run(t.Context()); err != nil {
+	if _, err := s.orders.intents.Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if got := s.stock(sale); got != 500 {
@@ -263,7 +263,7 @@ func TestOrdersThatDoNotFitTheirStockRowsKeepNoOtherFromExpiring(t *testing.T) {
 			t.Errorf("the passes dealt with %d orders, want %d", got, want)
 		}
 	}
-	late := s.bookAt(s.clockAhead(2 * time.Minute))
+	late := s.ordersAt(s.clockAhead(2 * time.Minute))
 	pass(late, misfits+2)
 	if got := s.count(sale, wire.Expired); got != 2 {
 		t.Errorf("%d orders of the good sale are expired, want both", got)
@@ -280,8 +280,8 @@ func TestOrdersThatDoNotFitTheirStockRowsKeepNoOtherFromExpiring(t *testing.T) {
 	s.exec(`UPDATE sale_stock SET available = available - 1, locked = locked + 1 WHERE sale_id = ?`, sale)
 	s.exec(`INSERT INTO ledger (sale_id, kind, ref, available_before, available_change, available_after, locked_before, locked_change, locked_after, created_at)
 		SELECT sale_id, 'order', ?, available + 1, -1, available, locked - 1, 1, locked, NOW() FROM sale_stock WHERE sale_id = ?`, first, sale)
-	pass(s.bookAt(s.clockAhead(2*time.Minute+stuckFor/2)), 0)
-	pass(s.bookAt(s.clockAhead(2*time.Minute+stuckFor)), misfits)
+	pass(s.ordersAt(s.clockAhead(2*time.Minute+stuckFor/2)), 0)
+	pass(s.ordersAt(s.clockAhead(2*time.Minute+stuckFor)), misfits)
 	if got := s.stands(first); got != "expired" {
 		t.Errorf("the one that fits now is %s", got)
 	}
@@ -300,7 +300,7 @@ func TestIntentsBehindAClosedGateStarveNobody(t *testing.T) {
 	if _, err := s.redis.Shut(t.Context(), shut, token); err != nil {
 		t.Fatal(err)
 	}
-	late := s.bookAt(s.clockAhead(time.Hour))
+	late := s.ordersAt(s.clockAhead(time.Hour))
 	for { // older intents than the other sale's, three pages of them
 		if n, err := late.Expire(t.Context()); err != nil {
 			t.Fatal(err)
@@ -314,7 +314,7 @@ func TestIntentsBehindAClosedGateStarveNobody(t *testing.T) {
 	s.exec(`UPDATE intents SET done_at = NULL WHERE sale_id = ?`, open)
 	s.exec(`INSERT INTO intents (sale_id, kind, quantity, created_at) VALUES (?, 'adjust', 5, NOW()), (?, 'adjust', -1000, NOW()), (?, 'adjust', -3, NOW()), (?, 'define', 0, NOW())`, open, open, open, open)
 	s.exec(`UPDATE sales SET paused = TRUE, version = version + 1 WHERE id = ?`, open)
-	if n, err := s.book.intents.Run(t.Context()); n != 4 || err != nil {
+	if n, err := s.orders.intents.Run(t.Context()); n != 4 || err != nil {
 		t.Errorf("got %d, %v; want the open sale's four, past 450 older ones", n, err)
 	}
 	if n := s.number(`SELECT COUNT(*) FROM intents WHERE sale_id = ? AND done_at IS NULL`, open); n != 1 {
@@ -322,7 +322,7 @@ func TestIntentsBehindAClosedGateStarveNobody(t *testing.T) {
 	}
 	for range 3 { // done twice it has one effect
 		s.exec(`UPDATE intents SET done_at = NULL WHERE sale_id = ?`, open)
-		if _, err := s.book.intents.Run(t.Context()); err != nil {
+		if _, err := s.orders.intents.Run(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -335,7 +335,7 @@ func TestIntentsBehindAClosedGateStarveNobody(t *testing.T) {
 	}
 	s.reload(shut, nil, 1000, true)
 	for want := 450; want > 0; {
-		n, err := s.book.intents.Run(t.Context())
+		n, err := s.orders.intents.Run(t.Context())
 		if n == 0 || err != nil {
 			t.Fatalf("%d are left: got %d, %v", want, n, err)
 		}
@@ -347,7 +347,7 @@ func TestIntentsBehindAClosedGateStarveNobody(t *testing.T) {
 // TestAnySequenceBalances does in turn whatever can happen to orders, and compares with a model of who holds what.
 func TestAnySequenceBalances(t *testing.T) {
 	s := newShop(t)
-	late := s.bookAt(s.clockAhead(time.Hour))
+	late := s.ordersAt(s.clockAhead(time.Hour))
 	rapid.Check(t, func(r *rapid.T) {
 		stock := rapid.Int64Range(1, 6).Draw(r, "stock")
 		limit := rapid.IntRange(1, 3).Draw(r, "limit")
@@ -359,10 +359,10 @@ func TestAnySequenceBalances(t *testing.T) {
 		settleAll := func() {
 			now := s.outbox(sale)
 			seen = append(seen, now...)
-			if err := s.book.Settle(t.Context(), now); err != nil {
+			if err := s.orders.Settle(t.Context(), now); err != nil {
 				r.Fatal(err)
 			}
-			if err := s.book.Retire(t.Context(), now); err != nil {
+			if err := s.orders.Retire(t.Context(), now); err != nil {
 				r.Fatal(err)
 			}
 			for id, st := range want {
@@ -398,10 +398,10 @@ func TestAnySequenceBalances(t *testing.T) {
 				settleAll()
 			case 2:
 				id := pick()
-				change(id, wire.Paid, func() (wire.Order, error) { return s.book.Pay(t.Context(), owner[id], id) })
+				change(id, wire.Paid, func() (wire.Order, error) { return s.orders.Pay(t.Context(), owner[id], id) })
 			case 3:
 				id := pick()
-				change(id, wire.Cancelled, func() (wire.Order, error) { return s.book.Cancel(t.Context(), owner[id], id) })
+				change(id, wire.Cancelled, func() (wire.Order, error) { return s.orders.Cancel(t.Context(), owner[id], id) })
 			case 4:
 				if _, err := late.Expire(t.Context()); err != nil {
 					r.Fatal(err)
@@ -412,7 +412,7 @@ func TestAnySequenceBalances(t *testing.T) {
 					}
 				}
 			case 5:
-				if err := s.book.Settle(t.Context(), seen); err != nil {
+				if err := s.orders.Settle(t.Context(), seen); err != nil {
 					r.Fatal(err)
 				}
 			}

@@ -34,17 +34,17 @@ const (
 // deferred_orders, behind those of their sale that are there already, so that they do not hold up other sales. A
 // *queued.DeferredError names them, and may be joined with a *queued.PoisonError. SettleDeferred settles them later. The
 // outboxes bound the table: while a sale has deferred orders, no relay publishes its entries again.
-func (b *Store) SettleOrDefer(ctx context.Context, batch []queued.Entry) error {
-	err := b.settle(ctx, batch, &settling{store: b, behind: true})
+func (s *Store) SettleOrDefer(ctx context.Context, batch []queued.Entry) error {
+	err := s.settle(ctx, batch, &settling{store: s, behind: true})
 	var closed *queued.ClosedError
 	if !errors.As(err, &closed) {
 		return err
 	}
-	if err := b.deferAll(ctx, closed.Entries); err != nil {
+	if err := s.deferAll(ctx, closed.Entries); err != nil {
 		return errors.Join(err, closed.Err)
 	}
-	b.metrics.settled.WithLabelValues("deferred").Add(float64(len(closed.Entries)))
-	b.log.Info("order: orders of older epochs are deferred until their sale takes them", "orders", len(closed.Entries), "sale", closed.Entries[0].Sale, "error", closed.Err)
+	s.metrics.settled.WithLabelValues("deferred").Add(float64(len(closed.Entries)))
+	s.log.Info("order: orders of older epochs are deferred until their sale takes them", "orders", len(closed.Entries), "sale", closed.Entries[0].Sale, "error", closed.Err)
 	left := error(&queued.DeferredError{Entries: closed.Entries})
 	var poison *queued.PoisonError
 	if errors.As(err, &poison) {
@@ -54,14 +54,14 @@ func (b *Store) SettleOrDefer(ctx context.Context, batch []queued.Entry) error {
 }
 
 // ahead returns the entries of sales that have no deferred orders. The others are deferred behind those.
-func (s *settling) ahead(ctx context.Context, entries []queued.Entry) ([]queued.Entry, error) {
+func (c *settling) ahead(ctx context.Context, entries []queued.Entry) ([]queued.Entry, error) {
 	var sales []int64
 	for _, e := range entries {
 		if !slices.Contains(sales, e.Sale) {
 			sales = append(sales, e.Sale)
 		}
 	}
-	waiting, err := deferredOf(ctx, s.store.db, ` WHERE sale_id IN (`+store.Marks(len(sales))+`)`, store.Anys(sales)...)
+	waiting, err := deferredOf(ctx, c.store.db, ` WHERE sale_id IN (`+store.Marks(len(sales))+`)`, store.Anys(sales)...)
 	if err != nil {
 		return nil, err
 	}
@@ -69,7 +69,7 @@ func (s *settling) ahead(ctx context.Context, entries []queued.Entry) ([]queued.
 		if !slices.Contains(waiting, e.Sale) {
 			return false
 		}
-		s.closed, s.why = append(s.closed, e), fmt.Errorf("order %s: orders of its sale are deferred", e.ID)
+		c.closed, c.why = append(c.closed, e), fmt.Errorf("order %s: orders of its sale are deferred", e.ID)
 		return true
 	}), nil
 }
@@ -117,9 +117,9 @@ func UntilNoneDeferred(ctx context.Context, db *sql.DB, sale int64) error {
 }
 
 // deferAll writes entries down. One that is written twice does no harm: it is adopted once.
-func (b *Store) deferAll(ctx context.Context, entries []queued.Entry) error {
-	return store.InTx(ctx, b.db, func(tx *sql.Tx) error {
-		now := b.now()
+func (s *Store) deferAll(ctx context.Context, entries []queued.Entry) error {
+	return store.InTx(ctx, s.db, func(tx *sql.Tx) error {
+		now := s.now()
 		args := make([]any, 0, 3*len(entries))
 		for _, e := range entries {
 			args = append(args, e.Sale, string(queued.Encode(e)), now)
@@ -136,19 +136,19 @@ type DeadLetter func(ctx context.Context, e queued.Entry, tries int64, why error
 
 // SettleDeferred tries one batch of each sale that has deferred orders, in the order of their sale, and returns how many
 // it has settled. One process at a time tries a batch. A sale that is still closed costs one look at its gate.
-func (b *Store) SettleDeferred(ctx context.Context, deadLetter DeadLetter) (n int, err error) {
-	sales, err := deferredOf(ctx, b.db, "")
+func (s *Store) SettleDeferred(ctx context.Context, deadLetter DeadLetter) (n int, err error) {
+	sales, err := deferredOf(ctx, s.db, "")
 	if err != nil || len(sales) == 0 {
-		b.metrics.deferredSales.Set(0)
+		s.metrics.deferredSales.Set(0)
 		return 0, err
 	}
-	b.metrics.deferredSales.Set(float64(len(sales)))
+	s.metrics.deferredSales.Set(float64(len(sales)))
 	counts, errs := make([]int, len(sales)), make([]error, len(sales))
 	var g errgroup.Group
 	g.SetLimit(deferredSales)
 	for i, sale := range sales {
 		g.Go(func() error {
-			counts[i], errs[i] = b.settleDeferred(ctx, sale, deadLetter)
+			counts[i], errs[i] = s.settleDeferred(ctx, sale, deadLetter)
 			return nil
 		})
 	}
@@ -165,12 +165,12 @@ type deferredOrder struct {
 	entry    queued.Entry
 }
 
-func (b *Store) settleDeferred(ctx context.Context, sale int64, deadLetter DeadLetter) (int, error) {
-	states, err := b.redis.States(ctx, []int64{sale})
+func (s *Store) settleDeferred(ctx context.Context, sale int64, deadLetter DeadLetter) (int, error) {
+	states, err := s.redis.States(ctx, []int64{sale})
 	if err != nil || states[0].Present && states[0].Gate == lua.GateShut {
-		return 0, nil // what cannot be adopted now is looked at again
+		return 0, nil // not an error: a Redis that is away adopts nothing, like a closed gate, and the next pass asks again
 	}
-	batch, err := b.claimDeferred(ctx, sale)
+	batch, err := s.claimDeferred(ctx, sale)
 	if err != nil || len(batch) == 0 {
 		return 0, err
 	}
@@ -178,18 +178,18 @@ func (b *Store) settleDeferred(ctx context.Context, sale int64, deadLetter DeadL
 		if err := deadLetter(ctx, d.entry, d.tries, fmt.Errorf("tried %d times and never settled: whoever tried it ended", d.tries)); err != nil {
 			return 0, err // it keeps its count, and comes again when the claim is over
 		}
-		return 1, b.dropDeferred(ctx, batch)
+		return 1, s.dropDeferred(ctx, batch)
 	}
 	entries := make([]queued.Entry, len(batch))
 	for i, d := range batch {
 		entries[i] = d.entry
 	}
-	err = b.Settle(ctx, entries)
+	err = s.Settle(ctx, entries)
 	var closed *queued.ClosedError
 	var poison *queued.PoisonError
 	isClosed, isPoison := errors.As(err, &closed), errors.As(err, &poison)
 	if err != nil && !isClosed && !isPoison {
-		return 0, errors.Join(err, b.keepDeferred(ctx, batch))
+		return 0, errors.Join(err, s.keepDeferred(ctx, batch))
 	}
 	keep, ended := map[string]bool{}, map[string]bool{}
 	if isClosed {
@@ -200,7 +200,7 @@ func (b *Store) settleDeferred(ctx context.Context, sale int64, deadLetter DeadL
 	if isPoison {
 		for _, e := range poison.Entries {
 			if err := deadLetter(ctx, e, 1, poison.Err); err != nil {
-				return 0, errors.Join(err, b.keepDeferred(ctx, batch))
+				return 0, errors.Join(err, s.keepDeferred(ctx, batch))
 			}
 			ended[e.ID] = true
 		}
@@ -217,25 +217,25 @@ func (b *Store) settleDeferred(ctx context.Context, sale int64, deadLetter DeadL
 			settled = append(settled, d.entry)
 		}
 	}
-	if err := b.keepDeferred(ctx, kept); err != nil {
+	if err := s.keepDeferred(ctx, kept); err != nil {
 		return 0, err
 	}
-	if err := b.dropDeferred(ctx, done); err != nil {
+	if err := s.dropDeferred(ctx, done); err != nil {
 		return 0, err
 	}
-	if err := b.Retire(ctx, settled); err != nil { // they are published again, MySQL knows them, and they are retired then
-		b.log.Warn("order: settled orders stay in the outbox for now", "orders", len(settled), "error", err)
+	if err := s.Retire(ctx, settled); err != nil { // they are published again, MySQL knows them, and they are retired then
+		s.log.Warn("order: settled orders stay in the outbox for now", "orders", len(settled), "error", err)
 	}
 	return len(done), nil
 }
 
 // claimDeferred takes the first orders of a sale for this process, or none if another process has them. A suspicious
 // order gets a batch of its own.
-func (b *Store) claimDeferred(ctx context.Context, sale int64) (batch []deferredOrder, err error) {
-	err = store.InTx(ctx, b.db, func(tx *sql.Tx) error {
+func (s *Store) claimDeferred(ctx context.Context, sale int64) (batch []deferredOrder, err error) {
+	err = store.InTx(ctx, s.db, func(tx *sql.Tx) error {
 		batch = batch[:0]
-		now := b.now().UnixMilli()
-		if err := b.readDeferred(ctx, tx, sale, now, &batch); err != nil || len(batch) == 0 {
+		now := s.now().UnixMilli()
+		if err := s.readDeferred(ctx, tx, sale, now, &batch); err != nil || len(batch) == 0 {
 			return err
 		}
 		args := []any{now + deferredClaim.Milliseconds()}
@@ -251,7 +251,7 @@ func (b *Store) claimDeferred(ctx context.Context, sale int64) (batch []deferred
 	return batch, nil
 }
 
-func (b *Store) readDeferred(ctx context.Context, tx *sql.Tx, sale, now int64, batch *[]deferredOrder) error {
+func (s *Store) readDeferred(ctx context.Context, tx *sql.Tx, sale, now int64, batch *[]deferredOrder) error {
 	rows, err := tx.QueryContext(ctx, `SELECT n, entry, tries, claimed_until FROM deferred_orders WHERE sale_id = ? ORDER BY n LIMIT ? FOR UPDATE`, sale, deferredBatch)
 	if err != nil {
 		return err
@@ -279,15 +279,15 @@ func (b *Store) readDeferred(ctx context.Context, tx *sql.Tx, sale, now int64, b
 }
 
 // keepDeferred gives orders back that could not be settled now. That somebody says so is no try.
-func (b *Store) keepDeferred(ctx context.Context, batch []deferredOrder) error {
-	return b.changeDeferred(ctx, `UPDATE deferred_orders SET tries = 0, claimed_until = 0`, batch)
+func (s *Store) keepDeferred(ctx context.Context, batch []deferredOrder) error {
+	return s.changeDeferred(ctx, `UPDATE deferred_orders SET tries = 0, claimed_until = 0`, batch)
 }
 
-func (b *Store) dropDeferred(ctx context.Context, batch []deferredOrder) error {
-	return b.changeDeferred(ctx, `DELETE FROM deferred_orders`, batch)
+func (s *Store) dropDeferred(ctx context.Context, batch []deferredOrder) error {
+	return s.changeDeferred(ctx, `DELETE FROM deferred_orders`, batch)
 }
 
-func (b *Store) changeDeferred(ctx context.Context, change string, batch []deferredOrder) error {
+func (s *Store) changeDeferred(ctx context.Context, change string, batch []deferredOrder) error {
 	if len(batch) == 0 {
 		return nil
 	}
@@ -295,7 +295,7 @@ func (b *Store) changeDeferred(ctx context.Context, change string, batch []defer
 	for i, d := range batch {
 		args[i] = d.n
 	}
-	return store.InTx(ctx, b.db, func(tx *sql.Tx) error {
+	return store.InTx(ctx, s.db, func(tx *sql.Tx) error {
 		if _, err := tx.ExecContext(ctx, change+` WHERE n IN (`+store.Marks(len(batch))+`)`, args...); err != nil {
 			return fmt.Errorf("%s, %d of them: %w", change, len(batch), err)
 		}

@@ -34,7 +34,7 @@ func (s *shop) closedSale(uids ...string) (sale int64, old []queued.Entry) {
 // deferred calls SettleOrDefer, which must defer exactly these.
 func (s *shop) deferred(batch []queued.Entry, want ...queued.Entry) {
 	s.t.Helper()
-	err := s.book.SettleOrDefer(s.t.Context(), batch)
+	err := s.orders.SettleOrDefer(s.t.Context(), batch)
 	var d *queued.DeferredError
 	if !errors.As(err, &d) || !slices.Equal(idsOf(d.Entries), idsOf(want)) {
 		s.t.Fatalf("got %v, want %d orders deferred", err, len(want))
@@ -67,7 +67,7 @@ func (s *shop) nobodyBuries(_ context.Context, e queued.Entry, tries int64, why 
 
 func (s *shop) settleDeferred(want int) {
 	s.t.Helper()
-	if n, err := s.book.SettleDeferred(s.t.Context(), s.nobodyBuries); n != want || err != nil {
+	if n, err := s.orders.SettleDeferred(s.t.Context(), s.nobodyBuries); n != want || err != nil {
 		s.t.Errorf("deferred orders: got %d settled, %v; want %d", n, err, want)
 	}
 }
@@ -94,7 +94,7 @@ func TestOrdersOfAClosedSaleAreDeferredInOrder(t *testing.T) {
 	settled := 0
 	for range 4 {
 		wg.Go(func() {
-			n, err := s.bookAt(s.clk).SettleDeferred(t.Context(), s.nobodyBuries)
+			n, err := s.ordersAt(s.clk).SettleDeferred(t.Context(), s.nobodyBuries)
 			if err != nil {
 				t.Error(err)
 			}
@@ -107,7 +107,7 @@ func TestOrdersOfAClosedSaleAreDeferredInOrder(t *testing.T) {
 	if settled != 5 {
 		t.Errorf("four processes settled %d deferred messages, want each of 5 once", settled)
 	}
-	if err := s.book.SettleOrDefer(t.Context(), old[4:]); err != nil {
+	if err := s.orders.SettleOrDefer(t.Context(), old[4:]); err != nil {
 		t.Errorf("one that comes when none is deferred: %v, want it adopted", err)
 	}
 	now := s.outbox(sale)
@@ -126,7 +126,7 @@ func TestOrdersOfAClosedSaleAreDeferredInOrder(t *testing.T) {
 	if got := s.count(sale, wire.PendingPayment); got != 5 {
 		t.Errorf("got %d orders, want 5", got)
 	}
-	if err := s.book.SettleOrDefer(t.Context(), old); err != nil {
+	if err := s.orders.SettleOrDefer(t.Context(), old); err != nil {
 		t.Errorf("messages of an older epoch whose orders MySQL has all: %v, want them known", err)
 	}
 	s.settle(open)
@@ -139,14 +139,14 @@ func TestTheCulpritAmongDeferredOrdersDiesAlone(t *testing.T) {
 	sale, old := s.closedSale("a", "b", "c", "d")
 	s.deferred(old, old...)
 	s.resume(sale, old)
-	if batch, err := s.book.claimDeferred(t.Context(), sale); len(batch) != 4 || err != nil { // and it dies
+	if batch, err := s.orders.claimDeferred(t.Context(), sale); len(batch) != 4 || err != nil { // and it dies
 		t.Fatalf("got %d, %v; want 4", len(batch), err)
 	}
 	s.settleDeferred(0)
 	s.exec(`UPDATE deferred_orders SET tries = ? ORDER BY n LIMIT 2`, suspiciousTries)
 	s.exec(`UPDATE deferred_orders SET tries = ? ORDER BY n DESC LIMIT 1`, maxTries)
-	s.book = s.bookAt(s.clockAhead(2 * deferredClaim)) // two clocks differ by as long as Redis takes to tell its time
-	for _, want := range []int{1, 1, 1} {              // a, b, c
+	s.orders = s.ordersAt(s.clockAhead(2 * deferredClaim)) // two clocks differ by as long as Redis takes to tell its time
+	for _, want := range []int{1, 1, 1} {                  // a, b, c
 		s.settleDeferred(want)
 	}
 	refuse := errors.New("no room")
@@ -160,11 +160,11 @@ func TestTheCulpritAmongDeferredOrdersDiesAlone(t *testing.T) {
 		}
 		return nil
 	}
-	if n, err := s.book.SettleDeferred(t.Context(), bury); n != 0 || !errors.Is(err, refuse) {
+	if n, err := s.orders.SettleDeferred(t.Context(), bury); n != 0 || !errors.Is(err, refuse) {
 		t.Errorf("got %d, %v; want the dead letter refused", n, err)
 	}
-	s.book = s.bookAt(s.clockAhead(4 * deferredClaim))
-	if n, err := s.book.SettleDeferred(t.Context(), bury); n != 1 || err != nil {
+	s.orders = s.ordersAt(s.clockAhead(4 * deferredClaim))
+	if n, err := s.orders.SettleDeferred(t.Context(), bury); n != 1 || err != nil {
 		t.Errorf("got %d, %v; want one dead letter", n, err)
 	}
 	s.settleDeferred(0)
@@ -183,11 +183,11 @@ func TestDeferredOrdersThatAreOver(t *testing.T) {
 	s.deferred(old, old...)
 	s.resume(sale, old)
 	// Both are adopted by somebody else, settled and retired, and one is cancelled.
-	if err := s.book.Settle(t.Context(), old); err != nil {
+	if err := s.orders.Settle(t.Context(), old); err != nil {
 		t.Fatal(err)
 	}
 	s.settle(sale)
-	if _, err := s.book.Cancel(t.Context(), "a", old[0].ID); err != nil {
+	if _, err := s.orders.Cancel(t.Context(), "a", old[0].ID); err != nil {
 		t.Fatal(err)
 	}
 	text, err := json.Marshal(forged(sale, "w", queued.Entry{ID: "no order id"}))
@@ -196,7 +196,7 @@ func TestDeferredOrdersThatAreOver(t *testing.T) {
 	}
 	s.exec(`INSERT INTO deferred_orders (sale_id, entry, deferred_at) VALUES (?, ?, ?)`, sale, string(text), time.Now())
 	var buried []string
-	n, err := s.book.SettleDeferred(t.Context(), func(_ context.Context, e queued.Entry, tries int64, why error) error {
+	n, err := s.orders.SettleDeferred(t.Context(), func(_ context.Context, e queued.Entry, tries int64, why error) error {
 		buried = append(buried, fmt.Sprint(e.ID, tries))
 		return nil
 	})

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"floodgate.internal/backend/ledger"
 	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/failpoint"
@@ -27,13 +28,13 @@ const (
 //
 // An order that does not fit its stock row stays as it is for the auditor to find. It is logged, counted, and left alone
 // for stuckFor, so that it does not keep others from expiring.
-func (b *Store) Expire(ctx context.Context) (n int, err error) {
-	now := b.now()
-	n, won, err := b.expire(ctx, now, nil)
+func (s *Store) Expire(ctx context.Context) (n int, err error) {
+	now := s.now()
+	n, won, err := s.expire(ctx, now, nil)
 	if !misfits(err) {
 		return n, err
 	}
-	return b.expireApart(ctx, now, won, err)
+	return s.expireApart(ctx, now, won, err)
 }
 
 // misfits reports whether err is MySQL's refusal of the orders themselves: another attempt would fail likewise.
@@ -43,15 +44,15 @@ func misfits(err error) bool {
 
 // expireApart handles orders that could not be expired together, for the reason in cause: in halves, down to those that
 // are stuck.
-func (b *Store) expireApart(ctx context.Context, now time.Time, due []row, cause error) (n int, err error) {
+func (s *Store) expireApart(ctx context.Context, now time.Time, due []row, cause error) (n int, err error) {
 	if len(due) == 1 {
-		return 1, b.setAside(ctx, now, due[0], cause)
+		return 1, s.setAside(ctx, now, due[0], cause)
 	}
 	half := len(due) / 2
 	for _, part := range [][]row{due[:half], due[half:]} {
-		done, _, err := b.expire(ctx, now, part)
+		done, _, err := s.expire(ctx, now, part)
 		if misfits(err) {
-			done, err = b.expireApart(ctx, now, part, err)
+			done, err = s.expireApart(ctx, now, part, err)
 		}
 		n += done
 		if err != nil {
@@ -62,11 +63,11 @@ func (b *Store) expireApart(ctx context.Context, now time.Time, due []row, cause
 }
 
 // setAside leaves an order alone for a while.
-func (b *Store) setAside(ctx context.Context, now time.Time, o row, cause error) error {
-	b.metrics.stuck.Inc()
-	b.log.Error("order: an overdue order cannot be expired and is left alone for a while: audit its sale", "order", o.id, "sale", o.sale,
+func (s *Store) setAside(ctx context.Context, now time.Time, o row, cause error) error {
+	s.metrics.stuck.Inc()
+	s.log.Error("order: an overdue order cannot be expired and is left alone for a while: audit its sale", "order", o.id, "sale", o.sale,
 		"again_in", stuckFor, "error", cause)
-	_, err := b.db.ExecContext(ctx, `UPDATE orders SET stuck_at = ? WHERE id = ? AND status = ?`, now, o.id, string(wire.PendingPayment))
+	_, err := s.db.ExecContext(ctx, `UPDATE orders SET stuck_at = ? WHERE id = ? AND status = ?`, now, o.id, string(wire.PendingPayment))
 	if err != nil {
 		return fmt.Errorf("set order %s aside: %w", o.id, err)
 	}
@@ -81,7 +82,7 @@ var oldestFirst = fmt.Sprintf(` ORDER BY pay_before LIMIT %d`, expireOnce)
 
 // expire ends overdue orders that no other transaction is changing, at most expireOnce: of these, or with nil those that
 // are overdue the longest. won are those that it took, whatever the error.
-func (b *Store) expire(ctx context.Context, now time.Time, these []row) (n int, won []row, err error) {
+func (s *Store) expire(ctx context.Context, now time.Time, these []row) (n int, won []row, err error) {
 	query, due := overdue, []any{string(wire.PendingPayment), now, now.Add(-stuckFor)}
 	if these != nil {
 		query += ` AND id IN (` + store.Marks(len(these)) + `)`
@@ -90,9 +91,9 @@ func (b *Store) expire(ctx context.Context, now time.Time, these []row) (n int, 
 		}
 	}
 	query += oldestFirst + ` FOR UPDATE SKIP LOCKED`
-	c := change{to: wire.Expired, kind: ledgerExpire}
+	c := change{to: wire.Expired, kind: ledger.Expire}
 	var release int64
-	err = store.InTx(ctx, b.db, func(tx *sql.Tx) (err error) {
+	err = store.InTx(ctx, s.db, func(tx *sql.Tx) (err error) {
 		if won, err = read(ctx, tx, query, due...); err != nil || len(won) == 0 {
 			return err
 		}
@@ -108,7 +109,7 @@ func (b *Store) expire(ctx context.Context, now time.Time, these []row) (n int, 
 		if n != int64(len(won)) {
 			return fmt.Errorf("%d of %d locked orders changed", n, len(won))
 		}
-		release, err = b.follow(ctx, tx, now, c, won)
+		release, err = s.follow(ctx, tx, now, c, won)
 		return err
 	})
 	if err != nil {
@@ -117,9 +118,9 @@ func (b *Store) expire(ctx context.Context, now time.Time, these []row) (n int, 
 	if len(won) == 0 {
 		return 0, nil, nil
 	}
-	b.metrics.changes.WithLabelValues(string(c.to)).Add(float64(len(won)))
+	s.metrics.changes.WithLabelValues(string(c.to)).Add(float64(len(won)))
 	failpoint.Hit("timer.before-release")
-	b.unlockNow(ctx, won)
-	b.releaseNow(ctx, release, won)
+	s.unlockNow(ctx, won)
+	s.releaseNow(ctx, release, won)
 	return len(won), won, nil
 }

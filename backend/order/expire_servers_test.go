@@ -60,7 +60,7 @@ func TestExpireTouchesOnlyWhatIsDue(t *testing.T) {
 	t.Logf("%d orders written in %v", n, time.Since(began).Round(time.Millisecond))
 
 	// By a time in milliseconds, as the column has it: by a finer one MariaDB searches the index for the status alone.
-	now := s.book.now()
+	now := s.orders.now()
 	var id, kind, table, access, keys, key, length, ref, rows, extra any
 	if err := s.db.QueryRowContext(t.Context(), `EXPLAIN `+overdue+oldestFirst+` FOR UPDATE SKIP LOCKED`, "pending_payment", now, now).
 		Scan(&id, &kind, &table, &access, &keys, &key, &length, &ref, &rows, &extra); err != nil {
@@ -73,7 +73,7 @@ func TestExpireTouchesOnlyWhatIsDue(t *testing.T) {
 	}
 
 	session := backendtest.OpenMySQL(t, s.dsn, 1)
-	book := newBook(session, s.redis, s.clk, backendtest.Log(t))
+	orders := newBook(session, s.redis, s.clk, backendtest.Log(t))
 	count := func(what string, do func()) (reads, changes int64) {
 		t.Helper()
 		reads, changes = backendtest.Rows(t, session, do)
@@ -82,7 +82,7 @@ func TestExpireTouchesOnlyWhatIsDue(t *testing.T) {
 	}
 	pass := func() int {
 		t.Helper()
-		got, err := book.Expire(t.Context())
+		got, err := orders.Expire(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -138,7 +138,7 @@ func TestTimersShareTheWork(t *testing.T) {
 		t.Fatalf("got %d, %v", len(busy), err)
 	}
 	for _, want := range []int{200, 0} { // 500 are due
-		if n, err := s.book.Expire(t.Context()); n != want || err != nil {
+		if n, err := s.orders.Expire(t.Context()); n != want || err != nil {
 			t.Errorf("beside another timer: got %d, %v; want %d", n, err, want)
 		}
 	}
@@ -146,7 +146,7 @@ func TestTimersShareTheWork(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []int{200, 100, 0} {
-		if n, err := s.book.Expire(t.Context()); n != want || err != nil {
+		if n, err := s.orders.Expire(t.Context()); n != want || err != nil {
 			t.Errorf("after it had left: got %d, %v; want %d", n, err, want)
 		}
 	}

@@ -54,7 +54,7 @@ const (
 // again, so a row whose units went and came back is not taken for unchanged (the ABA problem of comparing the units). An
 // overtaken transaction reads again after a short random pause, a bounded number of times, and then returns errOvertaken.
 // READ COMMITTED makes each read see what was committed before it.
-func (b *Store) byVersion(ctx context.Context, tx *sql.Tx, sale int64, sum move) error {
+func (s *Store) byVersion(ctx context.Context, tx *sql.Tx, sale int64, sum move) error {
 	for attempt := 1; ; attempt++ {
 		var available, locked, epoch, version int64
 		err := tx.QueryRowContext(ctx, `SELECT available, locked, epoch, version FROM sale_stock WHERE sale_id = ?`, sale).Scan(&available, &locked, &epoch, &version)
@@ -72,7 +72,7 @@ func (b *Store) byVersion(ctx context.Context, tx *sql.Tx, sale int64, sum move)
 		if err != nil || n == 1 {
 			return err
 		}
-		b.metrics.overtaken.Inc()
+		s.metrics.overtaken.Inc()
 		if attempt == versionAttempts {
 			return errOvertaken
 		}

@@ -76,7 +76,7 @@ func claimAll(text string) error {
 	}
 	clk := new(clock.Clock)
 	clk.Set(time.Now(), time.Now())
-	book := newBook(db, redis, clk, slog.New(slog.DiscardHandler))
+	orders := newBook(db, redis, clk, slog.New(slog.DiscardHandler))
 	if err := db.PingContext(ctx); err != nil {
 		return err
 	}
@@ -111,7 +111,7 @@ func claimAll(text string) error {
 		if len(entries) < p.Batch && i < len(p.Sales)*len(p.UIDs)-1 {
 			continue
 		}
-		for err := book.Settle(ctx, entries); err != nil; err = book.Settle(ctx, entries) {
+		for err := orders.Settle(ctx, entries); err != nil; err = orders.Settle(ctx, entries) {
 			if !errors.Is(err, errOvertaken) && !store.Retryable(err) {
 				return err
 			}
@@ -119,7 +119,7 @@ func claimAll(text string) error {
 		}
 		entries = entries[:0]
 	}
-	got.Overtaken = int(testutil.ToFloat64(book.metrics.overtaken))
+	got.Overtaken = int(testutil.ToFloat64(orders.metrics.overtaken))
 	return json.NewEncoder(os.Stdout).Encode(got)
 }
 
@@ -269,7 +269,7 @@ func TestTheVersionTellsWhatWentAndCameBack(t *testing.T) {
 	sale := s.sale(backendtest.SaleOptions{Kind: wire.Coupon, Guard: GuardVersion, Stock: 5})
 	order := s.press(sale, "ann", 1, "")
 	var reads atomic.Int64
-	book, _ := s.interrupted(func() {
+	orders, _ := s.interrupted(func() {
 		if reads.Add(1) > 1 {
 			return
 		}
@@ -277,10 +277,10 @@ func TestTheVersionTellsWhatWentAndCameBack(t *testing.T) {
 			s.exec(`UPDATE sale_stock SET available = available - ?, locked = locked + ?, version = version + 1 WHERE sale_id = ?`, n, n, sale)
 		}
 	})
-	if err := book.Settle(t.Context(), s.outbox(sale)); err != nil {
+	if err := orders.Settle(t.Context(), s.outbox(sale)); err != nil {
 		t.Fatal(err)
 	}
-	if got := testutil.ToFloat64(book.metrics.overtaken); got != 1 || reads.Load() != 2 {
+	if got := testutil.ToFloat64(orders.metrics.overtaken); got != 1 || reads.Load() != 2 {
 		t.Errorf("got %v overtaken of %d readings, want one of two", got, reads.Load())
 	}
 	if got := s.stands(order); got != string(wire.Issued) {
@@ -298,11 +298,11 @@ func TestWhoIsOvertakenEachTimeLeavesNothing(t *testing.T) {
 	orders := []string{s.press(sale, "ann", 1, ""), s.press(sale, "bob", 1, ""), s.press(goods, "ann", 1, "")}
 	batch := slices.Concat(s.outbox(sale), s.outbox(goods))
 	var reads atomic.Int64
-	book, cutter := s.interrupted(func() {
+	cut, cutter := s.interrupted(func() {
 		reads.Add(1)
 		s.exec(`UPDATE sale_stock SET version = version + 1 WHERE sale_id = ?`, sale)
 	})
-	if err := book.Settle(t.Context(), batch); !errors.Is(err, errOvertaken) || reads.Load() != versionAttempts {
+	if err := cut.Settle(t.Context(), batch); !errors.Is(err, errOvertaken) || reads.Load() != versionAttempts {
 		t.Errorf("got %v after %d readings, want it given up after %d", err, reads.Load(), versionAttempts)
 	}
 	for _, table := range []string{"orders", "order_slots", "coupon_claims"} {
@@ -314,7 +314,7 @@ func TestWhoIsOvertakenEachTimeLeavesNothing(t *testing.T) {
 		t.Errorf("redis has %d units, want the two orders' still held", n)
 	}
 	cutter.BeforeAnswerTo("", nil)
-	if err := book.Settle(t.Context(), batch); err != nil {
+	if err := cut.Settle(t.Context(), batch); err != nil {
 		t.Fatal(err)
 	}
 	var got []string
@@ -335,12 +335,12 @@ func TestTheVersionGuardKeepsToTheEpoch(t *testing.T) {
 	order := s.press(sale, "ann", 1, "")
 	old := s.outbox(sale)
 	var reads atomic.Int64
-	book, _ := s.interrupted(func() {
+	orders, _ := s.interrupted(func() {
 		if reads.Add(1) == 1 {
 			s.reload(sale, nil, 5, true) // as if nobody had seen the order
 		}
 	})
-	if err := book.Settle(t.Context(), old); err != nil {
+	if err := orders.Settle(t.Context(), old); err != nil {
 		t.Fatal(err)
 	}
 	if got := s.stands(order); got != "" {
@@ -380,7 +380,7 @@ func TestNoClaimWithoutItsOrder(t *testing.T) {
 			s.settle(sale)
 			late := forged(sale, "bob", queued.Entry{Quantity: 2, Slots: "1,2"}) // one unit is left
 			again := s.outbox(sale)
-			if err := s.book.Settle(t.Context(), append(again, late)); err != nil {
+			if err := s.orders.Settle(t.Context(), append(again, late)); err != nil {
 				t.Fatal(err)
 			}
 			if got := s.stands(late.ID); got != "rejected: "+OutOfStock {

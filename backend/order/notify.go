@@ -25,19 +25,19 @@ func channel(s *reserve.Store) string { return s.Client().Prefix() + "settled" }
 
 // notify publishes one message for each batch, with a line "id status" for each order. If it is lost, the clients wait
 // half a second longer.
-func (b *Store) notify(ctx context.Context, notices []notice) {
+func (s *Store) notify(ctx context.Context, notices []notice) {
 	for chunk := range slices.Chunk(notices, noticesOnce) {
 		var text strings.Builder
 		for _, n := range chunk {
 			text.WriteString(n.id + " " + string(n.status) + "\n")
 		}
 		ctx, cancel := context.WithTimeout(ctx, redis.Timeout)
-		c := b.redis.Client()
-		err := c.Do(ctx, c.B().Publish().Channel(channel(b.redis)).Message(text.String()).Build()).Error()
+		c := s.redis.Client()
+		err := c.Do(ctx, c.B().Publish().Channel(channel(s.redis)).Message(text.String()).Build()).Error()
 		cancel()
 		if err != nil {
-			b.metrics.unsent.Inc()
-			b.log.Debug("order: publish the settled orders", "orders", len(chunk), "error", err)
+			s.metrics.unsent.Inc()
+			s.log.Debug("order: publish the settled orders", "orders", len(chunk), "error", err)
 		}
 	}
 }

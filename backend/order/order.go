@@ -99,22 +99,22 @@ func NewStore(c Config) *Store {
 }
 
 // left notes that orders have left the status queued.
-func (b *Store) left(entries ...queued.Entry) {
-	now := b.clk.Now()
+func (s *Store) left(entries ...queued.Entry) {
+	now := s.clk.Now()
 	for _, e := range entries {
 		if e.At <= 0 || e.At > maxMillis {
 			continue
 		}
 		queued := max(0, now.Sub(time.UnixMilli(e.At)))
-		b.metrics.queued.Observe(queued.Seconds())
-		if b.bound > 0 && queued > b.bound {
-			b.metrics.late.Inc()
+		s.metrics.queued.Observe(queued.Seconds())
+		if s.bound > 0 && queued > s.bound {
+			s.metrics.late.Inc()
 		}
 	}
 }
 
 // now is the time as MySQL keeps it, in milliseconds: by a finer one it does not search an index.
-func (b *Store) now() time.Time { return b.clk.Now().Truncate(time.Millisecond) }
+func (s *Store) now() time.Time { return s.clk.Now().Truncate(time.Millisecond) }
 
 type metrics struct {
 	settled  *prometheus.CounterVec

@@ -26,9 +26,9 @@ type Past struct {
 
 // PastOf is what became of a user's orders in a sale: the newest that MySQL has, at most limit, and those that are
 // queued. queued is why the latter could not be read. more says that there are older ones.
-func (b *Store) PastOf(ctx context.Context, uid string, sale int64, most int) (list []Past, more bool, queued, err error) {
-	held, queued := b.heldBy(ctx, uid, sale) // Redis before MySQL: an order that is settled in between is found in MySQL
-	rows, err := b.db.QueryContext(ctx, fmt.Sprintf(`SELECT id, quantity, status, reason, created_at, decided_at, pay_before, ended_at
+func (s *Store) PastOf(ctx context.Context, uid string, sale int64, most int) (list []Past, more bool, queued, err error) {
+	held, queued := s.heldBy(ctx, uid, sale) // Redis before MySQL: an order that is settled in between is found in MySQL
+	rows, err := s.db.QueryContext(ctx, fmt.Sprintf(`SELECT id, quantity, status, reason, created_at, decided_at, pay_before, ended_at
 		FROM orders FORCE INDEX (orders_idem) WHERE sale_id = ? AND uid = ? ORDER BY id DESC LIMIT %d`, most+1), sale, uid)
 	if err != nil {
 		return nil, false, nil, fmt.Errorf("orders of uid %s in sale %d: %w", uid, sale, err)
@@ -61,18 +61,18 @@ func (b *Store) PastOf(ctx context.Context, uid string, sale int64, most int) (l
 }
 
 // heldBy is what a user's slots in a sale hold in Redis: live orders, queued ones among them.
-func (b *Store) heldBy(ctx context.Context, uid string, sale int64) (list []Past, err error) {
-	ids, unsure, err := b.redis.OrdersOf(ctx, []int64{sale}, uid)
+func (s *Store) heldBy(ctx context.Context, uid string, sale int64) (list []Past, err error) {
+	ids, unsure, err := s.redis.OrdersOf(ctx, []int64{sale}, uid)
 	if err == nil && len(unsure) > 0 {
 		var missing error
-		missing, err = uncertain(ctx, b.db, sale, reserve.ErrNotLoaded)
+		missing, err = uncertain(ctx, s.db, sale, reserve.ErrNotLoaded)
 		err = cmp.Or(err, missing)
 	}
 	if err != nil {
 		return nil, err
 	}
 	for _, id := range ids[sale] {
-		h, ok, err := b.redis.Lookup(ctx, sale, id)
+		h, ok, err := s.redis.Lookup(ctx, sale, id)
 		if err != nil {
 			return nil, err
 		}

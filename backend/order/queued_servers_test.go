@@ -16,14 +16,14 @@ import (
 func TestTimeInQueuedIsMeasured(t *testing.T) {
 	s := newShop(t)
 	sale := s.sale(backendtest.SaleOptions{Stock: 10})
-	s.book.bound = time.Minute
+	s.orders.bound = time.Minute
 	s.press(sale, "ann", 1, "")
 	s.press(sale, "bob", 1, "")
 	batch := s.outbox(sale)
-	if err := s.book.Settle(t.Context(), batch); err != nil {
+	if err := s.orders.Settle(t.Context(), batch); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.book.Settle(t.Context(), batch); err != nil { // delivered again
+	if err := s.orders.Settle(t.Context(), batch); err != nil { // delivered again
 		t.Fatal(err)
 	}
 	measured := func(b *Store) (count uint64, sum float64) {
@@ -37,11 +37,11 @@ func TestTimeInQueuedIsMeasured(t *testing.T) {
 		h := families[0].GetMetric()[0].GetHistogram()
 		return h.GetSampleCount(), h.GetSampleSum()
 	}
-	if n, sum := measured(s.book); n != 2 || sum < 0 || sum > 60 || testutil.ToFloat64(s.book.metrics.late) != 0 {
-		t.Errorf("got %d orders in %v s, %v late; want 2 in less than a minute, none late", n, sum, testutil.ToFloat64(s.book.metrics.late))
+	if n, sum := measured(s.orders); n != 2 || sum < 0 || sum > 60 || testutil.ToFloat64(s.orders.metrics.late) != 0 {
+		t.Errorf("got %d orders in %v s, %v late; want 2 in less than a minute, none late", n, sum, testutil.ToFloat64(s.orders.metrics.late))
 	}
 
-	late := s.bookAt(s.clockAhead(5 * time.Minute))
+	late := s.ordersAt(s.clockAhead(5 * time.Minute))
 	late.bound = time.Minute
 	s.press(sale, "carol", 1, "")
 	if err := late.Settle(t.Context(), s.outbox(sale)); err != nil {

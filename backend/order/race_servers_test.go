@@ -65,11 +65,11 @@ func race(role string, in io.Reader, out io.Writer) error {
 	}
 	clk := new(clock.Clock)
 	clk.Set(now, asked)
-	book := newBook(db, redis, clk, slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})))
+	orders := newBook(db, redis, clk, slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})))
 	for lines := bufio.NewScanner(in); lines.Scan(); {
 		ids := strings.Fields(lines.Text())
 		if role == timer {
-			n, err := book.Expire(ctx)
+			n, err := orders.Expire(ctx)
 			if err != nil {
 				return err
 			}
@@ -84,11 +84,11 @@ func race(role string, in io.Reader, out io.Writer) error {
 				outcomes[i] = won
 				switch role {
 				case payer:
-					_, errs[i] = book.Pay(ctx, uid, id)
+					_, errs[i] = orders.Pay(ctx, uid, id)
 				case canceller:
-					_, errs[i] = book.Cancel(ctx, uid, id)
+					_, errs[i] = orders.Cancel(ctx, uid, id)
 				case support:
-					_, errs[i] = book.Cancel(ctx, "", id)
+					_, errs[i] = orders.Cancel(ctx, "", id)
 				}
 				if errors.Is(errs[i], ErrState) {
 					outcomes[i], errs[i] = lost, nil
@@ -209,7 +209,7 @@ func TestPaymentExpiryAndCancellationRace(t *testing.T) {
 		t.Errorf("got the ends %v, want three", slices.Collect(maps.Keys(ends)))
 	}
 	for { // what a closed gate or a dead process had left
-		if n, err := s.book.intents.Run(t.Context()); err != nil {
+		if n, err := s.orders.intents.Run(t.Context()); err != nil {
 			t.Fatal(err)
 		} else if n == 0 {
 			break

@@ -78,7 +78,7 @@ func TestOrderIsItsOwnersFromThePressOn(t *testing.T) {
 		case wire.Queued:
 			s.settle(sale)
 		case wire.PendingPayment:
-			if _, err := s.book.Cancel(t.Context(), "u", id); err != nil {
+			if _, err := s.orders.Cancel(t.Context(), "u", id); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -233,7 +233,7 @@ func TestListIsNewestFirstWithQueuedOrders(t *testing.T) {
 		}
 		s.press(sale, "other", 1, "")
 	}
-	if _, err := s.book.Cancel(t.Context(), "u", want[len(want)-1]); err != nil {
+	if _, err := s.orders.Cancel(t.Context(), "u", want[len(want)-1]); err != nil {
 		t.Fatal(err)
 	}
 	for _, limit := range []int{0, 1, 2, 5, 12, 1000} {

@@ -29,28 +29,28 @@ var errMoved = errors.New("the sale has moved on")
 // reject ends an order by inserting its terminal row under its primary key, with the intent to release it. So it cannot
 // race a good delivery: the later of the two finds what the first decided. It reads the stock row under a lock. If the
 // epoch is another, or there are units after all, the entry is settled again.
-func (s *settling) reject(ctx context.Context, e queued.Entry, f facts, v verdict) error {
-	b := s.store
+func (c *settling) reject(ctx context.Context, e queued.Entry, f facts, v verdict) error {
+	s := c.store
 	withKey := e.Key != "" && v.reason != DuplicateKey && wire.ValidIdempotencyKey(e.Key)
 	for {
-		first, err := b.insertRejected(ctx, e, f, v, withKey)
+		first, err := s.insertRejected(ctx, e, f, v, withKey)
 		switch {
 		case err == nil:
-			s.notices = append(s.notices, notice{e.ID, wire.Rejected})
-			b.metrics.settled.WithLabelValues("rejected").Inc()
-			b.metrics.rejected.WithLabelValues(v.reason).Inc()
-			b.left(e)
-			b.log.Error("order: an accepted order is rejected", "order", e.ID, "sale", e.Sale, "reason", v.reason, "epoch", e.Epoch)
+			c.notices = append(c.notices, notice{e.ID, wire.Rejected})
+			s.metrics.settled.WithLabelValues("rejected").Inc()
+			s.metrics.rejected.WithLabelValues(v.reason).Inc()
+			s.left(e)
+			s.log.Error("order: an accepted order is rejected", "order", e.ID, "sale", e.Sale, "reason", v.reason, "epoch", e.Epoch)
 			if !v.gone {
-				b.releaseNow(ctx, first, []row{{id: e.ID, sale: e.Sale}})
+				s.releaseNow(ctx, first, []row{{id: e.ID, sale: e.Sale}})
 			}
 			return nil
 		case errors.Is(err, errMoved):
-			return s.settle(ctx, []queued.Entry{e})
+			return c.settle(ctx, []queued.Entry{e})
 		case !store.Refused(err) && !errors.Is(err, store.ErrUnknown):
 			return err
 		}
-		left, lookup := s.missing(ctx, []queued.Entry{e})
+		left, lookup := c.missing(ctx, []queued.Entry{e})
 		switch {
 		case lookup != nil:
 			return errors.Join(err, lookup)
@@ -61,16 +61,16 @@ func (s *settling) reject(ctx context.Context, e queued.Entry, f facts, v verdic
 		case withKey && store.Duplicate(err):
 			withKey = false // the key belongs to another order of the buyer
 		default:
-			s.spoiled(e, err)
+			c.spoiled(e, err)
 			return nil
 		}
 	}
 }
 
 // insertRejected returns the id of the release intent.
-func (b *Store) insertRejected(ctx context.Context, e queued.Entry, f facts, v verdict, withKey bool) (release int64, err error) {
-	err = store.InTx(ctx, b.db, func(tx *sql.Tx) error {
-		now := b.now()
+func (s *Store) insertRejected(ctx context.Context, e queued.Entry, f facts, v verdict, withKey bool) (release int64, err error) {
+	err = store.InTx(ctx, s.db, func(tx *sql.Tx) error {
+		now := s.now()
 		created, quantity, key := now, min(max(e.Quantity, 0), maxUnits), ""
 		if e.At > 0 && e.At <= maxMillis {
 			created = time.UnixMilli(e.At).UTC()
@@ -107,25 +107,25 @@ func (b *Store) insertRejected(ctx context.Context, e queued.Entry, f facts, v v
 
 // Reject ends an order that cannot be processed (a dead letter), unless MySQL has decided it already. The errors are those
 // of Settle.
-func (b *Store) Reject(ctx context.Context, e queued.Entry, reason string) error {
-	s := &settling{store: b}
+func (s *Store) Reject(ctx context.Context, e queued.Entry, reason string) error {
+	c := &settling{store: s}
 	problem, row := check(e)
 	if problem != nil && !row {
-		s.spoiled(e, problem)
-		return &queued.PoisonError{Entries: s.poison, Err: s.cause}
+		c.spoiled(e, problem)
+		return &queued.PoisonError{Entries: c.poison, Err: c.cause}
 	}
-	sales, err := b.facts(ctx, []queued.Entry{e})
+	sales, err := s.facts(ctx, []queued.Entry{e})
 	if err != nil {
 		return err
 	}
-	left, err := s.missing(ctx, []queued.Entry{e})
+	left, err := c.missing(ctx, []queued.Entry{e})
 	if err == nil && len(left) > 0 {
 		f, ok := sales[e.Sale]
-		err = s.reject(ctx, e, f, verdict{reason: reason, gone: !ok})
+		err = c.reject(ctx, e, f, verdict{reason: reason, gone: !ok})
 	}
-	b.notify(ctx, s.notices)
-	if err == nil && len(s.poison) > 0 {
-		return &queued.PoisonError{Entries: s.poison, Err: s.cause}
+	s.notify(ctx, c.notices)
+	if err == nil && len(c.poison) > 0 {
+		return &queued.PoisonError{Entries: c.poison, Err: c.cause}
 	}
 	return err
 }

@@ -21,7 +21,7 @@ func forRelease(orders []row) []intent.Order {
 
 // releaseNow gives back in Redis what intent.Release wrote, from its first intent on, after the COMMIT. What cannot be done now,
 // the timer does.
-func (b *Store) releaseNow(ctx context.Context, first int64, orders []row) {
+func (s *Store) releaseNow(ctx context.Context, first int64, orders []row) {
 	_, ofSales := apart(orders)
 	if len(ofSales) == 0 {
 		return
@@ -30,22 +30,22 @@ func (b *Store) releaseNow(ctx context.Context, first int64, orders []row) {
 	for i, o := range ofSales {
 		ids[i] = o.id
 	}
-	if err := b.intents.Released(ctx, first, ids); err != nil {
-		b.log.Warn("order: units are given back later, by the timer", "orders", len(ids), "error", err)
+	if err := s.intents.Released(ctx, first, ids); err != nil {
+		s.log.Warn("order: units are given back later, by the timer", "orders", len(ids), "error", err)
 	}
 }
 
 // releaseAgain gives back what orders that ended in MySQL may have been given in Redis since: a consumer that slept
 // between reading MySQL and adopting an order does that. It costs nothing where there is nothing to give back; those of a sale
 // whose gate is closed are left to the timer, all of them by one statement: they may be thousands, and the reconciler waits for them.
-func (b *Store) releaseAgain(ctx context.Context, ended []row) error {
+func (s *Store) releaseAgain(ctx context.Context, ended []row) error {
 	closed := map[int64]bool{}
 	later := map[string]row{}
 	for _, o := range ended {
 		if !closed[o.sale] {
-			released, err := b.redis.Release(ctx, o.sale, o.id)
+			released, err := s.redis.Release(ctx, o.sale, o.id)
 			if released {
-				b.log.Warn("order: an order that ended held units in redis again; they are back", "order", o.id, "status", o.status)
+				s.log.Warn("order: an order that ended held units in redis again; they are back", "order", o.id, "status", o.status)
 			}
 			if err == nil {
 				continue
@@ -57,7 +57,7 @@ func (b *Store) releaseAgain(ctx context.Context, ended []row) error {
 	if len(later) == 0 {
 		return nil
 	}
-	releasing, err := intent.Releasing(ctx, b.db, slices.Sorted(maps.Keys(later)))
+	releasing, err := intent.Releasing(ctx, s.db, slices.Sorted(maps.Keys(later)))
 	if err != nil {
 		return err
 	}
@@ -67,8 +67,8 @@ func (b *Store) releaseAgain(ctx context.Context, ended []row) error {
 	if len(later) == 0 {
 		return nil
 	}
-	return store.InTx(ctx, b.db, func(tx *sql.Tx) error {
-		_, err := intent.Release(ctx, tx, b.now(), forRelease(slices.Collect(maps.Values(later)))...)
+	return store.InTx(ctx, s.db, func(tx *sql.Tx) error {
+		_, err := intent.Release(ctx, tx, s.now(), forRelease(slices.Collect(maps.Values(later)))...)
 		return err
 	})
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"floodgate.internal/backend/coupon"
+	"floodgate.internal/backend/ledger"
 	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/standby"
@@ -36,30 +37,30 @@ const (
 //
 // A batch is one transaction. If that fails, Settle drops what MySQL has already, and tries the rest in halves, down to
 // the single order that cannot be inserted, which it decides by itself.
-func (b *Store) Settle(ctx context.Context, batch []queued.Entry) error {
-	return b.settle(ctx, batch, &settling{store: b})
+func (s *Store) Settle(ctx context.Context, batch []queued.Entry) error {
+	return s.settle(ctx, batch, &settling{store: s})
 }
 
-func (b *Store) settle(ctx context.Context, batch []queued.Entry, s *settling) error {
+func (s *Store) settle(ctx context.Context, batch []queued.Entry, c *settling) error {
 	began := time.Now()
 	var err error
 	for chunk := range slices.Chunk(newest(batch), maxBatch) {
-		if err = s.settle(ctx, chunk); err != nil {
+		if err = c.settle(ctx, chunk); err != nil {
 			break
 		}
 	}
-	b.notify(ctx, s.notices)
-	b.metrics.batch.Observe(float64(len(batch)))
-	b.metrics.duration.Observe(time.Since(began).Seconds())
+	s.notify(ctx, c.notices)
+	s.metrics.batch.Observe(float64(len(batch)))
+	s.metrics.duration.Observe(time.Since(began).Seconds())
 	if err != nil {
 		return err
 	}
 	var left []error
-	if len(s.poison) > 0 {
-		left = append(left, &queued.PoisonError{Entries: s.poison, Err: s.cause})
+	if len(c.poison) > 0 {
+		left = append(left, &queued.PoisonError{Entries: c.poison, Err: c.cause})
 	}
-	if len(s.closed) > 0 {
-		left = append(left, &queued.ClosedError{Entries: s.closed, Err: s.why})
+	if len(c.closed) > 0 {
+		left = append(left, &queued.ClosedError{Entries: c.closed, Err: c.why})
 	}
 	return errors.Join(left...)
 }
@@ -95,7 +96,7 @@ type facts struct {
 	epoch     int64
 }
 
-func (b *Store) facts(ctx context.Context, entries []queued.Entry) (map[int64]facts, error) {
+func (s *Store) facts(ctx context.Context, entries []queued.Entry) (map[int64]facts, error) {
 	var sales []int64
 	for _, e := range entries {
 		if !slices.Contains(sales, e.Sale) {
@@ -106,7 +107,7 @@ func (b *Store) facts(ctx context.Context, entries []queued.Entry) (map[int64]fa
 	if len(sales) == 0 {
 		return known, nil
 	}
-	rows, err := b.db.QueryContext(ctx, `SELECT s.id, s.kind, s.stock_guard, s.ends_at, s.price, s.pay_within_s, s.archived_at IS NOT NULL, k.epoch FROM sales s JOIN sale_stock k ON k.sale_id = s.id
+	rows, err := s.db.QueryContext(ctx, `SELECT s.id, s.kind, s.stock_guard, s.ends_at, s.price, s.pay_within_s, s.archived_at IS NOT NULL, k.epoch FROM sales s JOIN sale_stock k ON k.sale_id = s.id
 		WHERE s.id IN (`+store.Marks(len(sales))+`)`, store.Anys(sales)...)
 	if err != nil {
 		return nil, fmt.Errorf("read %d sales: %w", len(sales), err)
@@ -130,11 +131,11 @@ func (b *Store) facts(ctx context.Context, entries []queued.Entry) (map[int64]fa
 }
 
 // settle sorts entries by what is to be done with them, and does it.
-func (s *settling) settle(ctx context.Context, entries []queued.Entry) error {
-	if s.rounds++; s.rounds > maxRounds {
+func (c *settling) settle(ctx context.Context, entries []queued.Entry) error {
+	if c.rounds++; c.rounds > maxRounds {
 		return fmt.Errorf("settle: epochs move faster than %d orders can be settled", len(entries))
 	}
-	sales, err := s.store.facts(ctx, entries)
+	sales, err := c.store.facts(ctx, entries)
 	if err != nil {
 		return err
 	}
@@ -144,12 +145,12 @@ func (s *settling) settle(ctx context.Context, entries []queued.Entry) error {
 		problem, row := check(e)
 		switch {
 		case problem != nil && !row:
-			s.spoiled(e, problem)
+			c.spoiled(e, problem)
 		case problem != nil:
-			s.store.log.Error("order: an entry contradicts itself", "entry", e, "error", problem)
-			err = s.reject(ctx, e, f, verdict{reason: Malformed, gone: !ok})
+			c.store.log.Error("order: an entry contradicts itself", "entry", e, "error", problem)
+			err = c.reject(ctx, e, f, verdict{reason: Malformed, gone: !ok})
 		case !ok:
-			err = s.reject(ctx, e, f, verdict{reason: UnknownSale, gone: true})
+			err = c.reject(ctx, e, f, verdict{reason: UnknownSale, gone: true})
 		case f.archived:
 			late = append(late, e)
 		case e.Epoch == f.epoch:
@@ -161,23 +162,23 @@ func (s *settling) settle(ctx context.Context, entries []queued.Entry) error {
 			return err
 		}
 	}
-	if err := s.tooLate(ctx, late, sales); err != nil {
+	if err := c.tooLate(ctx, late, sales); err != nil {
 		return err
 	}
-	if err := s.insert(ctx, current, sales); err != nil {
+	if err := c.insert(ctx, current, sales); err != nil {
 		return err
 	}
-	return s.adopt(ctx, old, sales)
+	return c.adopt(ctx, old, sales)
 }
 
 // tooLate ends entries of archived sales. MySQL has their orders, for none was missing when the sale was archived. An
 // order that it does not have had been lost by both Redis and the queue. It is rejected, with an error in the log, for
 // there is no sale to adopt it.
-func (s *settling) tooLate(ctx context.Context, entries []queued.Entry, sales map[int64]facts) error {
-	left, err := s.missing(ctx, entries)
+func (c *settling) tooLate(ctx context.Context, entries []queued.Entry, sales map[int64]facts) error {
+	left, err := c.missing(ctx, entries)
 	for _, e := range left {
 		if err == nil {
-			err = s.reject(ctx, e, sales[e.Sale], verdict{reason: Archived, gone: true})
+			err = c.reject(ctx, e, sales[e.Sale], verdict{reason: Archived, gone: true})
 		}
 	}
 	return err
@@ -226,39 +227,39 @@ func slots(e queued.Entry) ([]int, error) {
 }
 
 // spoiled puts an entry aside for the dead letters.
-func (s *settling) spoiled(e queued.Entry, cause error) {
-	s.store.log.Error("order: an entry can have no row in MySQL", "entry", e, "error", cause)
-	s.store.metrics.poison.Inc()
-	s.poison, s.cause = append(s.poison, e), cause
+func (c *settling) spoiled(e queued.Entry, cause error) {
+	c.store.log.Error("order: an entry can have no row in MySQL", "entry", e, "error", cause)
+	c.store.metrics.poison.Inc()
+	c.poison, c.cause = append(c.poison, e), cause
 }
 
 // drop handles orders that MySQL had before: delivered again, or decided by another process.
-func (s *settling) drop(ctx context.Context, known []row) error {
+func (c *settling) drop(ctx context.Context, known []row) error {
 	var ended []row
 	for _, r := range known {
-		s.notices = append(s.notices, notice{r.id, r.status})
+		c.notices = append(c.notices, notice{r.id, r.status})
 		if r.status.Terminal() && !r.status.Live() {
 			ended = append(ended, r)
 		}
 	}
-	s.store.metrics.settled.WithLabelValues("known").Add(float64(len(known)))
-	return s.store.releaseAgain(ctx, ended)
+	c.store.metrics.settled.WithLabelValues("known").Add(float64(len(known)))
+	return c.store.releaseAgain(ctx, ended)
 }
 
 // insert puts entries of their sales' current epochs into MySQL.
-func (s *settling) insert(ctx context.Context, entries []queued.Entry, sales map[int64]facts) error {
+func (c *settling) insert(ctx context.Context, entries []queued.Entry, sales map[int64]facts) error {
 	if len(entries) == 0 {
 		return nil
 	}
-	b := s.store
-	err := b.insertAll(ctx, entries, sales)
+	s := c.store
+	err := s.insertAll(ctx, entries, sales)
 	if err == nil {
-		b.metrics.settled.WithLabelValues("inserted").Add(float64(len(entries)))
-		b.left(entries...)
+		s.metrics.settled.WithLabelValues("inserted").Add(float64(len(entries)))
+		s.left(entries...)
 		for _, e := range entries {
-			s.notices = append(s.notices, notice{e.ID, firstStatus(sales[e.Sale])})
+			c.notices = append(c.notices, notice{e.ID, firstStatus(sales[e.Sale])})
 			if wire.IsOffer(e.ID, e.Key) {
-				b.returned(e.Sale) // perhaps no user waits any more
+				s.returned(e.Sale) // perhaps no user waits any more
 			}
 		}
 		return nil
@@ -267,7 +268,7 @@ func (s *settling) insert(ctx context.Context, entries []queued.Entry, sales map
 	if !judged && !errors.Is(err, store.ErrUnknown) {
 		return err
 	}
-	left, e := s.missing(ctx, entries)
+	left, e := c.missing(ctx, entries)
 	if e != nil {
 		return errors.Join(err, e)
 	}
@@ -277,45 +278,45 @@ func (s *settling) insert(ctx context.Context, entries []queued.Entry, sales map
 	if !judged { // the outcome of the COMMIT is unknown: hold the batch
 		return err
 	}
-	fresh, e := b.facts(ctx, left)
+	fresh, e := s.facts(ctx, left)
 	if e != nil {
 		return errors.Join(err, e)
 	}
 	for _, e := range left {
 		if f, ok := fresh[e.Sale]; !ok || f.epoch != e.Epoch {
-			return s.settle(ctx, left)
+			return c.settle(ctx, left)
 		}
 	}
 	switch {
 	case len(left) < len(entries):
-		return s.insert(ctx, left, fresh)
+		return c.insert(ctx, left, fresh)
 	case len(left) == 1:
-		return s.decide(ctx, left[0], fresh[left[0].Sale], err)
+		return c.decide(ctx, left[0], fresh[left[0].Sale], err)
 	}
 	half := len(left) / 2
-	if err := s.insert(ctx, left[:half], fresh); err != nil {
+	if err := c.insert(ctx, left[:half], fresh); err != nil {
 		return err
 	}
-	return s.insert(ctx, left[half:], fresh)
+	return c.insert(ctx, left[half:], fresh)
 }
 
 // missing drops the entries that MySQL has, once they are durable there, and returns the others.
-func (s *settling) missing(ctx context.Context, entries []queued.Entry) ([]queued.Entry, error) {
+func (c *settling) missing(ctx context.Context, entries []queued.Entry) ([]queued.Entry, error) {
 	ids := make([]string, len(entries))
 	for i, e := range entries {
 		ids[i] = e.ID
 	}
-	known, err := find(ctx, s.store.db, ids)
+	known, err := find(ctx, c.store.db, ids)
 	if err != nil {
 		return nil, err
 	}
 	if len(known) > 0 { // committed by somebody else, perhaps just now; or by a COMMIT whose answer was lost
-		if err := store.Durable(ctx, s.store.db); err != nil {
+		if err := store.Durable(ctx, c.store.db); err != nil {
 			return nil, err
 		}
 	}
 	left := slices.DeleteFunc(slices.Clone(entries), func(e queued.Entry) bool { _, ok := known[e.ID]; return ok })
-	return left, s.drop(ctx, slices.Collect(maps.Values(known)))
+	return left, c.drop(ctx, slices.Collect(maps.Values(known)))
 }
 
 func firstStatus(f facts) wire.OrderStatus {
@@ -331,78 +332,32 @@ var errSlot = errors.New("the buyer's slot is taken")
 // insertAll inserts entries in one transaction, or nothing: each with its slots, units and ledger row, those of coupons
 // with their claims. An offer moves its place in the standby line on. An offer whose owner has left the line is due at
 // once.
-func (b *Store) insertAll(ctx context.Context, entries []queued.Entry, sales map[int64]facts) error {
-	type slot struct {
-		sale int64
-		uid  string
-		n    int
-		id   string
-	}
+func (s *Store) insertAll(ctx context.Context, entries []queued.Entry, sales map[int64]facts) error {
 	failpoint.Hit("consumer.before-begin")
-	err := store.InTx(ctx, b.db, func(tx *sql.Tx) error {
-		now := b.now()
-		orders := make([]any, 0, 10*len(entries))
-		taken := make([]slot, 0, len(entries))
-		moves := make([]move, 0, len(entries))
-		var issued []coupon.Issued
+	err := store.InTx(ctx, s.db, func(tx *sql.Tx) error {
+		now := s.now()
+		in := insertion{orders: make([]any, 0, 10*len(entries)), slots: make([]slot, 0, len(entries)), moves: make([]move, 0, len(entries))}
 		for _, e := range entries {
-			f := sales[e.Sale]
-			status, payBefore := firstStatus(f), sql.NullTime{Time: now.Add(f.payWithin), Valid: !f.coupon}
-			if wire.IsOffer(e.ID, e.Key) {
-				waits, err := standby.Offered(ctx, tx, now, e.Sale, e.UID, e.ID)
-				if err != nil {
-					return err
-				}
-				within := time.Duration(0)
-				if waits {
-					within = min(b.acceptWithin, f.payWithin)
-				}
-				payBefore.Time = now.Add(within)
+			if err := s.add(ctx, tx, now, &in, e, sales[e.Sale]); err != nil {
+				return err
 			}
-			orders = append(orders, e.ID, e.Sale, e.UID, e.Quantity, f.price*int64(e.Quantity), string(status), nullable(e.Key), time.UnixMilli(e.At).UTC(), now, payBefore)
-			list, err := slots(e)
-			if err != nil {
-				panic("BUG: an unchecked entry: " + err.Error())
-			}
-			for _, n := range list {
-				taken = append(taken, slot{e.Sale, e.UID, n, e.ID})
-			}
-			m := move{sale: e.Sale, epoch: f.epoch, order: e.ID, kind: ledgerOrder, available: -int64(e.Quantity), locked: int64(e.Quantity)}
-			if f.coupon {
-				m.kind, m.locked, m.sold = ledgerIssue, 0, int64(e.Quantity)
-				issued = append(issued, coupon.Issued{Order: e.ID, UID: e.UID, Sale: e.Sale, Slots: list, Until: f.ends})
-			}
-			if f.versioned {
-				m.guard = b.byVersion
-			}
-			moves = append(moves, m)
 		}
 		if _, err := tx.ExecContext(ctx, `INSERT INTO orders (id, sale_id, uid, quantity, amount, status, idem_key, created_at, decided_at, pay_before)
-			VALUES `+store.Tuples(len(entries), 10), orders...); err != nil {
+			VALUES `+store.Tuples(len(entries), 10), in.orders...); err != nil {
 			return fmt.Errorf("insert %d orders: %w", len(entries), err)
 		}
 		failpoint.Hit("consumer.after-orders")
-		slices.SortFunc(taken, func(x, y slot) int {
-			return cmp.Or(cmp.Compare(x.sale, y.sale), cmp.Compare(x.uid, y.uid), cmp.Compare(x.n, y.n))
-		})
-		args := make([]any, 0, 4*len(taken))
-		for _, t := range taken {
-			args = append(args, t.sale, t.uid, t.n, t.id)
-		}
-		if _, err := tx.ExecContext(ctx, `INSERT INTO order_slots (sale_id, uid, slot, order_id) VALUES `+store.Tuples(len(taken), 4), args...); err != nil {
-			if store.Duplicate(err) {
-				err = fmt.Errorf("%w: %w", errSlot, err)
-			}
-			return fmt.Errorf("take %d slots: %w", len(taken), err)
+		if err := takeSlots(ctx, tx, in.slots); err != nil {
+			return err
 		}
 		failpoint.Hit("consumer.after-slots")
-		if len(issued) > 0 {
-			if err := coupon.Issue(ctx, tx, now, issued); err != nil {
+		if len(in.issued) > 0 {
+			if err := coupon.Issue(ctx, tx, now, in.issued); err != nil {
 				return err
 			}
 			failpoint.Hit("consumer.after-claims")
 		}
-		if err := moveStock(ctx, tx, now, moves); err != nil {
+		if err := moveStock(ctx, tx, now, in.moves); err != nil {
 			return err
 		}
 		failpoint.Hit("consumer.before-commit")
@@ -414,10 +369,78 @@ func (b *Store) insertAll(ctx context.Context, entries []queued.Entry, sales map
 	return err
 }
 
+// insertion is what one transaction inserts.
+type insertion struct {
+	orders []any // values of rows
+	slots  []slot
+	moves  []move
+	issued []coupon.Issued
+}
+
+// slot is one of a buyer's slots in a sale, and the order that takes it.
+type slot struct {
+	sale int64
+	uid  string
+	n    int
+	id   string
+}
+
+// add adds an entry, and moves the place of an offer in the standby line on.
+func (s *Store) add(ctx context.Context, tx *sql.Tx, now time.Time, in *insertion, e queued.Entry, f facts) error {
+	status, payBefore := firstStatus(f), sql.NullTime{Time: now.Add(f.payWithin), Valid: !f.coupon}
+	if wire.IsOffer(e.ID, e.Key) {
+		waits, err := standby.Offered(ctx, tx, now, e.Sale, e.UID, e.ID)
+		if err != nil {
+			return err
+		}
+		within := time.Duration(0)
+		if waits {
+			within = min(s.acceptWithin, f.payWithin)
+		}
+		payBefore.Time = now.Add(within)
+	}
+	in.orders = append(in.orders, e.ID, e.Sale, e.UID, e.Quantity, f.price*int64(e.Quantity), string(status), nullable(e.Key), time.UnixMilli(e.At).UTC(), now, payBefore)
+	list, err := slots(e)
+	if err != nil {
+		panic("BUG: an unchecked entry: " + err.Error())
+	}
+	for _, n := range list {
+		in.slots = append(in.slots, slot{e.Sale, e.UID, n, e.ID})
+	}
+	m := move{sale: e.Sale, epoch: f.epoch, order: e.ID, kind: ledger.Order, available: -int64(e.Quantity), locked: int64(e.Quantity)}
+	if f.coupon {
+		m.kind, m.locked, m.sold = ledger.Issue, 0, int64(e.Quantity)
+		in.issued = append(in.issued, coupon.Issued{Order: e.ID, UID: e.UID, Sale: e.Sale, Slots: list, Until: f.ends})
+	}
+	if f.versioned {
+		m.guard = s.byVersion
+	}
+	in.moves = append(in.moves, m)
+	return nil
+}
+
+// takeSlots inserts slots in one order for all transactions. errSlot: another order has one of them.
+func takeSlots(ctx context.Context, tx *sql.Tx, taken []slot) error {
+	slices.SortFunc(taken, func(x, y slot) int {
+		return cmp.Or(cmp.Compare(x.sale, y.sale), cmp.Compare(x.uid, y.uid), cmp.Compare(x.n, y.n))
+	})
+	args := make([]any, 0, 4*len(taken))
+	for _, t := range taken {
+		args = append(args, t.sale, t.uid, t.n, t.id)
+	}
+	if _, err := tx.ExecContext(ctx, `INSERT INTO order_slots (sale_id, uid, slot, order_id) VALUES `+store.Tuples(len(taken), 4), args...); err != nil {
+		if store.Duplicate(err) {
+			err = fmt.Errorf("%w: %w", errSlot, err)
+		}
+		return fmt.Errorf("take %d slots: %w", len(taken), err)
+	}
+	return nil
+}
+
 func nullable(s string) sql.NullString { return sql.NullString{String: s, Valid: s != ""} }
 
 // decide ends an order that MySQL does not have and cannot insert.
-func (s *settling) decide(ctx context.Context, e queued.Entry, f facts, cause error) error {
+func (c *settling) decide(ctx context.Context, e queued.Entry, f facts, cause error) error {
 	v := verdict{reason: Refused}
 	switch {
 	case errors.Is(cause, errUnits):
@@ -427,21 +450,21 @@ func (s *settling) decide(ctx context.Context, e queued.Entry, f facts, cause er
 	case store.Duplicate(cause):
 		v.reason = DuplicateKey
 	}
-	return s.reject(ctx, e, f, v)
+	return c.reject(ctx, e, f, v)
 }
 
 // adopt re-queues entries of older epochs in the current ones. It asks MySQL first, for an order that MySQL has must not
 // come back. The epochs were read before that, so a call that slept through a reconciliation meanwhile is refused.
-func (s *settling) adopt(ctx context.Context, entries []queued.Entry, sales map[int64]facts) error {
+func (c *settling) adopt(ctx context.Context, entries []queued.Entry, sales map[int64]facts) error {
 	if len(entries) == 0 {
 		return nil
 	}
-	left, err := s.missing(ctx, entries)
+	left, err := c.missing(ctx, entries)
 	if err != nil {
 		return err
 	}
-	if s.behind && len(left) > 0 {
-		if left, err = s.ahead(ctx, left); err != nil {
+	if c.behind && len(left) > 0 {
+		if left, err = c.ahead(ctx, left); err != nil {
 			return err
 		}
 	}
@@ -453,42 +476,42 @@ func (s *settling) adopt(ctx context.Context, entries []queued.Entry, sales map[
 		epochs[e.Sale] = sales[e.Sale].epoch
 	}
 	failpoint.Hit("consumer.before-adopt")
-	answers, err := s.store.redis.Adopt(ctx, left, epochs)
+	answers, err := c.store.redis.Adopt(ctx, left, epochs)
 	failpoint.Hit("consumer.after-adopt")
 	if ctx.Err() != nil {
 		return errors.Join(err, ctx.Err())
 	}
 	if err != nil { // some may be adopted nevertheless; the next call finds them present
-		s.closed, s.why = append(s.closed, left...), err
+		c.closed, c.why = append(c.closed, left...), err
 		return nil
 	}
 	adopted := map[int64]int{}
 	for i, e := range left {
 		switch answers[i] {
 		case lua.SoldOut:
-			err = s.reject(ctx, e, sales[e.Sale], verdict{reason: OutOfStock})
+			err = c.reject(ctx, e, sales[e.Sale], verdict{reason: OutOfStock})
 		case lua.Limit:
-			err = s.reject(ctx, e, sales[e.Sale], verdict{reason: OverLimit})
+			err = c.reject(ctx, e, sales[e.Sale], verdict{reason: OverLimit})
 		case lua.KeyReused:
-			err = s.reject(ctx, e, sales[e.Sale], verdict{reason: DuplicateKey})
+			err = c.reject(ctx, e, sales[e.Sale], verdict{reason: DuplicateKey})
 		case lua.Adopted, lua.Present:
-			s.store.metrics.settled.WithLabelValues("adopted").Inc()
+			c.store.metrics.settled.WithLabelValues("adopted").Inc()
 			adopted[e.Sale]++
 		default:
-			s.closed, s.why = append(s.closed, e), fmt.Errorf("adopt order %s: %w", e.ID, reserve.ErrGateClosed)
+			c.closed, c.why = append(c.closed, e), fmt.Errorf("adopt order %s: %w", e.ID, reserve.ErrGateClosed)
 		}
 		if err != nil {
 			return err
 		}
 	}
 	for sale, n := range adopted {
-		s.store.log.Info("order: orders of older epochs are adopted", "sale", sale, "orders", n, "epoch", epochs[sale])
+		c.store.log.Info("order: orders of older epochs are adopted", "sale", sale, "orders", n, "epoch", epochs[sale])
 	}
 	return nil
 }
 
 // Retire removes the entries of settled orders from their outboxes, after they were acknowledged. Idempotent.
-func (b *Store) Retire(ctx context.Context, batch []queued.Entry) error {
+func (s *Store) Retire(ctx context.Context, batch []queued.Entry) error {
 	bySale := map[int64][]string{}
 	for _, e := range batch {
 		if e.Entry != "" && e.Entry != "-" {
@@ -498,7 +521,7 @@ func (b *Store) Retire(ctx context.Context, batch []queued.Entry) error {
 	var errs []error
 	for sale, entries := range bySale {
 		for chunk := range slices.Chunk(entries, maxBatch) {
-			errs = append(errs, b.redis.Retire(ctx, sale, chunk))
+			errs = append(errs, s.redis.Retire(ctx, sale, chunk))
 		}
 	}
 	return errors.Join(errs...)

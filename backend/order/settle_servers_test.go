@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"floodgate.internal/backend/backendtest"
+	"floodgate.internal/backend/ledger"
 	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/store"
@@ -38,14 +39,14 @@ func TestWhatOthersCommittedIsDurableBeforeItCounts(t *testing.T) {
 		name           string
 		others, itself func() error
 	}{
-		{"a delivery of an order that is there", func() error { return s.book.Settle(t.Context(), batch) }, func() error { return s.book.Settle(t.Context(), batch) }},
+		{"a delivery of an order that is there", func() error { return s.orders.Settle(t.Context(), batch) }, func() error { return s.orders.Settle(t.Context(), batch) }},
 		{"an intent", func() error {
 			return store.InTx(t.Context(), s.db, func(tx *sql.Tx) error {
-				_, _, err := s.book.transition(t.Context(), tx, id, s.book.now(), change{to: wire.Cancelled, kind: ledgerCancel})
+				_, _, err := s.orders.transition(t.Context(), tx, id, s.orders.now(), change{to: wire.Cancelled, kind: ledger.Cancel})
 				return err
 			})
-		}, func() error { _, err := s.book.intents.Run(t.Context()); return err }},
-		{"a cancellation of an order that is cancelled", func() error { return nil }, func() error { _, err := s.book.Cancel(t.Context(), "alice", id); return err }},
+		}, func() error { _, err := s.orders.intents.Run(t.Context()); return err }},
+		{"a cancellation of an order that is cancelled", func() error { return nil }, func() error { _, err := s.orders.Cancel(t.Context(), "alice", id); return err }},
 	}
 	for _, step := range steps {
 		before := changes()
@@ -86,7 +87,7 @@ func TestABatchOfManySalesIsOneTransaction(t *testing.T) {
 	rand.Shuffle(len(batch), func(i, j int) { batch[i], batch[j] = batch[j], batch[i] })
 
 	one := backendtest.OpenMySQL(t, s.dsn, 1) // the only connection: its counters are those of Settle
-	book := newBook(one, s.redis, s.clk, backendtest.Log(t))
+	orders := newBook(one, s.redis, s.clk, backendtest.Log(t))
 	counters := func() map[string]int64 {
 		got := map[string]int64{}
 		rows, err := one.QueryContext(t.Context(), `SHOW SESSION STATUS WHERE Variable_name IN ('Com_commit', 'Com_insert', 'Com_update', 'Com_rollback')`)
@@ -105,7 +106,7 @@ func TestABatchOfManySalesIsOneTransaction(t *testing.T) {
 		return got
 	}
 	before := counters()
-	if err := book.Settle(t.Context(), batch); err != nil {
+	if err := orders.Settle(t.Context(), batch); err != nil {
 		t.Fatal(err)
 	}
 	after := counters()
@@ -127,7 +128,7 @@ func TestABatchOfManySalesIsOneTransaction(t *testing.T) {
 	if n := s.number(`SELECT COUNT(*) FROM order_slots WHERE sale_id = ? AND slot = 2`, two); n != 10 {
 		t.Errorf("got %d second slots, want 10", n)
 	}
-	if err := book.Retire(t.Context(), batch); err != nil {
+	if err := orders.Retire(t.Context(), batch); err != nil {
 		t.Fatal(err)
 	}
 	for _, sale := range s.sales {
@@ -157,11 +158,11 @@ func TestOverlappingBatchesAtOnceInsertEachOrderOnce(t *testing.T) {
 				random.Shuffle(len(batch), func(i, j int) { batch[i], batch[j] = batch[j], batch[i] })
 				batch = batch[:50]
 				batch = append(batch, batch[:5]...) // some of them twice
-				if err := s.book.Settle(t.Context(), batch); err != nil {
+				if err := s.orders.Settle(t.Context(), batch); err != nil {
 					return err
 				}
 			}
-			return s.book.Settle(t.Context(), all)
+			return s.orders.Settle(t.Context(), all)
 		})
 	}
 	if err := g.Wait(); err != nil {
@@ -190,7 +191,7 @@ func TestMySQLIsTheJudgeWhateverRedisSays(t *testing.T) {
 		g.Go(func() error {
 			mine := slices.Clone(all[c*10 : c*10+10])
 			mine = append(mine, all[(c*10+10)%40]) // and one of the next one's
-			return s.book.Settle(t.Context(), mine)
+			return s.orders.Settle(t.Context(), mine)
 		})
 	}
 	if err := g.Wait(); err != nil {
@@ -205,7 +206,7 @@ func TestMySQLIsTheJudgeWhateverRedisSays(t *testing.T) {
 	if n := s.number(`SELECT COUNT(*) FROM intents WHERE done_at IS NULL`); n != 0 {
 		t.Errorf("%d intents are open, want none: nothing was to be given back", n)
 	}
-	if err := s.book.Settle(t.Context(), all); err != nil || s.count(sale, wire.PendingPayment) != 10 {
+	if err := s.orders.Settle(t.Context(), all); err != nil || s.count(sale, wire.PendingPayment) != 10 {
 		t.Errorf("again: got %v, %d orders; want nil, 10", err, s.count(sale, wire.PendingPayment))
 	}
 }
@@ -216,7 +217,7 @@ func TestAnOrderOfAnOlderEpochIsAdopted(t *testing.T) {
 	held, lost, late := s.press(sale, "held", 1, "k"), s.press(sale, "lost", 1, ""), forged(sale, "late", queued.Entry{})
 	old := s.outbox(sale)
 	s.exec(`UPDATE sale_stock SET epoch = 2, token = 2 WHERE sale_id = ?`, sale)
-	if err := s.book.Settle(t.Context(), old); !errors.Is(err, reserve.ErrGateClosed) {
+	if err := s.orders.Settle(t.Context(), old); !errors.Is(err, reserve.ErrGateClosed) {
 		t.Fatalf("while Redis is in the older epoch: got %v, want it held", err)
 	}
 	if got := s.stands(held) + s.stands(lost); got != "" {
@@ -230,10 +231,10 @@ func TestAnOrderOfAnOlderEpochIsAdopted(t *testing.T) {
 		}
 	}
 	s.reload(sale, keep, 1, false)
-	if err := s.book.Settle(t.Context(), append(slices.Clone(old), late)); err != nil {
+	if err := s.orders.Settle(t.Context(), append(slices.Clone(old), late)); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.book.Retire(t.Context(), old); err != nil {
+	if err := s.orders.Retire(t.Context(), old); err != nil {
 		t.Fatal(err)
 	}
 	if got := []string{s.stands(held), s.stands(lost), s.stands(late.ID)}; !slices.Equal(got, []string{"", "", "rejected: out_of_stock"}) {
@@ -243,7 +244,7 @@ func TestAnOrderOfAnOlderEpochIsAdopted(t *testing.T) {
 	if len(now) != 2 || now[0].Epoch != s.epoch(sale) || now[1].Epoch != s.epoch(sale) {
 		t.Fatalf("got outbox %+v, want both orders under epoch %d", now, s.epoch(sale))
 	}
-	if err := s.book.Settle(t.Context(), append(now, old...)); err != nil {
+	if err := s.orders.Settle(t.Context(), append(now, old...)); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.redis.Unlock(t.Context(), sale, s.number(`SELECT token FROM sale_stock WHERE sale_id = ?`, sale)); err != nil {
@@ -253,13 +254,13 @@ func TestAnOrderOfAnOlderEpochIsAdopted(t *testing.T) {
 	if got := s.count(sale, wire.PendingPayment); got != 2 {
 		t.Errorf("got %d orders, want 2", got)
 	}
-	if n, err := s.book.intents.Run(t.Context()); n != 1 || err != nil {
+	if n, err := s.orders.intents.Run(t.Context()); n != 1 || err != nil {
 		t.Errorf("got %d, %v; want the rejected order's intent done", n, err)
 	}
-	if _, err := s.book.Cancel(t.Context(), "held", held); err != nil {
+	if _, err := s.orders.Cancel(t.Context(), "held", held); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.book.Settle(t.Context(), old); err != nil { // delivered once more: MySQL has both, so nothing is adopted
+	if err := s.orders.Settle(t.Context(), old); err != nil { // delivered once more: MySQL has both, so nothing is adopted
 		t.Fatal(err)
 	}
 	if left := s.outbox(sale); len(left) != 0 || s.stock(sale) != 1 {
@@ -274,19 +275,19 @@ func TestAnEpochThatRisesUnderABatchStopsIt(t *testing.T) {
 	s.press(sale, "a", 1, "")
 	s.press(sale, "b", 1, "")
 	batch := s.outbox(sale)
-	stale, err := s.book.facts(t.Context(), batch)
+	stale, err := s.orders.facts(t.Context(), batch)
 	if err != nil {
 		t.Fatal(err)
 	}
 	s.exec(`UPDATE sale_stock SET epoch = 2 WHERE sale_id = ?`, sale)
-	run := &settling{store: s.book} // one that read the sale before
+	run := &settling{store: s.orders} // one that read the sale before
 	if err := run.insert(t.Context(), batch, stale); err != nil || len(run.closed) != 2 || !errors.Is(run.why, reserve.ErrGateClosed) {
 		t.Errorf("got %v, %d that wait; want both to wait for adoption", err, len(run.closed))
 	}
 	if n := s.number(`SELECT COUNT(*) FROM orders`); n != 0 {
 		t.Errorf("got %d rows of an older epoch, want none", n)
 	}
-	run = &settling{store: s.book}
+	run = &settling{store: s.orders}
 	err = run.reject(t.Context(), batch[0], stale[sale], verdict{reason: OutOfStock, unless: 1})
 	if err != nil || len(run.closed) != 1 || s.stands(batch[0].ID) != "" {
 		t.Errorf("a rejection decided in the older epoch: got %v, %d that wait, order %q; want it settled anew", err, len(run.closed), s.stands(batch[0].ID))
@@ -299,7 +300,7 @@ func TestAnOrderThatEndedAndWasAdoptedAllTheSameGivesItsUnitBack(t *testing.T) {
 	id := s.press(sale, "u", 1, "")
 	entry := s.outbox(sale)[0]
 	s.settle(sale)
-	if _, err := s.book.Cancel(t.Context(), "u", id); err != nil {
+	if _, err := s.orders.Cancel(t.Context(), "u", id); err != nil {
 		t.Fatal(err)
 	}
 	// A consumer that looked in MySQL before all this, and slept, adopts it now.
@@ -326,7 +327,7 @@ func TestOrdersThatEndedAreReleasedLaterWhereTheGateIsClosed(t *testing.T) {
 		id := s.press(sale, uid, 1, "")
 		entries = append(entries, s.outbox(sale)...)
 		s.settle(sale)
-		if _, err := s.book.Cancel(t.Context(), uid, id); err != nil {
+		if _, err := s.orders.Cancel(t.Context(), uid, id); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -337,7 +338,7 @@ func TestOrdersThatEndedAreReleasedLaterWhereTheGateIsClosed(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if err := s.book.Settle(t.Context(), entries); err != nil {
+		if err := s.orders.Settle(t.Context(), entries); err != nil {
 			t.Fatal(err)
 		}
 		if n := s.number(`SELECT COUNT(*) FROM intents WHERE done_at IS NULL`); n != 3 {
@@ -357,7 +358,7 @@ func TestLimitAndIdempotencyKeyAreDecidedByUniqueKeys(t *testing.T) {
 	both := forged(sale, "u", queued.Entry{Slots: "1", Key: "k"})
 	elsewhere := forged(sale, "v", queued.Entry{Slots: "1", Key: "k"})
 	for range 2 { // the second time everything is decided
-		if err := s.book.Settle(t.Context(), []queued.Entry{first, second, third, both, elsewhere}); err != nil {
+		if err := s.orders.Settle(t.Context(), []queued.Entry{first, second, third, both, elsewhere}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -396,7 +397,7 @@ func TestOnePoisonInABatchKeepsNobodyElse(t *testing.T) {
 	nowhere := forged(sale+1000, "w", queued.Entry{})
 	unreadable := forged(sale, "w", queued.Entry{ID: "no order id"})
 	batch = append(batch, nonsense, nowhere, unreadable)
-	err := s.book.Settle(t.Context(), batch)
+	err := s.orders.Settle(t.Context(), batch)
 	var poison *queued.PoisonError
 	if !errors.As(err, &poison) || len(poison.Entries) != 2 {
 		t.Fatalf("got %v, want a queued.PoisonError of two entries", err)
@@ -431,15 +432,15 @@ func TestRejectOfADeadLetterDoesNotUndoAGoodDelivery(t *testing.T) {
 	s.press(sale, "a", 1, "ka")
 	s.press(sale, "b", 1, "kb")
 	batch := s.outbox(sale)
-	if err := s.book.Settle(t.Context(), batch[:1]); err != nil {
+	if err := s.orders.Settle(t.Context(), batch[:1]); err != nil {
 		t.Fatal(err)
 	}
 	for _, e := range batch {
-		if err := s.book.Reject(t.Context(), e, "poison"); err != nil {
+		if err := s.orders.Reject(t.Context(), e, "poison"); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := s.book.Settle(t.Context(), batch); err != nil {
+	if err := s.orders.Settle(t.Context(), batch); err != nil {
 		t.Fatal(err)
 	}
 	if got := []string{s.stands(batch[0].ID), s.stands(batch[1].ID)}; !slices.Equal(got, []string{"pending_payment", "rejected: poison"}) {
@@ -463,13 +464,13 @@ func TestALostCommitIsReadBack(t *testing.T) {
 	}
 	cut := netfault.New(t, c.Addr)
 	c.Addr = cut.Addr()
-	book := newBook(backendtest.OpenMySQL(t, c.FormatDSN(), 4), s.redis, s.clk, backendtest.Log(t))
+	orders := newBook(backendtest.OpenMySQL(t, c.FormatDSN(), 4), s.redis, s.clk, backendtest.Log(t))
 	batch := s.outbox(sale)
 	cut.LoseAnswerTo("\x03COMMIT")
-	if err := book.Settle(t.Context(), batch); err != nil && !errors.Is(err, store.ErrUnknown) {
+	if err := orders.Settle(t.Context(), batch); err != nil && !errors.Is(err, store.ErrUnknown) {
 		t.Fatalf("got %v, want nil or ErrUnknown", err)
 	} else if err != nil { // not to be seen yet: hold and call again, as a consumer does
-		if err := book.Settle(t.Context(), batch); err != nil {
+		if err := orders.Settle(t.Context(), batch); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -480,9 +481,9 @@ func TestALostCommitIsReadBack(t *testing.T) {
 
 	id := batch[0].ID
 	cut.LoseAnswerTo("\x03COMMIT")
-	o, err := book.Pay(t.Context(), batch[0].UID, id)
+	o, err := orders.Pay(t.Context(), batch[0].UID, id)
 	for errors.Is(err, store.ErrUnknown) {
-		o, err = book.Pay(t.Context(), batch[0].UID, id)
+		o, err = orders.Pay(t.Context(), batch[0].UID, id)
 	}
 	if err != nil || o.Status != wire.Paid {
 		t.Errorf("a payment whose COMMIT was lost: got %+v, %v; want it paid", o, err)
@@ -493,22 +494,22 @@ func TestALostCommitIsReadBack(t *testing.T) {
 func TestEverythingWorksWithOneConnection(t *testing.T) {
 	s := newShop(t)
 	sale := s.sale(backendtest.SaleOptions{Stock: 3, PayWithin: time.Minute})
-	s.book = newBook(backendtest.OpenMySQL(t, s.dsn, 1), s.redis, s.clk, backendtest.Log(t))
+	s.orders = newBook(backendtest.OpenMySQL(t, s.dsn, 1), s.redis, s.clk, backendtest.Log(t))
 	paid, cancelled, expired := s.ordered(sale, "a"), s.ordered(sale, "b"), s.ordered(sale, "c")
-	if err := s.book.Settle(t.Context(), []queued.Entry{forged(sale, "d", queued.Entry{}), forged(sale, "d", queued.Entry{Epoch: 9}), forged(sale, "e", queued.Entry{Slots: "x"})}); !errors.Is(err, reserve.ErrGateClosed) && err != nil {
+	if err := s.orders.Settle(t.Context(), []queued.Entry{forged(sale, "d", queued.Entry{}), forged(sale, "d", queued.Entry{Epoch: 9}), forged(sale, "e", queued.Entry{Slots: "x"})}); !errors.Is(err, reserve.ErrGateClosed) && err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.book.Pay(t.Context(), "a", paid); err != nil {
+	if _, err := s.orders.Pay(t.Context(), "a", paid); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.book.Cancel(t.Context(), "b", cancelled); err != nil {
+	if _, err := s.orders.Cancel(t.Context(), "b", cancelled); err != nil {
 		t.Fatal(err)
 	}
-	s.book.clk = s.clockAhead(2 * time.Minute)
-	if n, err := s.book.Expire(t.Context()); n != 1 || err != nil {
+	s.orders.clk = s.clockAhead(2 * time.Minute)
+	if n, err := s.orders.Expire(t.Context()); n != 1 || err != nil {
 		t.Errorf("expire: got %d, %v; want 1", n, err)
 	}
-	if _, err := s.book.intents.Run(t.Context()); err != nil {
+	if _, err := s.orders.intents.Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if got := []string{s.stands(paid), s.stands(cancelled), s.stands(expired)}; !slices.Equal(got, []string{"paid", "cancelled", "expired"}) {

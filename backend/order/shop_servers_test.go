@@ -27,13 +27,13 @@ import (
 
 // shop is a Book and what it stands on.
 type shop struct {
-	t     testing.TB
-	dsn   string
-	db    *sql.DB
-	redis *reserve.Store
-	clk   *clock.Clock
-	book  *Store
-	sales []int64
+	t      testing.TB
+	dsn    string
+	db     *sql.DB
+	redis  *reserve.Store
+	clk    *clock.Clock
+	orders *Store
+	sales  []int64
 }
 
 // newShop makes a shop; when the test ends, every sale of it must balance.
@@ -44,7 +44,7 @@ func newShop(t testing.TB) *shop {
 		t.Fatal(err)
 	}
 	s.clk = s.clockAhead(0)
-	s.book = s.bookAt(s.clk)
+	s.orders = s.ordersAt(s.clk)
 	t.Cleanup(func() {
 		for _, sale := range s.sales {
 			s.balanced(sale)
@@ -66,7 +66,7 @@ func (s *shop) clockAhead(d time.Duration) *clock.Clock {
 	return clk
 }
 
-func (s *shop) bookAt(clk *clock.Clock) *Store {
+func (s *shop) ordersAt(clk *clock.Clock) *Store {
 	return newBook(s.db, s.redis, clk, backendtest.Log(s.t))
 }
 
@@ -120,10 +120,10 @@ func (s *shop) outbox(sale int64) []queued.Entry {
 func (s *shop) settle(sale int64) {
 	s.t.Helper()
 	batch := s.outbox(sale)
-	if err := s.book.Settle(s.t.Context(), batch); err != nil {
+	if err := s.orders.Settle(s.t.Context(), batch); err != nil {
 		s.t.Fatal(err)
 	}
-	if err := s.book.Retire(s.t.Context(), batch); err != nil {
+	if err := s.orders.Retire(s.t.Context(), batch); err != nil {
 		s.t.Fatal(err)
 	}
 }

@@ -3,23 +3,14 @@ package order
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"time"
 
+	"floodgate.internal/backend/ledger"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/failpoint"
-)
-
-// What a ledger row is for.
-const (
-	ledgerOrder  = "order"
-	ledgerIssue  = "issue"
-	ledgerPay    = "pay"
-	ledgerCancel = "cancel"
-	ledgerExpire = "expire"
 )
 
 // move is one order's effect on its sale's stock row.
@@ -27,8 +18,8 @@ type move struct {
 	sale      int64
 	epoch     int64 // that the sale must be in; anyEpoch for a change that every epoch allows
 	order     string
-	kind      string // of its ledger row
-	available int64  // changes, in units
+	kind      ledger.Kind
+	available int64 // changes, in units
 	locked    int64
 	sold      int64
 	guard     guard // of the stock row; nil for conditional
@@ -65,36 +56,21 @@ func moveStock(ctx context.Context, tx *sql.Tx, at time.Time, moves []move) erro
 }
 
 func writeLedger(ctx context.Context, tx *sql.Tx, at time.Time, sales []int64, bySale map[int64]move, moves []move) error {
-	rows, err := tx.QueryContext(ctx, `SELECT sale_id, available, locked FROM sale_stock WHERE sale_id IN (`+store.Marks(len(sales))+`)`, store.Anys(sales)...)
-	if err != nil {
-		return fmt.Errorf("read the stock rows back: %w", err)
-	}
-	defer rows.Close()
-	type level struct{ available, locked int64 }
-	levels := map[int64]level{}
-	for rows.Next() {
+	before := map[int64]ledger.Units{}
+	if err := store.Each(ctx, tx, func(rows *sql.Rows) error {
 		var sale int64
-		var l level
-		if err := rows.Scan(&sale, &l.available, &l.locked); err != nil {
-			return fmt.Errorf("read the stock rows back: %w", err)
-		}
-		l.available -= bySale[sale].available
-		l.locked -= bySale[sale].locked
-		levels[sale] = l
-	}
-	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
+		var now ledger.Units
+		err := rows.Scan(&sale, &now.Available, &now.Locked)
+		before[sale] = now.Minus(ledger.Units{Available: bySale[sale].available, Locked: bySale[sale].locked})
+		return err
+	}, `SELECT sale_id, available, locked FROM sale_stock WHERE sale_id IN (`+store.Marks(len(sales))+`)`, store.Anys(sales)...); err != nil {
 		return fmt.Errorf("read the stock rows back: %w", err)
 	}
 	failpoint.Hit("order.before-ledger")
-	args := make([]any, 0, 10*len(moves))
-	for _, m := range moves {
-		l := levels[m.sale]
-		args = append(args, m.sale, m.kind, m.order, l.available, m.available, l.available+m.available, l.locked, m.locked, l.locked+m.locked, at)
-		levels[m.sale] = level{l.available + m.available, l.locked + m.locked}
+	rows := make([]ledger.Row, len(moves))
+	for i, m := range moves {
+		rows[i] = ledger.Row{Of: m.sale, Kind: m.kind, Ref: m.order, Before: before[m.sale], Change: ledger.Units{Available: m.available, Locked: m.locked}}
+		before[m.sale] = before[m.sale].Plus(rows[i].Change)
 	}
-	if _, err := tx.ExecContext(ctx, `INSERT INTO ledger (sale_id, kind, ref, available_before, available_change, available_after,
-		locked_before, locked_change, locked_after, created_at) VALUES `+store.Tuples(len(moves), 10), args...); err != nil {
-		return fmt.Errorf("write %d ledger rows: %w", len(moves), err)
-	}
-	return nil
+	return ledger.OfSales(ctx, tx, at, rows...)
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 
+	"floodgate.internal/backend/ledger"
 	"floodgate.internal/shared/wire"
 )
 
@@ -15,9 +16,9 @@ const Support = "support"
 // CancelIn cancels an unpaid order, whoever owns it, in the caller's transaction. The caller calls release after the
 // COMMIT, which gives the units back at once, or leaves that to the timer. Cancelling again changes nothing: then before
 // is after, and release is nil. ErrNotFound: MySQL does not have it (it may be queued: see Stands). ErrState.
-func (b *Store) CancelIn(ctx context.Context, tx *sql.Tx, orderID string) (before, after wire.Order, release func(context.Context), err error) {
-	c := change{to: wire.Cancelled, kind: ledgerCancel, reason: Support}
-	now := b.now()
+func (s *Store) CancelIn(ctx context.Context, tx *sql.Tx, orderID string) (before, after wire.Order, release func(context.Context), err error) {
+	c := change{to: wire.Cancelled, kind: ledger.Cancel, reason: Support}
+	now := s.now()
 	found, err := read(ctx, tx, `SELECT `+columns+` FROM orders WHERE id = ? FOR UPDATE`, orderID)
 	switch {
 	case err != nil:
@@ -36,22 +37,22 @@ func (b *Store) CancelIn(ctx context.Context, tx *sql.Tx, orderID string) (befor
 	default:
 		return before, before, nil, &StateError{before, why(found[0], c.to, now)}
 	}
-	won, intent, err := b.transition(ctx, tx, orderID, now, c)
+	won, intent, err := s.transition(ctx, tx, orderID, now, c)
 	if err != nil {
 		return before, after, nil, fmt.Errorf("order %s to %s: %w", orderID, c.to, err)
 	}
 	if len(won) != 1 {
 		return before, after, nil, fmt.Errorf("order %s is locked and %s, and does not change", orderID, before.Status)
 	}
-	return before, won[0].wire(), func(ctx context.Context) { b.changed(ctx, c, intent, won) }, nil
+	return before, won[0].wire(), func(ctx context.Context) { s.changed(ctx, c, intent, won) }, nil
 }
 
 // Stands reads an order: from MySQL, else from Redis, where a queued order is. ErrNotFound.
-func (b *Store) Stands(ctx context.Context, orderID string) (wire.Order, error) {
+func (s *Store) Stands(ctx context.Context, orderID string) (wire.Order, error) {
 	if !wire.ValidOrderID(orderID) {
 		return wire.Order{}, ErrNotFound
 	}
-	o, err := b.stands(ctx, "", orderID)
+	o, err := s.stands(ctx, "", orderID)
 	return o.wire(), err
 }
 

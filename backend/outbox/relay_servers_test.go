@@ -21,7 +21,7 @@ import (
 
 func openBroker(t testing.TB, url string) *broker.Broker {
 	t.Helper()
-	b, err := broker.Open(broker.Config{URL: url, Partitions: 2}, backendtest.Log(t), prometheus.NewRegistry())
+	b, err := broker.Open(broker.Config{URL: url, Partitions: 2, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -85,10 +85,10 @@ func TestARestartedRedisForgetsArchivedSales(t *testing.T) {
 	s := newSystem(t, false)
 	over, live := s.sale(backendtest.SaleOptions{Stock: 5}), s.sale(backendtest.SaleOptions{Stock: 5})
 	e := s.press(over, "ann", 1, "k")
-	if err := s.book.Settle(t.Context(), []queued.Entry{e}); err != nil { // and not retired, in that copy
+	if err := s.orders.Settle(t.Context(), []queued.Entry{e}); err != nil { // and not retired, in that copy
 		t.Fatal(err)
 	}
-	if _, err := s.book.Pay(t.Context(), "ann", e.ID); err != nil {
+	if _, err := s.orders.Pay(t.Context(), "ann", e.ID); err != nil {
 		t.Fatal(err)
 	}
 	s.archive(over)
@@ -112,10 +112,10 @@ func TestAnOrderOfAnArchivedSaleIsRejected(t *testing.T) {
 	s := newSystem(t, false)
 	over, live := s.sale(backendtest.SaleOptions{Stock: 5}), s.sale(backendtest.SaleOptions{Stock: 5})
 	known, lost, other := s.press(over, "ann", 1, "k"), s.press(over, "bob", 1, ""), s.press(live, "cyd", 1, "")
-	if err := s.book.Settle(t.Context(), []queued.Entry{known}); err != nil {
+	if err := s.orders.Settle(t.Context(), []queued.Entry{known}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.book.Cancel(t.Context(), "ann", known.ID); err != nil {
+	if _, err := s.orders.Cancel(t.Context(), "ann", known.ID); err != nil {
 		t.Fatal(err)
 	}
 	s.archive(over)

@@ -54,7 +54,7 @@ func TestABuyersEndedOrdersAreBounded(t *testing.T) {
 			known[key] = v.OrderID
 		}
 		s.settleOutbox(sale)
-		if _, err := s.book.Cancel(t.Context(), "ann", v.OrderID); err != nil {
+		if _, err := s.orders.Cancel(t.Context(), "ann", v.OrderID); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -34,12 +34,12 @@ func TestMain(m *testing.M) {
 		goleak.IgnoreAnyFunction("github.com/redis/rueidis.(*clusterClient)._refresh.func2")) // it closes connections to nodes that went, 5 s later
 }
 
-// system is a backend without its API: real servers, a book and, where a test wants one, a broker.
+// system is a backend without its API: real servers, an order store and, where a test wants one, a broker.
 type system struct {
 	t       testing.TB
 	db      *sql.DB
 	redis   *reserve.Store
-	book    *order.Store
+	orders  *order.Store
 	intents *intent.Runner
 	broker  *broker.Broker // nil: the outbox is the queue
 	rec     *Reconciler
@@ -62,10 +62,10 @@ func newSystemOn(t testing.TB, redis *reserve.Store, withBroker bool) *system {
 	}
 	clk.Set(now, asked)
 	s.intents = intent.New(intent.Config{DB: s.db, Sales: sale.Reader{DB: s.db}, Redis: s.redis, Clock: &clk, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
-	s.book = order.NewStore(order.Config{Intents: s.intents, DB: s.db, Redis: s.redis, Clock: &clk, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
+	s.orders = order.NewStore(order.Config{Intents: s.intents, DB: s.db, Redis: s.redis, Clock: &clk, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
 	var fence Fence
 	if withBroker {
-		s.broker, err = broker.Open(broker.Config{URL: backendtest.AMQP(t), Partitions: 2}, backendtest.Log(t), prometheus.NewRegistry())
+		s.broker, err = broker.Open(broker.Config{URL: backendtest.AMQP(t), Partitions: 2, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -165,10 +165,10 @@ func (s *system) entry(sale int64, id string) queued.Entry {
 // settle does what the consumer does with entries.
 func (s *system) settle(es ...queued.Entry) {
 	s.t.Helper()
-	if err := s.book.Settle(s.t.Context(), es); err != nil {
+	if err := s.orders.Settle(s.t.Context(), es); err != nil {
 		s.t.Fatal(err)
 	}
-	if err := s.book.Retire(s.t.Context(), es); err != nil {
+	if err := s.orders.Retire(s.t.Context(), es); err != nil {
 		s.t.Fatal(err)
 	}
 }
@@ -275,10 +275,10 @@ func (s *system) history() (sale int64, waiting queued.Entry) {
 	pending, paid := s.press(sale, "ann", 2, "k1"), s.press(sale, "bob", 1, "k1")
 	cancelled, second := s.press(sale, "cid", 3, "k3"), s.press(sale, "ann", 1, "k2")
 	s.settle(pending, paid, cancelled, second)
-	if _, err := s.book.Pay(s.t.Context(), "bob", paid.ID); err != nil {
+	if _, err := s.orders.Pay(s.t.Context(), "bob", paid.ID); err != nil {
 		s.t.Fatal(err)
 	}
-	if _, err := s.book.Cancel(s.t.Context(), "cid", cancelled.ID); err != nil {
+	if _, err := s.orders.Cancel(s.t.Context(), "cid", cancelled.ID); err != nil {
 		s.t.Fatal(err)
 	}
 	return sale, s.press(sale, "dan", 2, "k4")
@@ -289,15 +289,15 @@ func TestARebuildWritesWhatWasThere(t *testing.T) {
 	sale, _ := s.history()
 	// an entry of an order that is settled and not retired
 	late := s.press(sale, "eve", 1, "")
-	if err := s.book.Settle(t.Context(), []queued.Entry{late}); err != nil {
+	if err := s.orders.Settle(t.Context(), []queued.Entry{late}); err != nil {
 		t.Fatal(err)
 	}
 	// and one of an order that ended, and is not retired
 	over := s.press(sale, "fay", 1, "")
-	if err := s.book.Settle(t.Context(), []queued.Entry{over}); err != nil {
+	if err := s.orders.Settle(t.Context(), []queued.Entry{over}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.book.Cancel(t.Context(), "fay", over.ID); err != nil {
+	if _, err := s.orders.Cancel(t.Context(), "fay", over.ID); err != nil {
 		t.Fatal(err)
 	}
 	before, epoch := s.content(sale), s.state(sale).Epoch
@@ -464,7 +464,7 @@ func TestReleasesWaitForTheGateAndHappenOnce(t *testing.T) {
 	s.settle(one, two, three)
 	cancel := func(e queued.Entry) {
 		t.Helper()
-		if _, err := s.book.Cancel(t.Context(), e.UID, e.ID); err != nil {
+		if _, err := s.orders.Cancel(t.Context(), e.UID, e.ID); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -649,7 +649,7 @@ func TestARebuildLeavesOutWhatHasEnded(t *testing.T) {
 	s := newSystem(t, false)
 	sale := s.sale(backendtest.SaleOptions{Stock: 1})
 	e := s.press(sale, "ann", 1, "k")
-	if err := s.book.Settle(t.Context(), []queued.Entry{e}); err != nil {
+	if err := s.orders.Settle(t.Context(), []queued.Entry{e}); err != nil {
 		t.Fatal(err)
 	}
 	a := &attempt{r: s.rec, sale: sale}
@@ -658,7 +658,7 @@ func TestARebuildLeavesOutWhatHasEnded(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := s.book.Cancel(t.Context(), "ann", e.ID); err != nil {
+	if _, err := s.orders.Cancel(t.Context(), "ann", e.ID); err != nil {
 		t.Fatal(err)
 	}
 	s.takeOver(sale)

@@ -77,7 +77,7 @@ func (k *keeper) recover(ctx context.Context, lost *reserve.Subset, before strin
 		return err
 	}
 	r.redis.Client().Use(name)
-	r.log.Info("redis reserves again", "sales", len(on)+len(over), "life", name)
+	r.log.Info("redis reserves again", "sales", len(on)+len(over), "incarnation", name)
 	return nil
 }
 

@@ -47,7 +47,7 @@ func background(t *testing.T, f func(context.Context) error) (stop func()) {
 func (s *system) consume(t *testing.T, ready <-chan struct{}) (stop func()) {
 	background(t, func(ctx context.Context) error {
 		for ctx.Err() == nil {
-			if _, err := s.book.SettleDeferred(ctx, func(context.Context, queued.Entry, int64, error) error { return errors.New("no dead letters here") }); err != nil && ctx.Err() == nil {
+			if _, err := s.orders.SettleDeferred(ctx, func(context.Context, queued.Entry, int64, error) error { return errors.New("no dead letters here") }); err != nil && ctx.Err() == nil {
 				t.Logf("deferred orders: %v", err)
 			}
 			_ = sleep(ctx, 20*time.Millisecond) // its end is ctx's
@@ -63,9 +63,9 @@ func (s *system) consume(t *testing.T, ready <-chan struct{}) (stop func()) {
 					return ctx.Err()
 				}
 			}
-			return s.book.SettleOrDefer(ctx, es)
+			return s.orders.SettleOrDefer(ctx, es)
 		}, func(ctx context.Context, es []queued.Entry) {
-			if err := s.book.Retire(ctx, es); err != nil {
+			if err := s.orders.Retire(ctx, es); err != nil {
 				t.Logf("retire: %v", err)
 			}
 		})
@@ -187,11 +187,11 @@ func TestTheGateStaysClosedWhileOrdersAreDeferred(t *testing.T) {
 		t.Fatal(err)
 	}
 	var deferred *queued.DeferredError
-	if err := s.book.SettleOrDefer(t.Context(), []queued.Entry{e}); !errors.As(err, &deferred) {
+	if err := s.orders.SettleOrDefer(t.Context(), []queued.Entry{e}); !errors.As(err, &deferred) {
 		t.Fatalf("got %v, want it deferred", err)
 	}
 	stop := background(t, func(ctx context.Context) error {
-		return s.broker.Consume(ctx, 100, time.Millisecond, s.book.SettleOrDefer, func(context.Context, []queued.Entry) {})
+		return s.broker.Consume(ctx, 100, time.Millisecond, s.orders.SettleOrDefer, func(context.Context, []queued.Entry) {})
 	})
 	if err := s.broker.Fence(t.Context(), sale); err != nil {
 		t.Fatal(err)
@@ -399,7 +399,7 @@ func TestARestartedRedisAdoptsNothing(t *testing.T) {
 		}
 	}
 	s.flush()
-	if err := s.book.Settle(t.Context(), []queued.Entry{e}); !errors.Is(err, redis.ErrRestarted) {
+	if err := s.orders.Settle(t.Context(), []queued.Entry{e}); !errors.Is(err, redis.ErrRestarted) {
 		t.Errorf("got %v, want it held for %v", err, redis.ErrRestarted)
 	}
 	background(t, s.rec.Keep)
@@ -563,7 +563,7 @@ func TestNothingPromisedIsLostWhileRedisIsEmptiedAgainAndAgain(t *testing.T) {
 					promised[v.OrderID] = true
 					mu.Unlock()
 					if n := count.Add(1); n%20 == 0 && cancelled.Load() < 20 {
-						if _, err := s.book.Cancel(t.Context(), h.UID, h.ID); err == nil {
+						if _, err := s.orders.Cancel(t.Context(), h.UID, h.ID); err == nil {
 							cancelled.Add(1)
 						}
 					}
@@ -623,7 +623,7 @@ func TestALargeSaleIsLoadedInSmallSteps(t *testing.T) {
 		batch = append(batch, queued.Entry{ID: wire.NewOrderID(uuid.Must(uuid.NewV7()).String(), sale), Sale: sale, UID: fmt.Sprint("m", i),
 			Quantity: 1, Slots: "1", Key: fmt.Sprint("k", i), Epoch: 1, At: 1})
 		if len(batch) == 500 {
-			if err := s.book.Settle(t.Context(), batch); err != nil {
+			if err := s.orders.Settle(t.Context(), batch); err != nil {
 				t.Fatal(err)
 			}
 			batch = batch[:0]

@@ -63,8 +63,8 @@ func (p *process) slow(d time.Duration) {
 	p.mysqlLink.Delay(d)
 }
 
-// orders writes that many live orders of a sale straight into MySQL, a multiple of 1,000, each of one unit, with an Idempotency-Key.
-func (s *system) orders(sale int64, n int) {
+// manyOrders writes that many live orders of a sale straight into MySQL, a multiple of 1,000, each of one unit, with an Idempotency-Key.
+func (s *system) manyOrders(sale int64, n int) {
 	s.t.Helper()
 	const step = 1000 // a server's own bound of a recursion
 	for from := 1; from < n; from += step {
@@ -105,7 +105,7 @@ func TestReconcilersLeaveEachOtherToTheirWork(t *testing.T) {
 	)
 	s := newSystem(t, false)
 	sale := s.sale(backendtest.SaleOptions{Stock: orders + 10})
-	s.orders(sale, orders)
+	s.manyOrders(sale, orders)
 	var all []*process
 	for range 3 {
 		p := s.process(t, nil, shorter)
@@ -288,7 +288,7 @@ func TestASaleGoesOnWhileItIsRead(t *testing.T) {
 			Slots: "1", Epoch: 1, At: 1})
 	}
 	for part := range slices.Chunk(batch, 500) {
-		if err := s.book.Settle(t.Context(), part); err != nil {
+		if err := s.orders.Settle(t.Context(), part); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -301,16 +301,16 @@ func TestASaleGoesOnWhileItIsRead(t *testing.T) {
 	went := false
 	p.mysqlLink.BeforeAnswerTo("FROM orders FORCE", sync.OnceFunc(func() {
 		went = true
-		if _, err := s.book.Pay(t.Context(), "ann", paid.ID); err != nil {
+		if _, err := s.orders.Pay(t.Context(), "ann", paid.ID); err != nil {
 			t.Errorf("pay while the sale is read: %v", err)
 		}
-		if _, err := s.book.Cancel(t.Context(), "bob", cancelled.ID); err != nil {
+		if _, err := s.orders.Cancel(t.Context(), "bob", cancelled.ID); err != nil {
 			t.Errorf("cancel while the sale is read: %v", err)
 		}
-		if n, err := s.book.Expire(t.Context()); n != 1 || err != nil {
+		if n, err := s.orders.Expire(t.Context()); n != 1 || err != nil {
 			t.Errorf("expire while the sale is read: %d, %v", n, err)
 		}
-		if err := s.book.Settle(t.Context(), []queued.Entry{late}); !errors.Is(err, reserve.ErrGateClosed) {
+		if err := s.orders.Settle(t.Context(), []queued.Entry{late}); !errors.Is(err, reserve.ErrGateClosed) {
 			t.Errorf("settle a message of the old epoch: got %v, want %v", err, reserve.ErrGateClosed)
 		}
 	}))
@@ -346,7 +346,7 @@ func TestWhatARebuildRestsOnIsDurable(t *testing.T) {
 		}
 	}
 	synced := backendtest.Unsynced(t, s.db, func() {
-		if _, err := s.book.Cancel(t.Context(), "", waiting.ID); err != nil {
+		if _, err := s.orders.Cancel(t.Context(), "", waiting.ID); err != nil {
 			t.Fatal(err)
 		}
 	})

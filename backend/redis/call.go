@@ -22,7 +22,7 @@ func CallOn(ctx context.Context, conn rueidis.CoreClient, script lua.Script, key
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
 	r := conn.Do(ctx, conn.B().Evalsha().Sha1(script.SHA).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build())
-	if noScript(r) && !script.Life {
+	if noScript(r) && !script.InIncarnation {
 		r = conn.Do(ctx, conn.B().Eval().Script(script.Source).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build())
 	}
 	return Answer(r)

@@ -8,6 +8,7 @@ import (
 
 	"floodgate.internal/backend/eligibility"
 	"floodgate.internal/backend/intent"
+	"floodgate.internal/backend/ledger"
 	"floodgate.internal/shared/failpoint"
 )
 
@@ -75,24 +76,24 @@ func Restock(ctx context.Context, tx *sql.Tx, at time.Time, before Record, units
 	if before.Total+units > MaxUnits {
 		return Change{}, &LimitError{before.Total, units}
 	}
-	if k.own {
-		if k.total+units > MaxUnits {
-			return Change{}, &LimitError{k.total, units}
+	if k.Own {
+		if k.Total+units > MaxUnits {
+			return Change{}, &LimitError{k.Total, units}
 		}
-		_, err = tx.ExecContext(ctx, `UPDATE skus SET total = total + ?, allotted = allotted + ? WHERE id = ?`, units, units, k.id)
+		_, err = tx.ExecContext(ctx, `UPDATE skus SET total = total + ?, allotted = allotted + ? WHERE id = ?`, units, units, k.ID)
 	} else {
 		err = k.allot(ctx, tx, at, units)
 	}
 	if err != nil {
 		return Change{}, err
 	}
-	adjust, err := moveUnits(ctx, tx, at, before.ID, "restock", units)
+	adjust, err := moveUnits(ctx, tx, at, before.ID, ledger.Restock, units)
 	if err != nil {
 		return Change{}, err
 	}
 	failpoint.Hit("admin.mid-restock")
 	c, err := redefine(ctx, tx, at, before, adjust)
-	c.SKU = k.id
+	c.SKU = k.ID
 	return c, err
 }
 
@@ -128,7 +129,7 @@ func Return(ctx context.Context, tx *sql.Tx, at time.Time, before Record) (Chang
 		return Change{}, err
 	}
 	after, err := Get(ctx, tx, before.ID)
-	return Change{Before: before, After: after, Intents: []intent.Intent{adjust}, SKU: k.id}, err
+	return Change{Before: before, After: after, Intents: []intent.Intent{adjust}, SKU: k.ID}, err
 }
 
 // Seen is what a look at a sale saw, that Archive must find unchanged.
@@ -206,7 +207,7 @@ func Archive(ctx context.Context, tx *sql.Tx, at time.Time, before Record, seen 
 	if err != nil {
 		return Change{}, err
 	}
-	c.Intents, c.SKU = append(todo, c.Intents...), k.id
+	c.Intents, c.SKU = append(todo, c.Intents...), k.ID
 	c.After, err = Get(ctx, tx, before.ID)
 	return c, err
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"floodgate.internal/backend/ledger"
 	"floodgate.internal/shared/failpoint"
 )
 
@@ -47,7 +48,7 @@ func Create(ctx context.Context, tx *sql.Tx, at time.Time, n New) (Change, error
 		return Change{}, fmt.Errorf("insert stock: %w", err)
 	}
 	failpoint.Hit("admin.mid-create")
-	if err := record(ctx, tx, at, id, "allot", "create", n.Units, n.Units, 0); err != nil {
+	if err := ledger.OfSales(ctx, tx, at, ledger.Row{Of: id, Kind: ledger.Allot, Ref: string(ledger.Create), Change: ledger.Units{Available: n.Units}}); err != nil {
 		return Change{}, err
 	}
 	after, err := Get(ctx, tx, id)
@@ -69,13 +70,13 @@ func (n *New) takeUnits(ctx context.Context, tx *sql.Tx, at time.Time) (err erro
 		return err
 	}
 	if n.Title == "" {
-		n.Title = k.title
+		n.Title = k.Title
 	}
 	if !n.HasPrice {
-		n.Price = k.price
+		n.Price = k.Price
 	}
 	if n.Currency == "" {
-		n.Currency = k.currency
+		n.Currency = k.Currency
 	}
 	return k.allot(ctx, tx, at, n.Units)
 }

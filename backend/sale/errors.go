@@ -12,8 +12,8 @@ import (
 var (
 	// ErrTooMany: MaxLive sales are live.
 	ErrTooMany = fmt.Errorf("there are %d live sales, the most there may be", MaxLive)
-	// ErrChanged: the sale has changed since it was looked at.
-	ErrChanged = errors.New("the sale was changed meanwhile")
+	// ErrChanged: the sale or the SKU has changed since it was looked at.
+	ErrChanged = errors.New("it was changed meanwhile")
 )
 
 // NotFoundError: MySQL has no such sale.

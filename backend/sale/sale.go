@@ -1,5 +1,5 @@
-// Package sale is what a sale is: its definition, its units, its rules, and the SQL of both. Functions take a transaction,
-// or what else can be asked, and return values and errors of this package; who calls decides what HTTP or a log makes of them.
+// Package sale is what a sale is: its definition, its units, its rules, and the SQL of them and of the SKUs that sales are made
+// of. Functions take a transaction, or what else can be asked, and return values and errors of this package; who calls decides what HTTP or a log makes of them.
 package sale
 
 import (

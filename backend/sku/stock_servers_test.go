@@ -22,6 +22,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"floodgate.internal/backend/backendtest"
+	"floodgate.internal/backend/ledger"
 	"floodgate.internal/backend/redis"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
@@ -99,7 +100,7 @@ func (r *room) restock(sku, units int64) (intent int64) {
 		if intent, err = written.LastInsertId(); err != nil {
 			return err
 		}
-		return Record(r.t.Context(), tx, time.Now(), Change{SKU: sku, Kind: Restock, Ref: fmt.Sprint("intent:", intent), Available: units}, rows[sku].Available, rows[sku].Locked)
+		return ledger.OfSKUs(r.t.Context(), tx, time.Now(), ledger.Row{Of: sku, Kind: ledger.Restock, Ref: fmt.Sprint("intent:", intent), Before: rows[sku].Units, Change: ledger.Units{Available: units}})
 	}))
 	return intent
 }
@@ -470,7 +471,7 @@ func TestMoveRefuses(t *testing.T) {
 	r := newRoom(t)
 	sku := backendtest.SKU(t, r.db, 5, 100, "EUR")
 	for _, c := range []Change{{SKU: sku, Available: -6, Locked: 6}, {SKU: sku, Locked: -1, Sold: 1}, {SKU: 999, Available: 1}} {
-		c.Kind, c.Ref = Locked, "o"
+		c.Kind, c.Ref = ledger.Lock, "o"
 		err := store.InTx(t.Context(), r.db, func(tx *sql.Tx) error {
 			rows, err := Lock(t.Context(), tx, []int64{sku})
 			if err != nil {
@@ -520,14 +521,14 @@ func TestWhoReadsToDecideKeepsOthersOut(t *testing.T) {
 		}
 		waiting = r.count(`SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT' AND trx_mysql_thread_id = ?`, session)
 	}
-	r.must(rows.Move(t.Context(), first, time.Now(), []Change{{SKU: sku, Kind: Locked, Ref: "o1", Available: -4, Locked: 4}}))
+	r.must(rows.Move(t.Context(), first, time.Now(), []Change{{SKU: sku, Kind: ledger.Lock, Ref: "o1", Available: -4, Locked: 4}}))
 	r.must(first.Commit())
 	got := <-reads
 	r.must(got.err)
 	if a := got.rows[sku].Available; a != 6 {
 		t.Errorf("the second one decides by %d available units, want the 6 that the first one left", a)
 	}
-	r.must(got.rows.Move(t.Context(), second, time.Now(), []Change{{SKU: sku, Kind: Locked, Ref: "o2", Available: -6, Locked: 6}}))
+	r.must(got.rows.Move(t.Context(), second, time.Now(), []Change{{SKU: sku, Kind: ledger.Lock, Ref: "o2", Available: -6, Locked: 6}}))
 	r.must(second.Commit())
 	if n := r.count(`SELECT available_before FROM sku_ledger WHERE sku_id = ? AND ref = 'o2'`, sku); n != 6 {
 		t.Errorf("the ledger says that %d were available before the second, want 6", n)

@@ -32,14 +32,14 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // shop is a sale on real servers, and processes that make offers in it when they are told to.
 type shop struct {
-	t     testing.TB
-	db    *sql.DB
-	redis *reserve.Store
-	clk   *clock.Clock
-	book  *order.Store
-	line  *standby.Line
-	rec   *reconcile.Reconciler
-	sale  int64
+	t      testing.TB
+	db     *sql.DB
+	redis  *reserve.Store
+	clk    *clock.Clock
+	orders *order.Store
+	line   *standby.Line
+	rec    *reconcile.Reconciler
+	sale   int64
 }
 
 // most wait in a line of these tests, and an offer stands for so long.
@@ -52,7 +52,7 @@ const (
 func newShop(t testing.TB, o backendtest.SaleOptions) *shop {
 	s := &shop{t: t, db: backendtest.MySQL(t), redis: backendtest.Redis(t)}
 	s.clk = s.clockAhead(0)
-	s.line, s.book = s.process(s.clk)
+	s.line, s.orders = s.process(s.clk)
 	s.rec = reconcile.New(reconcile.Config{DB: s.db, Redis: s.redis, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
 	s.sale = backendtest.Sale(t, s.db, o)
 	s.reconcile()
@@ -64,7 +64,7 @@ func newShop(t testing.TB, o backendtest.SaleOptions) *shop {
 	return s
 }
 
-// process is another one's line and book.
+// process is another one's line and orders.
 func (s *shop) process(clk *clock.Clock) (*standby.Line, *order.Store) {
 	s.t.Helper()
 	reg := prometheus.NewRegistry()
@@ -73,9 +73,9 @@ func (s *shop) process(clk *clock.Clock) (*standby.Line, *order.Store) {
 		s.t.Fatal(err)
 	}
 	line := standby.New(standby.Config{MaxLine: most, DB: s.db, Redis: s.redis, Catalog: known, Clock: clk, Log: backendtest.Log(s.t), Register: reg})
-	book := order.NewStore(order.Config{Intents: intent.New(intent.Config{DB: s.db, Sales: sale.Reader{DB: s.db}, Redis: s.redis, Clock: clk, Log: backendtest.Log(s.t), Register: reg, Returned: line.Wake}),
+	orders := order.NewStore(order.Config{Intents: intent.New(intent.Config{DB: s.db, Sales: sale.Reader{DB: s.db}, Redis: s.redis, Clock: clk, Log: backendtest.Log(s.t), Register: reg, Returned: line.Wake}),
 		DB: s.db, Redis: s.redis, Clock: clk, Log: backendtest.Log(s.t), Register: reg, AcceptWithin: accept, Returned: line.Wake})
-	return line, book
+	return line, orders
 }
 
 // clockAhead is the server's clock, gone on by d.
@@ -139,8 +139,8 @@ func (s *shop) settle() {
 	s.t.Helper()
 	entries, bad, err := s.redis.Outbox(s.t.Context(), s.sale)
 	s.must(errors.Join(append(bad, err)...))
-	s.must(s.book.Settle(s.t.Context(), entries))
-	s.must(s.book.Retire(s.t.Context(), entries))
+	s.must(s.orders.Settle(s.t.Context(), entries))
+	s.must(s.orders.Retire(s.t.Context(), entries))
 }
 
 func (s *shop) join(uids ...string) {
@@ -208,16 +208,16 @@ func (s *shop) stood(uid string) time.Duration {
 
 func (s *shop) cancel(uid, id string) {
 	s.t.Helper()
-	_, err := s.book.Cancel(s.t.Context(), uid, id)
+	_, err := s.orders.Cancel(s.t.Context(), uid, id)
 	s.must(err)
 }
 
 // expire ends orders whose time to pay is over by a clock that is ahead by d.
 func (s *shop) expire(d time.Duration) {
 	s.t.Helper()
-	_, book := s.process(s.clockAhead(d))
+	_, orders := s.process(s.clockAhead(d))
 	for {
-		n, err := book.Expire(s.t.Context())
+		n, err := orders.Expire(s.t.Context())
 		s.must(err)
 		if n == 0 {
 			return

@@ -55,12 +55,12 @@ func TestTheLineIsServedInOrder(t *testing.T) {
 	s.expire(2 * accept) // and no longer: bob has 15 minutes
 	s.offer()
 	s.want(map[string]string{"cyd": "lapsed", "dan": "offered", "eve": "waiting 1"})
-	if _, err := s.book.Pay(t.Context(), "cyd", at.Offer.OrderID); err == nil {
+	if _, err := s.orders.Pay(t.Context(), "cyd", at.Offer.OrderID); err == nil {
 		t.Error("an offer that lapsed was accepted")
 	}
 	s.join("cyd")
 	s.want(map[string]string{"eve": "waiting 1", "cyd": "waiting 2"})
-	if _, err := s.book.Pay(t.Context(), "dan", s.look("dan").Offer.OrderID); err != nil {
+	if _, err := s.orders.Pay(t.Context(), "dan", s.look("dan").Offer.OrderID); err != nil {
 		t.Fatal(err)
 	}
 	s.want(map[string]string{"dan": "accepted"})
@@ -194,7 +194,7 @@ func TestTheLineEndsWithTheSale(t *testing.T) {
 	}
 	s.settle()
 	s.want(map[string]string{"cyd": "offered", "dan": "ended", "eve": "ended"})
-	if _, err := s.book.Pay(t.Context(), "cyd", s.look("cyd").Offer.OrderID); err != nil {
+	if _, err := s.orders.Pay(t.Context(), "cyd", s.look("cyd").Offer.OrderID); err != nil {
 		t.Error(err)
 	}
 	s.balanced()
@@ -254,12 +254,12 @@ func TestManyProcessesOfferOnce(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	var all sync.WaitGroup
 	for range 8 {
-		line, book := s.process(s.clk)
+		line, orders := s.process(s.clk)
 		all.Go(func() {
 			for ctx.Err() == nil {
 				_, err := line.Sweep(context.Background())
 				entries, _, err2 := s.redis.Outbox(context.Background(), s.sale)
-				if err := errors.Join(err, err2, book.Settle(context.Background(), entries), book.Retire(context.Background(), entries)); err != nil {
+				if err := errors.Join(err, err2, orders.Settle(context.Background(), entries), orders.Retire(context.Background(), entries)); err != nil {
 					t.Error(err)
 					return
 				}

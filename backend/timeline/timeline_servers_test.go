@@ -52,9 +52,9 @@ func newDesk(t *testing.T, rows int64) *desk {
 func (d *desk) another(db *sql.DB, rows int64) *Store {
 	clk := &clock.Clock{}
 	log, reg := backendtest.Log(d.t), prometheus.NewRegistry()
-	book := order.NewStore(order.Config{Intents: intent.New(intent.Config{DB: db, Sales: sale.Reader{DB: db}, Redis: d.redis, Clock: clk, Log: log, Register: reg}),
+	orders := order.NewStore(order.Config{Intents: intent.New(intent.Config{DB: db, Sales: sale.Reader{DB: db}, Redis: d.redis, Clock: clk, Log: log, Register: reg}),
 		DB: db, Redis: d.redis, Clock: clk, Log: log, Register: reg})
-	return New(Config{DB: db, Orders: book, Clock: clk, Keep: 24 * time.Hour, MaxRows: rows, Log: log, Register: reg})
+	return New(Config{DB: db, Orders: orders, Clock: clk, Keep: 24 * time.Hour, MaxRows: rows, Log: log, Register: reg})
 }
 
 func (d *desk) number(query string, args ...any) (n int64) {

@@ -80,52 +80,13 @@ func (b *bench) gateway(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	order := func(sale int64, token, key string) []byte {
-		return fmt.Appendf(nil, "POST %s HTTP/1.1\r\nHost: shop.example\r\nUser-Agent: Mozilla/5.0 (X11; Linux x86_64)\r\nAccept: */*\r\nAuthorization: Bearer %s\r\nContent-Type: application/json\r\nIdempotency-Key: %s\r\nContent-Length: 14\r\n\r\n{\"quantity\":1}",
-			ordersPath(sale), token, key)
-	}
-	get := func(path, token string) []byte {
-		authorization := ""
-		if token != "" {
-			authorization = "Authorization: Bearer " + token + "\r\n"
-		}
-		return []byte("GET " + path + " HTTP/1.1\r\nHost: shop.example\r\nUser-Agent: Mozilla/5.0 (X11; Linux x86_64)\r\nAccept: */*\r\n" + authorization + "\r\n")
-	}
-	var presses, statuses [][]byte
-	for i, token := range tokens {
-		presses = append(presses, order(openSale, token, "the-second-press"))
-		statuses = append(statuses, get(wire.OrderPath(anOrder(i)), token))
-	}
 	at := &crowd{addr: public}
 	for _, token := range tokens { // each user's only one
-		if a, err := at.ask(order(openSale, token, "the-first-press")); err != nil || a.StatusCode() != 202 {
+		if a, err := at.ask(anOrderRequest(openSale, token, "the-first-press")); err != nil || a.StatusCode() != 202 {
 			return fmt.Errorf("a first press: %v, %s", err, a)
 		}
 	}
-	compared := []struct {
-		what   string
-		status int
-		asked  func(n int) [][]byte
-		one    []byte
-		path   string
-		proxy  bool    // compared with a proxy, not with a server that has the answer
-		goal   float64 // against the plain program
-		nginx  []rival
-	}{
-		{what: "an order refused as sold out", status: 409, one: order(goneSale, tokens[0], "a-key"), path: ordersPath(goneSale), goal: 1,
-			nginx: []rival{{"nginx with Lua and a shared dict", "", Row{Goal: 0.9, Limit: AtMost, EachRun: true}, noToken}}},
-		{what: "an order refused before the start", status: 403, one: order(nextSale, tokens[0], "a-key"), path: ordersPath(nextSale), goal: 1,
-			nginx: []rival{{"nginx with Lua and a shared dict", "", Row{Goal: 0.9, Limit: AtMost, EachRun: true}, noToken}}},
-		{what: "an order refused by the user's limit", status: 429, asked: always(presses...), one: presses[0], path: ordersPath(openSale), goal: 1,
-			nginx: []rival{
-				{"nginx's limit_req, the token verified by Lua", verifiedPath, Row{Goal: 1, Limit: AtMost}, "each remembers tokens that it has verified; nginx discards the body"},
-				{"nginx's limit_req, the token not verified", "", Row{Goal: 1.2, Limit: AtMost}, "the gateway verifies the token, nginx takes it as a key; nginx discards the body"},
-			}},
-		{what: "a page of 4 KB out of the cache", status: 200, one: get("/v1/sales", ""), path: "/v1/sales", goal: 1.1,
-			nginx: []rival{{"nginx's proxy_cache", "", Row{Goal: 1, Limit: Below}, "nginx's cache is files"}}},
-		{what: "an order's status, passed on to the backend", status: 200, asked: always(statuses...), one: statuses[0], proxy: true, goal: 1.2,
-			nginx: []rival{{"nginx's proxy_pass", "", Row{}, "the gateway verifies the token, signs the request, applies its limits and checks the answer's nonce"}}},
-	}
+	compared := gatewayComparisons(tokens)
 	answers := Peer{Kind: bare, Answers: map[string]Answer{}}
 	for _, c := range compared {
 		a, err := at.ask(c.one)
@@ -148,43 +109,101 @@ func (b *bench) gateway(ctx context.Context) (err error) {
 		return err
 	}
 	for _, c := range compared {
-		if c.asked == nil {
-			c.asked = always(c.one)
-		}
-		sides := []side{{gate, public, c.status, c.asked}, {plain, answers.Listen, c.status, c.asked}}
-		rows := []Row{{Against: "a bare fasthttp server with the same bytes", Goal: c.goal, Limit: AtMost, Unequal: "the bare server decides nothing"}}
+		program := side{plain, answers.Listen, c.status, c.asked}
 		if c.proxy {
-			sides[1] = side{passing, pass.Listen, c.status, c.asked}
-			rows[0].Against, rows[0].Unequal = "a bare fasthttp proxy (HostClient)", "the gateway verifies the token, signs the request, applies its limits and checks the answer's nonce"
+			program = side{passing, pass.Listen, c.status, c.asked}
 		}
-		for _, n := range c.nginx {
-			asked := c.asked
-			if n.path != "" {
-				asked = func(count int) [][]byte { return at2(c.asked(count), c.path, n.path) }
-			}
-			sides = append(sides, side{nginx, nginxAddr, c.status, asked})
-			n.row.Against = n.against
-			one := asked(1)[0]
-			if c.status == 429 {
-				if err := spend(nginxAddr, asked(lanes)); err != nil {
-					return err
-				}
-			}
-			n.row.Unequal, err = answerSizes(n.unequal, public, c.one, nginxAddr, one)
-			if err != nil {
-				return err
-			}
-			rows = append(rows, n.row)
-		}
-		costs, load, err := b.cpuOfEach(ctx, b.Size, sides...)
-		if err != nil {
+		if err := b.compareGateway(ctx, c, side{gate, public, c.status, c.asked}, program, side{nginx, nginxAddr, c.status, nil}); err != nil {
 			return fmt.Errorf("%s: %w", c.what, err)
 		}
-		for i, row := range rows {
-			row.What, row.Unit = c.what, "µs of CPU a request"
-			row.Load = load
-			b.add(row, costs[0], costs[1+i])
+	}
+	return nil
+}
+
+// gatewayComparison is one kind of request, and with whom the gateway is compared.
+type gatewayComparison struct {
+	what   string
+	status int
+	asked  func(n int) [][]byte
+	one    []byte
+	path   string
+	proxy  bool    // compared with a proxy, not with a server that has the answer
+	goal   float64 // against the plain program
+	nginx  []rival
+}
+
+func gatewayComparisons(tokens []string) []gatewayComparison {
+	var presses, statuses [][]byte
+	for i, token := range tokens {
+		presses = append(presses, anOrderRequest(openSale, token, "the-second-press"))
+		statuses = append(statuses, aRead(wire.OrderPath(anOrder(i)), token))
+	}
+	gone, next, page := anOrderRequest(goneSale, tokens[0], "a-key"), anOrderRequest(nextSale, tokens[0], "a-key"), aRead("/v1/sales", "")
+	return []gatewayComparison{
+		{what: "an order refused as sold out", status: 409, asked: always(gone), one: gone, path: ordersPath(goneSale), goal: 1,
+			nginx: []rival{{"nginx with Lua and a shared dict", "", Row{Goal: 0.9, Limit: AtMost, EachRun: true}, noToken}}},
+		{what: "an order refused before the start", status: 403, asked: always(next), one: next, path: ordersPath(nextSale), goal: 1,
+			nginx: []rival{{"nginx with Lua and a shared dict", "", Row{Goal: 0.9, Limit: AtMost, EachRun: true}, noToken}}},
+		{what: "an order refused by the user's limit", status: 429, asked: always(presses...), one: presses[0], path: ordersPath(openSale), goal: 1,
+			nginx: []rival{
+				{"nginx's limit_req, the token verified by Lua", verifiedPath, Row{Goal: 1, Limit: AtMost}, "each remembers tokens that it has verified; nginx discards the body"},
+				{"nginx's limit_req, the token not verified", "", Row{Goal: 1.2, Limit: AtMost}, "the gateway verifies the token, nginx takes it as a key; nginx discards the body"},
+			}},
+		{what: "a page of 4 KB out of the cache", status: 200, asked: always(page), one: page, path: "/v1/sales", goal: 1.1,
+			nginx: []rival{{"nginx's proxy_cache", "", Row{Goal: 1, Limit: Below}, "nginx's cache is files"}}},
+		{what: "an order's status, passed on to the backend", status: 200, asked: always(statuses...), one: statuses[0], proxy: true, goal: 1.2,
+			nginx: []rival{{"nginx's proxy_pass", "", Row{}, "the gateway verifies the token, signs the request, applies its limits and checks the answer's nonce"}}},
+	}
+}
+
+// anOrderRequest is the request of a press.
+func anOrderRequest(sale int64, token, key string) []byte {
+	return fmt.Appendf(nil, "POST %s HTTP/1.1\r\nHost: shop.example\r\nUser-Agent: Mozilla/5.0 (X11; Linux x86_64)\r\nAccept: */*\r\nAuthorization: Bearer %s\r\nContent-Type: application/json\r\nIdempotency-Key: %s\r\nContent-Length: 14\r\n\r\n{\"quantity\":1}",
+		ordersPath(sale), token, key)
+}
+
+// aRead is the request of a page, for nobody where there is no token.
+func aRead(path, token string) []byte {
+	authorization := ""
+	if token != "" {
+		authorization = "Authorization: Bearer " + token + "\r\n"
+	}
+	return []byte("GET " + path + " HTTP/1.1\r\nHost: shop.example\r\nUser-Agent: Mozilla/5.0 (X11; Linux x86_64)\r\nAccept: */*\r\n" + authorization + "\r\n")
+}
+
+// compareGateway measures what one kind of request costs the gateway, the plain program and nginx's ways to do the same.
+func (b *bench) compareGateway(ctx context.Context, c gatewayComparison, gate, plain, nginx side) error {
+	sides := []side{gate, plain}
+	rows := []Row{{Against: "a bare fasthttp server with the same bytes", Goal: c.goal, Limit: AtMost, Unequal: "the bare server decides nothing"}}
+	if c.proxy {
+		rows[0].Against, rows[0].Unequal = "a bare fasthttp proxy (HostClient)", "the gateway verifies the token, signs the request, applies its limits and checks the answer's nonce"
+	}
+	for _, n := range c.nginx {
+		its := nginx
+		its.requests = c.asked
+		if n.path != "" {
+			its.requests = func(count int) [][]byte { return at2(c.asked(count), c.path, n.path) }
 		}
+		sides = append(sides, its)
+		if c.status == 429 {
+			if err := spend(its.addr, its.requests(lanes)); err != nil {
+				return err
+			}
+		}
+		unequal, err := answerSizes(n.unequal, gate.addr, c.one, its.addr, its.requests(1)[0])
+		if err != nil {
+			return err
+		}
+		n.row.Against, n.row.Unequal = n.against, unequal
+		rows = append(rows, n.row)
+	}
+	costs, load, err := b.cpuOfEach(ctx, b.Size, sides...)
+	if err != nil {
+		return err
+	}
+	for i, row := range rows {
+		row.What, row.Unit, row.Load = c.what, "µs of CPU a request", load
+		b.add(row, costs[0], costs[1+i])
 	}
 	return nil
 }

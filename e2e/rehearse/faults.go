@@ -18,8 +18,9 @@ type Fault struct {
 	Error    string        // it could not be started again
 }
 
-// kill kills and starts again, one after the other, at random moments of the sale: each kind once before any comes twice.
-func (r *rehearsal) kill(ctx context.Context, began time.Time, c *crowd) (done []Fault) {
+// kill kills and starts again, one after the other, at random moments of the sale: each kind once before any comes twice. A slow start
+// delays the kills behind it, even past the end of the sale. pressing ends with the crowd.
+func (r *rehearsal) kill(ctx, pressing context.Context, began time.Time, c *crowd) (done []Fault) {
 	victims := []*stack.Process{r.system.Servers.Redis, r.system.Backend, r.system.Servers.MySQL, r.system.Gateway, r.system.Servers.RabbitMQ}
 	times := make([]time.Duration, r.Faults)
 	for i := range times {
@@ -45,7 +46,7 @@ func (r *rehearsal) kill(ctx context.Context, began time.Time, c *crowd) (done [
 			f.Error = err.Error()
 		}
 		f.Down = time.Since(killed)
-		if first, ok := c.finalAfter(ctx, killed); ok {
+		if first, ok := c.finalAfter(pressing, killed); ok {
 			f.Answered = first.Sub(killed)
 		}
 		done = append(done, f)

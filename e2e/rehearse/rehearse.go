@@ -124,7 +124,7 @@ func (r *rehearsal) run(ctx context.Context) (*Result, error) {
 	var beside sync.WaitGroup
 	besides, endBesides := context.WithCancel(whole)
 	beside.Go(func() { res.Units = r.sample(besides, res.Sale, res.Began) })
-	beside.Go(func() { res.Faults = r.kill(whole, res.Began, res.crowd) })
+	beside.Go(func() { res.Faults = r.kill(ctx, besides, res.Began, res.crowd) })
 	beside.Go(func() { r.tell(besides, res.crowd) })
 	res.crowd.come(whole, tokens)
 	endBesides()

@@ -15,19 +15,20 @@ import (
 // the fast path takes.
 type conn struct {
 	net.Conn
-	listener *Listener
-	addr     netip.Addr
-	key      [16]byte // network.Key of addr
-	counted  bool     // in Listener.byAddr
-	linger   atomic.Bool
-	closed   atomic.Bool
-	heads    headFilter
-	pending  []byte      // bytes behind the present request
-	exchange exchange    // the present one: a connection has one at a time
-	sampled  bool        // the present request is to be logged
-	idle     atomic.Bool // it waits for another request, and may be closed
-	read     deadline
-	write    deadline
+	listener  *Listener
+	handshake *handshake // what comes before HTTP; nil: nothing
+	addr      netip.Addr
+	key       [16]byte // network.Key of addr
+	counted   bool     // in Listener.byAddr
+	linger    atomic.Bool
+	closed    atomic.Bool
+	heads     headFilter
+	pending   []byte      // bytes behind the present request
+	exchange  exchange    // the present one: a connection has one at a time
+	line      lineKind    // the present request is to be logged for this
+	idle      atomic.Bool // it waits for another request, and may be closed
+	read      deadline
+	write     deadline
 }
 
 // deadline is passed to the system only where something may wait for it, and then up to deadlineSlack late. Most requests
@@ -73,6 +74,11 @@ func (c *conn) Write(b []byte) (int, error) {
 // request. It ends with the *problem.Problem of a head that is refused. What the fast path answers is not given, so
 // fasthttp may wait for a connection's first request for ever.
 func (c *conn) Read(b []byte) (int, error) {
+	if c.handshake != nil && !c.handshake.done {
+		if err := c.begin(); err != nil {
+			return 0, err
+		}
+	}
 	for {
 		if c.heads.refused != nil {
 			return 0, c.heads.refused
@@ -137,7 +143,7 @@ func (c *conn) wait(b []byte, another bool) (int, error) {
 		return 0, io.EOF
 	}
 	n, err := c.Conn.Read(b)
-	if !c.idle.CompareAndSwap(true, false) || errors.Is(err, os.ErrDeadlineExceeded) {
+	if !c.idle.CompareAndSwap(true, false) || errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, io.ErrUnexpectedEOF) { // TLS without a good-bye
 		return 0, io.EOF
 	}
 	return n, err
@@ -147,6 +153,9 @@ func (c *conn) wait(b []byte, another bool) (int, error) {
 func (c *conn) Close() error {
 	if c.closed.Swap(true) {
 		return net.ErrClosed
+	}
+	if c.handshake != nil {
+		c.handshake.closing.Store(true)
 	}
 	if c.linger.Load() {
 		lingerClose(c.Conn)

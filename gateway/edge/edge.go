@@ -3,10 +3,12 @@
 package edge
 
 import (
+	"cmp"
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
 	"log/slog"
+	"net/netip"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -38,6 +40,8 @@ type Config struct {
 	Log      *slog.Logger
 	Now      func() time.Time // the monotonic clock of buckets, caches and the gate; time.Now but in tests
 	HTTP     HTTPConfig
+	// IPv6Prefix is how many bits of an IPv6 address are counted as one address; 0: network.DefaultPrefix.
+	IPv6Prefix int
 }
 
 // HTTPConfig bounds a connection and its requests. A bound of 0 is none.
@@ -52,7 +56,8 @@ type Settings struct {
 	Order           *limit.Rule // of a user: orders and carts
 	Payment         *limit.Rule // of a user: payments, cancellations, coupons used
 	Read            *limit.Rule // of a user: all else
-	IP              *limit.Rule // of an address
+	IP              *limit.Rule // of an address, without a token that was found good before
+	IPUsers         *limit.Rule // of an address, with one
 	Webhook         *limit.Rule // of an address that delivers webhooks
 	Global          *limit.Rule // of all orders together
 	GlobalWait      limit.WaitBounds
@@ -65,8 +70,9 @@ type Settings struct {
 	Pages           pagecache.Rule
 	Sign            *identity.Signer // mints test tokens; nil outside development
 	InsecureCookies bool             // without Secure, for plain HTTP in development
-	LogEvery        int              // one request in so many is logged; 0: none
-	NoFastPath      bool             // every request goes through the HTTP parser
+	Log             LogSettings
+	NoFastPath      bool    // every request goes through the HTTP parser
+	Canary          *Canary // rules that are tried on a share of the users; nil: none are
 
 	pagesMaxAge      string
 	cookieAttributes string
@@ -81,33 +87,36 @@ type Server struct {
 	deliveries atomic.Int64 // webhooks at the backends
 
 	orders, payments, reads *limit.Buckets[string]
-	ips, webhooks           *limit.Buckets[[16]byte]
+	ips, ipUsers, webhooks  *limit.Buckets[[16]byte]
 	global                  *limit.Global
 	metrics                 *metrics
 	topUIDs                 *topk.Table[string]
 	topAddrs                *topk.Table[[16]byte]
 
-	date       atomic.Pointer[date]
-	idPrefix   string
-	idCount    atomic.Uint64
-	accessLogs *rate.Limiter
-	warnings   *rate.Limiter
+	date     atomic.Pointer[date]
+	idPrefix string
+	idCount  atomic.Uint64
+	lines    *[lineKinds]budget
+	warnings *rate.Limiter
+	peerLogs *rate.Limiter
 }
 
 // New makes a server.
 func New(c Config, settings Settings, reg prometheus.Registerer) *Server {
+	c.IPv6Prefix = cmp.Or(c.IPv6Prefix, network.DefaultPrefix)
 	var prefix [5]byte
 	rand.Read(prefix[:]) // never fails: crypto/rand
 	s := &Server{
 		Config: c,
 		orders: limit.New[string]("order", reg), payments: limit.New[string]("payment", reg), reads: limit.New[string]("read", reg),
-		ips: limit.New[[16]byte]("ip", reg), webhooks: limit.New[[16]byte]("webhook", reg),
+		ips: limit.New[[16]byte]("ip", reg), ipUsers: limit.New[[16]byte]("ip_users", reg), webhooks: limit.New[[16]byte]("webhook", reg),
 		global:  limit.NewGlobal("global", reg),
 		metrics: newMetrics(reg),
 		topUIDs: topk.NewTable[string](), topAddrs: topk.NewTable[[16]byte](),
-		idPrefix:   hex.EncodeToString(prefix[:]) + "-",
-		accessLogs: rate.NewLimiter(maxAccessLogs, maxAccessLogs),
-		warnings:   rate.NewLimiter(2, 5),
+		idPrefix: hex.EncodeToString(prefix[:]) + "-",
+		lines:    newBudgets(reg),
+		warnings: rate.NewLimiter(2, 5),
+		peerLogs: rate.NewLimiter(rate.Every(time.Minute), 1),
 	}
 	s.SetSettings(settings)
 	return s
@@ -163,5 +172,8 @@ func (s *Server) warn(message string, err error, r *upstream.Request) {
 		s.Log.Warn(message, "error", err, "request_id", r.RequestID, "trace_id", wire.TraceID(r.Trace))
 	}
 }
+
+// key is what an address is counted by.
+func (s *Server) key(a netip.Addr) [16]byte { return network.Key(a, s.IPv6Prefix) }
 
 func itoa(n int) string { return strconv.Itoa(n) }

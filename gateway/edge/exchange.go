@@ -10,6 +10,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
+	"floodgate.internal/gateway/identity"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/verdict"
 )
@@ -39,6 +40,10 @@ type exchange struct {
 	path  []byte // canonical
 	param []byte // the part of path that the route leaves open; nil: none
 
+	known    identity.User // of the header's token, where isKnown: it was found good before
+	isKnown  bool
+	disputed bool // see oneClient
+
 	uid     string        // the verified user; "" before, or for nobody
 	wait    time.Duration // until every bucket that was asked would admit the next request
 	result  result
@@ -47,6 +52,8 @@ type exchange struct {
 
 	trace   []byte // see traceparent
 	sampled sampled
+	asked   time.Duration // how long the backend took; 0: it was not asked
+	tally   *tally        // of the user's side of a canary; nil: none runs, or the user's buckets were not asked
 
 	idRoom    [32]byte // for an id of the gateway's own
 	retryRoom [20]byte // for a Retry-After
@@ -72,7 +79,9 @@ func (x *exchange) finish() {
 	}
 	x.s.metrics.requests[x.route.label][x.result].Inc()
 	x.countClient()
-	if x.isSampled() {
+	x.observe(x.route.label, x.ctx.Response.StatusCode())
+	x.countCanary(x.ctx.Response.StatusCode())
+	if x.isLogged() {
 		x.log()
 	}
 }

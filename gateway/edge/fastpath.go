@@ -65,8 +65,12 @@ func (s *Server) fastPath(c *conn, b []byte) (answer []byte) {
 		return nil
 	}
 	from := c.addr
-	if set.Trusted.Contains(from) {
-		from = network.Client(from, set.Trusted, h.forwarded)
+	claimed := h.claims()
+	if claimed && set.Trusted.Contains(from) {
+		if len(h.forwarded) > 0 && len(h.elements) > 0 { // which may contradict each other
+			return nil
+		}
+		from, claimed = network.ClientForwarded(network.Client(from, set.Trusted, h.forwarded), set.Trusted, h.elements), false
 	}
 	if !set.BannedNetworks.Empty() && set.BannedNetworks.Contains(from) {
 		return nil
@@ -79,12 +83,20 @@ func (s *Server) fastPath(c *conn, b []byte) (answer []byte) {
 			return nil
 		}
 	}
-	if set.sample() {
-		c.sampled = true
+	status := fasthttp.StatusTooManyRequests
+	if !byUser {
+		status = v.Refusal.Status
+	}
+	if x.toBeLogged(status) {
 		return nil
 	}
-	if byUser && !x.takeAddress().OK { // nothing was taken, and the slow path refuses for it
-		return nil
+	if byUser {
+		if _, d := x.takeAddressBy(ruleIPUsers); !d.OK { // nothing was taken, and the slow path refuses for it
+			return nil
+		}
+	}
+	if claimed {
+		s.untrusted(c.addr)
 	}
 	x.setID(h.id)
 	if byUser {
@@ -93,7 +105,7 @@ func (s *Server) fastPath(c *conn, b []byte) (answer []byte) {
 		answer = x.fastRefusal(ruleGate, v.Refusal, v.RetryAfter, nil)
 	}
 	if from.IsValid() {
-		s.topAddrs.Add(network.Key(from), true, now)
+		s.topAddrs.Add(s.key(from), true, now)
 	}
 	if idle := cmp.Or(s.HTTP.IdleTimeout, s.HTTP.ReadTimeout); idle > 0 {
 		c.read.want = now.Add(idle)
@@ -110,14 +122,15 @@ func (x *exchange) userHasNoToken(h *head, body []byte, perUser int) (limit.Deci
 	if !ok || !x.set.mayOrder(user.UID) || h.hasKey && !wire.ValidIdempotencyKey(h.key) || len(body) > 0 && !jsonMedia(h.contentType) {
 		return limit.Decision{}, false
 	}
-	if _, exempt := x.set.ExemptUsers[user.UID]; exempt {
+	set := x.userSettings(user.UID)
+	if _, exempt := set.ExemptUsers[user.UID]; exempt {
 		return limit.Decision{}, false
 	}
 	if _, _, err := wire.ParseOrderRequest(body, perUser); err != nil {
 		return limit.Decision{}, false
 	}
 	x.uid = user.UID
-	return x.s.orders.Refuses(user.UID, x.set.Order, x.now)
+	return x.s.orders.Refuses(user.UID, set.Order, x.now)
 }
 
 // fastLimited is the refusal by the user's own buckets.
@@ -135,6 +148,8 @@ func (x *exchange) fastRefusal(by rule, r *problem.Prepared, after time.Duration
 	x.refusedBy(by)
 	x.result = resultOf(r.Code)
 	x.s.metrics.requests[orderRoute.label][x.result].Inc()
+	x.observe(orderRoute.label, r.Status)
+	x.countCanary(r.Status)
 	b := append(x.body[:0], "HTTP/1.1 "...)
 	b = append(strconv.AppendInt(b, int64(r.Status), 10), ' ')
 	b = append(b, fasthttp.StatusMessage(r.Status)...)

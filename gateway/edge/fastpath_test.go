@@ -154,7 +154,7 @@ func TestTheFastPathAnswersAsTheSlowPath(t *testing.T) {
 		{"user limited, three times", order("6", auth, "") + order("6", auth, "") + order("6", auth, ""), 3, nil},
 		{"user limited, behind a proxy", order("6", auth+"X-Forwarded-For: 198.51.100.7\r\n", ""), 1, func(set *Settings) {
 			set.Trusted = networks(t, "127.0.0.1/32")
-			set.IP = limit.NewRule("ip", 1000, time.Now(), limit.Law{Rate: 1, Burst: 1000})
+			set.IPUsers = limit.NewRule("ip_users", 1000, time.Now(), limit.Law{Rate: 1, Burst: 1000})
 		}},
 		{"user limited, all for longer", order("6", auth, ""), 1, func(set *Settings) {
 			set.Global = limit.NewRule("global", 0, time.Now(), limit.Law{Rate: 0.00001, Burst: 1})
@@ -181,7 +181,7 @@ func TestTheFastPathAnswersAsTheSlowPath(t *testing.T) {
 		{"an address without a token", order("6", auth+"X-Forwarded-For: 127.0.0.7\r\n", ""), 0, func(set *Settings) {
 			set.Trusted = networks(t, "127.0.0.1/32")
 		}},
-		{"user limited, logged", order("6", auth, ""), 0, func(set *Settings) { set.LogEvery = 1 }},
+		{"user limited, logged", order("6", auth, ""), 0, func(set *Settings) { set.Log = LogSettings{Every: 1, Max: 100} }},
 		{"switched off", order("3", auth, ""), 0, func(set *Settings) { set.NoFastPath = true }},
 		{"user limited, switched off", order("6", auth, ""), 0, func(set *Settings) { set.NoFastPath = true }},
 		{"two at once", order("3", "", "") + order("2", "", ""), 2, nil},
@@ -190,9 +190,19 @@ func TestTheFastPathAnswersAsTheSlowPath(t *testing.T) {
 		{"the last one, in capitals", order("3", "Connection: CLOSE\r\n", ""), 0, nil},
 		{"the last one, among others", order("3", "Connection: x, Close\r\n", ""), 0, nil},
 		{"an empty line before", "\r\n" + order("3", "", ""), 1, nil},
-		{"logged", order("3", "", ""), 0, func(set *Settings) { set.LogEvery = 1 }},
+		{"logged", order("3", "", ""), 0, func(set *Settings) { set.Log = LogSettings{Every: 1, Max: 100} }},
+		{"a refusal, logged", order("1", "", ""), 0, func(set *Settings) { set.Log = LogSettings{RefusedEvery: 1, Max: 100} }},
+		{"user limited, logged as a refusal", order("6", auth, ""), 0, func(set *Settings) { set.Log = LogSettings{RefusedEvery: 1, Max: 100} }},
+		{"sold out, among logged refusals", order("3", "", ""), 1, func(set *Settings) { set.Log = LogSettings{RefusedEvery: 1, Max: 100} }},
+		{"a refusal, beyond the bound", order("1", "", ""), 1, func(set *Settings) { set.Log = LogSettings{RefusedEvery: 1} }},
+		{"paused, logged", order("5", "", ""), 0, func(set *Settings) { set.Log = LogSettings{Max: 100} }},
+		{"paused, beyond the bound", order("5", "", ""), 1, func(set *Settings) { set.Log = LogSettings{} }},
 		{"banned", order("3", "", ""), 0, func(set *Settings) { set.BannedNetworks = networks(t, "127.0.0.1/32") }},
 		{"behind a proxy", order("3", "X-Forwarded-For: 198.51.100.7\r\n", ""), 1, func(set *Settings) { set.Trusted = networks(t, "127.0.0.1/32") }},
+		{"behind a proxy that speaks RFC 7239", order("3", "Forwarded: for=198.51.100.7;proto=https\r\n", ""), 1, func(set *Settings) { set.Trusted = networks(t, "127.0.0.1/32") }},
+		{"behind a proxy, by both fields", order("3", "Forwarded: for=198.51.100.7\r\nX-Forwarded-For: 198.51.100.7\r\n", ""), 0, func(set *Settings) { set.Trusted = networks(t, "127.0.0.1/32") }},
+		{"behind a proxy, by fields that differ", order("3", "Forwarded: for=198.51.100.8\r\nX-Forwarded-For: 198.51.100.7\r\n", ""), 0, func(set *Settings) { set.Trusted = networks(t, "127.0.0.1/32") }},
+		{"a client that names an address", order("3", "Forwarded: for=198.51.100.8\r\nX-Forwarded-For: 198.51.100.7\r\n", ""), 1, nil},
 		{"banned behind a proxy", order("3", "X-Forwarded-For: 192.0.2.1\r\nX-Forwarded-For: 198.51.100.7\r\n", ""), 0, func(set *Settings) {
 			set.Trusted, set.BannedNetworks = networks(t, "127.0.0.1/32"), networks(t, "198.51.100.0/24")
 		}},
@@ -234,13 +244,13 @@ func TestTheFastPathDrawsOnTheAddress(t *testing.T) {
 	s, tokens := refusing(t)
 	set := *s.settings.Load()
 	set.Exempt = network.Set{}
-	set.IP = limit.NewRule("ip", 1000, time.Now(), limit.Law{Rate: 0.0001, Burst: 3})
+	set.IPUsers = limit.NewRule("ip_users", 1000, time.Now(), limit.Law{Rate: 0.0001, Burst: 2}) // the first request draws on ip
 	s.SetSettings(set)
 	request := "POST /v1/sales/6/orders HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + tokens["7"] + "\r\n\r\n"
 	for i, want := range []struct {
 		taken int
 		by    string
-	}{{0, "one order at a time"}, {1, "one order at a time"}, {1, "one order at a time"}, {0, "too many requests from your address"}} {
+	}{{0, "one order at a time"}, {1, "one order at a time"}, {1, "one order at a time"}, {0, "too many requests of users at your address"}} {
 		got, taken := answers(t, s, []byte(request))
 		if taken != want.taken || !strings.Contains(got, want.by) {
 			t.Errorf("request %d: the fast path took %d: %q, want %d and %q", i+1, taken, got, want.taken, want.by)
@@ -345,6 +355,7 @@ func FuzzFastPath(f *testing.F) {
 	set := *s.settings.Load()
 	set.Trusted = networks(f, "127.0.0.1/32")
 	set.IP = limit.NewRule("ip", 1, time.Now(), limit.Law{Rate: 1e9, Burst: 1e9})
+	set.IPUsers = set.IP
 	without := set
 	without.NoFastPath = true
 	for _, token := range tokens {

@@ -28,7 +28,10 @@ func (x *exchange) forward(r *upstream.Request) int {
 	r.RequestID, r.Trace = string(x.id), x.traceparent()
 	resp := fasthttp.AcquireResponse()
 	defer fasthttp.ReleaseResponse(resp)
-	if err := x.s.Backends.Do(r, resp); err != nil {
+	began := x.s.Now()
+	err := x.s.Backends.Do(r, resp)
+	x.asked = x.s.Now().Sub(began)
+	if err != nil {
 		x.noAnswer(r, err)
 		return 0
 	}

@@ -29,7 +29,9 @@ type head struct {
 	bodyLen   int64    // Content-Length
 	id        []byte   // X-Request-Id
 	forwarded [][]byte // X-Forwarded-For, in order
-	plainHost bool     // Host is a name or an IPv4 address
+	elements  [][]byte // Forwarded, in order
+	host      []byte   // Host
+	plainHost bool     // it is a name or an IPv4 address
 	// The values of fields that come once at most. hasKey: Idempotency-Key is there, if only empty.
 	authorization, contentType, key []byte
 	hasKey                          bool
@@ -115,7 +117,7 @@ func bad(detail string) *problem.Problem { return problem.New(problem.BadRequest
 // whole head, from the request line to the empty line; into h goes what it says. What the parser refuses itself is left
 // to it: a control character, no Host, a bad target.
 func checkHead(b []byte, h *head) (refused *problem.Problem) {
-	*h = head{forwarded: h.forwarded[:0]}
+	*h = head{forwarded: h.forwarded[:0], elements: h.elements[:0]}
 	line, b, ok := cutLine(b)
 	if !ok {
 		return bad("lines end with CRLF")
@@ -190,7 +192,7 @@ func (h *head) field(i int, value []byte, again bool) (refused *problem.Problem)
 		if !validHost(value) {
 			return bad("Host must be a name or address and an optional port")
 		}
-		h.plainHost = plainHost(value)
+		h.host, h.plainHost = value, plainHost(value)
 	case connection:
 		if !bytes.EqualFold(value, keepAlive) {
 			h.unusual, h.close = true, h.close || hasToken(value, closing)
@@ -209,6 +211,8 @@ func (h *head) field(i int, value []byte, again bool) (refused *problem.Problem)
 		}
 	case forwardedFor:
 		h.forwarded = append(h.forwarded, value)
+	case forwarded:
+		h.elements = append(h.elements, value)
 	}
 	return nil
 }
@@ -258,6 +262,7 @@ const (
 	connection
 	requestID
 	forwardedFor
+	forwarded
 	trailer
 
 	singletons = connection
@@ -267,7 +272,7 @@ var known = [...][]byte{
 	transferEncoding: []byte("Transfer-Encoding"), contentLength: []byte("Content-Length"), expect: []byte("Expect"), host: []byte("Host"),
 	authorization: []byte("Authorization"), contentType: []byte("Content-Type"), idempotencyKey: []byte("Idempotency-Key"), origin: []byte("Origin"),
 	cookie: []byte("Cookie"), paymentSignature: []byte(wire.PaymentSignature),
-	connection: []byte("Connection"), requestID: headerRequestID, forwardedFor: []byte("X-Forwarded-For"),
+	connection: []byte("Connection"), requestID: headerRequestID, forwardedFor: []byte("X-Forwarded-For"), forwarded: []byte("Forwarded"),
 	trailer: []byte("Trailer"),
 }
 

@@ -1,26 +1,13 @@
 package edge
 
 import (
-	"net/netip"
 	"time"
 
+	"floodgate.internal/gateway/identity"
 	"floodgate.internal/gateway/limit"
-	"floodgate.internal/gateway/network"
 	"floodgate.internal/shared/verdict"
 	"floodgate.internal/shared/wire"
 )
-
-// client is the address that the request counts for: the connection's, or the one that a trusted proxy names. It is not
-// valid for a connection in memory.
-func (x *exchange) client() netip.Addr {
-	if !x.addr.IsValid() {
-		x.addr = x.conn.addr
-		if x.set.Trusted.Contains(x.addr) {
-			x.addr = network.Client(x.addr, x.set.Trusted, x.ctx.Request.Header.PeekAll("X-Forwarded-For"))
-		}
-	}
-	return x.addr
-}
 
 // network is the network of the client's address, all that backends are told of it.
 func (x *exchange) network() string {
@@ -31,30 +18,64 @@ func (x *exchange) network() string {
 	return wire.Network(a)
 }
 
-// takeAddress draws on the address's buckets, where it has any.
-func (x *exchange) takeAddress() limit.Decision {
+// takeAddress draws on the address's buckets, where it has any: on the generous ones where the request's token is one that was
+// found good before. So users behind one address do not use up what strangers there have, nor do strangers bar users, and still
+// nobody has more signatures checked than the strict buckets let through.
+func (x *exchange) takeAddress() (rule, limit.Decision) {
+	switch {
+	case x.op.limit == ruleWebhook:
+		return x.takeAddressBy(ruleWebhook)
+	case x.knowsUser():
+		return x.takeAddressBy(ruleIPUsers)
+	default:
+		return x.takeAddressBy(ruleIP)
+	}
+}
+
+// takeAddressBy draws on the address's buckets of one rule.
+func (x *exchange) takeAddressBy(by rule) (rule, limit.Decision) {
 	a := x.client()
 	if !a.IsValid() || x.set.Exempt.Contains(a) {
-		return limit.Decision{OK: true}
+		return by, limit.Decision{OK: true}
 	}
-	if x.op.limit == ruleWebhook {
-		return x.noteWait(x.s.webhooks.Take(network.Key(a), x.set.Webhook, x.now))
+	table, law := x.s.ips, x.set.IP
+	switch by {
+	case ruleWebhook:
+		table, law = x.s.webhooks, x.set.Webhook
+	case ruleIPUsers:
+		table, law = x.s.ipUsers, x.set.IPUsers
 	}
-	return x.noteWait(x.s.ips.Take(network.Key(a), x.set.IP, x.now))
+	return by, x.noteWait(table.Take(x.s.key(a), law, x.now))
+}
+
+// knowsUser finds the user of a token that was found good before.
+func (x *exchange) knowsUser() bool {
+	token, _ := x.token()
+	x.known, x.isKnown = x.set.Verifier.Remembered(token)
+	return x.isKnown
+}
+
+// verified is the user of a token of the request's header or cookie.
+func (x *exchange) verified(token []byte) (identity.User, error) {
+	if x.isKnown {
+		return x.known, nil
+	}
+	return x.set.Verifier.Verify(token)
 }
 
 // takeUser draws on the user's buckets for this operation, where they have any.
 func (x *exchange) takeUser(uid string) limit.Decision {
-	if _, exempt := x.set.ExemptUsers[uid]; exempt {
+	set := x.userSettings(uid)
+	if _, exempt := set.ExemptUsers[uid]; exempt {
 		return limit.Decision{OK: true}
 	}
 	switch x.op.limit {
 	case ruleOrder:
-		return x.noteWait(x.s.orders.Take(uid, x.set.Order, x.now))
+		return x.noteWait(x.s.orders.Take(uid, set.Order, x.now))
 	case rulePayment:
-		return x.noteWait(x.s.payments.Take(uid, x.set.Payment, x.now))
+		return x.noteWait(x.s.payments.Take(uid, set.Payment, x.now))
 	default:
-		return x.noteWait(x.s.reads.Take(uid, x.set.Read, x.now))
+		return x.noteWait(x.s.reads.Take(uid, set.Read, x.now))
 	}
 }
 
@@ -70,12 +91,7 @@ func (x *exchange) noteGlobalWait() {
 }
 
 // admitAddress draws on the address's buckets, or answers 429.
-func (x *exchange) admitAddress() bool {
-	if x.op.limit == ruleWebhook {
-		return x.admit(ruleWebhook, x.takeAddress())
-	}
-	return x.admit(ruleIP, x.takeAddress())
-}
+func (x *exchange) admitAddress() bool { return x.admit(x.takeAddress()) }
 
 // admitUser draws on the user's buckets for this operation, or answers 429.
 func (x *exchange) admitUser(uid string) bool { return x.admit(x.op.limit, x.takeUser(uid)) }

@@ -1,6 +1,7 @@
 package edge
 
 import (
+	"crypto/tls"
 	"errors"
 	"io"
 	"maps"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/valyala/fasthttp"
 
 	"floodgate.internal/gateway/network"
 	"floodgate.internal/shared/problem"
@@ -21,17 +23,20 @@ import (
 // Listener bounds the connections, in all and for each address. A connection beyond a bound is answered 503 and closed.
 type Listener struct {
 	net.Listener
-	server *Server // whose fast path its connections take; nil: none
-	bounds atomic.Pointer[Bounds]
+	server    *Server // whose fast path its connections take; nil: none
+	bounds    atomic.Pointer[Bounds]
+	transport atomic.Pointer[transport]
 
-	mu      sync.Mutex // guards what follows
-	open    map[*conn]struct{}
-	byAddr  map[[16]byte]int      // open connections by network.Key, of addresses that are not exempt
-	closing map[net.Conn]struct{} // refused connections whose clients still read the answer, at most maxClosing
+	mu       sync.Mutex // guards what follows
+	open     map[*conn]struct{}
+	byAddr   map[[16]byte]int      // open connections by network.Key, of addresses that are not exempt
+	closing  map[net.Conn]struct{} // refused connections whose clients still read the answer, at most maxClosing
+	refusing int                   // of closing, those that are refused after a handshake, at most maxRefusing
 
 	closers sync.WaitGroup // one for each of closing
 
 	refusedAll, refusedAddr, failed prometheus.Counter
+	handshakes                      handshakeMetrics
 }
 
 // Bounds are how many connections may be open, in all and from one address. Exempt and Trusted are free of the second
@@ -48,6 +53,7 @@ func NewListener(inner net.Listener, s *Server, b Bounds, reg prometheus.Registe
 	v := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gateway_connections_refused_total", Help: "Connections refused by bound."}, []string{"bound"})
 	l.refusedAll, l.refusedAddr = v.WithLabelValues("all"), v.WithLabelValues("address")
 	l.failed = prometheus.NewCounter(prometheus.CounterOpts{Name: "gateway_accept_failures_total", Help: "Connections that could not be accepted for want of file descriptors or memory, and were left in the system's queue."})
+	newHandshakeMetrics(&l.handshakes, reg)
 	reg.MustRegister(v, l.failed, prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "gateway_connections", Help: "Open connections."}, func() float64 {
 		l.mu.Lock()
 		defer l.mu.Unlock()
@@ -92,13 +98,22 @@ func (l *Listener) Accept() (net.Conn, error) {
 }
 
 // admit counts a new connection, or refuses it and returns nil.
-func (l *Listener) admit(inner net.Conn) *conn {
+func (l *Listener) admit(inner net.Conn) *conn { return l.admitBy(inner, l.transport.Load()) }
+
+// admitBy is admit of a connection that begins as t says.
+func (l *Listener) admitBy(inner net.Conn, t *transport) *conn {
 	var addr netip.Addr
 	if t, ok := inner.RemoteAddr().(*net.TCPAddr); ok {
 		addr = network.Unmap(t.AddrPort().Addr())
 	}
-	c := &conn{Conn: inner, listener: l, addr: addr, key: network.Key(addr)}
+	c := &conn{Conn: inner, listener: l, addr: addr, key: l.key(addr)}
 	b := l.bounds.Load()
+	if t != nil && t.ProxyProtocol && !b.Trusted.Contains(addr) {
+		l.handshakes.untrusted.Inc()
+		inner.Close()
+		return nil
+	}
+	t.expect(c)
 	if l.server != nil {
 		c.heads.maxBody = int64(l.server.HTTP.MaxBody)
 	}
@@ -108,12 +123,12 @@ func (l *Listener) admit(inner net.Conn) *conn {
 	case len(l.open) >= b.Max:
 		l.mu.Unlock()
 		l.refusedAll.Inc()
-		l.refuse(inner, tooManyAll)
+		l.refuse(c, tooManyAll)
 		return nil
 	case c.counted && l.byAddr[c.key] >= b.PerAddress:
 		l.mu.Unlock()
 		l.refusedAddr.Inc()
-		l.refuse(inner, tooManyAddr)
+		l.refuse(c, tooManyAddr)
 		return nil
 	}
 	l.open[c] = struct{}{}
@@ -171,19 +186,30 @@ var (
 )
 
 func wholeResponse(p *problem.Problem) []byte {
-	body := p.JSON("-")
-	head := "HTTP/1.1 503 Service Unavailable\r\nContent-Type: " + problem.ContentType +
-		"\r\nCache-Control: no-store\r\nRetry-After: 2\r\nX-Request-Id: -\r\nConnection: close\r\nContent-Length: " + itoa(len(body)) + "\r\n\r\n"
+	body, after := p.JSON("-"), ""
+	if p.Code == problem.Overloaded {
+		after = "\r\nRetry-After: 2"
+	}
+	head := "HTTP/1.1 " + itoa(p.Status) + " " + fasthttp.StatusMessage(p.Status) + "\r\nContent-Type: " + problem.ContentType +
+		"\r\nCache-Control: no-store" + after + "\r\nX-Request-Id: -\r\nConnection: close\r\nContent-Length: " + itoa(len(body)) + "\r\n\r\n"
 	return append([]byte(head), body...)
 }
+
+// refuseFor is how long the answer to a connection over a bound may take to write.
+const refuseFor = 50 * time.Millisecond
 
 // maxClosing bounds the refused connections that are closed by lingerClose. One more is closed at once.
 const maxClosing = 1024
 
 // refuse answers a new connection and closes it. It does not delay the next Accept: the send buffer of a new connection
 // is empty, and lingerClose runs beside it.
-func (l *Listener) refuse(c net.Conn, response []byte) {
-	c.SetWriteDeadline(time.Now().Add(50 * time.Millisecond))
+func (l *Listener) refuse(refused *conn, response []byte) {
+	c := refused.Conn
+	if refused.handshake != nil {
+		l.refuseSecurely(refused, response)
+		return
+	}
+	c.SetWriteDeadline(time.Now().Add(refuseFor))
 	c.Write(response)
 	l.mu.Lock()
 	linger := len(l.closing) < maxClosing
@@ -213,6 +239,13 @@ const (
 // lingerClose ends what is sent to c and reads for a while what still comes. Closing at once would reset the connection,
 // and the client might never see the answer. The caller closes c.
 func lingerClose(c net.Conn) {
+	if t, ok := c.(*tls.Conn); ok {
+		t.CloseWrite()
+		c = t.NetConn()
+	}
+	if h, ok := c.(*handshake); ok {
+		c = h.Conn
+	}
 	if t, ok := c.(*net.TCPConn); ok && t.CloseWrite() == nil && t.SetReadDeadline(time.Now().Add(lingerFor)) == nil {
 		io.CopyN(io.Discard, struct{ io.Reader }{t}, lingerBytes)
 	}

@@ -62,6 +62,7 @@ const (
 	ruleBan
 	ruleGate
 	ruleIP
+	ruleIPUsers
 	ruleWebhook
 	ruleIdentity
 	ruleOrigin
@@ -75,20 +76,23 @@ const (
 	rules
 )
 
-var ruleNames = [rules]string{"protocol", "ban", "gate", "ip", "webhook", "identity", "origin", "eligible", "order", "payment", "read", "global", "body", "in_flight"}
+var ruleNames = [rules]string{"protocol", "ban", "gate", "ip", "ip_users", "webhook", "identity", "origin", "eligible", "order", "payment", "read", "global", "body", "in_flight"}
 
 type metrics struct {
 	requests [][]prometheus.Counter // by the route's label and the result
 	refusals [rules]prometheus.Counter
 	panics   prometheus.Counter
+	latency  latencies
+	claims   prometheus.Counter // of untrusted peers
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
-	m := &metrics{}
+	m := &metrics{latency: newLatencies(reg)}
 	requests := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gateway_requests_total", Help: "Requests by route and result (ok, not_modified, a problem's code, other)."}, []string{"route", "result"})
 	refusals := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gateway_refusals_total", Help: "Requests that the gateway refused itself, by rule."}, []string{"rule"})
 	m.panics = prometheus.NewCounter(prometheus.CounterOpts{Name: "gateway_panics_total", Help: "Requests that broke the handler and were answered 500."})
-	reg.MustRegister(requests, refusals, m.panics)
+	m.claims = prometheus.NewCounter(prometheus.CounterOpts{Name: "gateway_untrusted_forwarded_total", Help: "Requests with X-Forwarded-For or Forwarded of peers that are no trusted proxies. The fields were not read."})
+	reg.MustRegister(requests, refusals, m.panics, m.claims)
 	for _, label := range labels {
 		var byResult []prometheus.Counter
 		for _, name := range resultNames {

@@ -115,11 +115,11 @@ func (x *exchange) cached() {
 
 // takeReader draws on the address's buckets, and on the user's where the request has a good token.
 func (x *exchange) takeReader() (rule, limit.Decision) {
-	if d := x.takeAddress(); !d.OK {
-		return ruleIP, d
+	if by, d := x.takeAddress(); !d.OK {
+		return by, d
 	}
 	if token, _ := x.token(); len(token) > 0 {
-		if user, err := x.set.Verifier.Verify(token); err == nil {
+		if user, err := x.verified(token); err == nil {
 			return ruleRead, x.takeUser(user.UID)
 		}
 	}

@@ -47,7 +47,7 @@ func TestSignaturesOfAnAddressAreBoundedWhileTheGateIsInDoubt(t *testing.T) {
 			return limit.NewRule(name, 1000, now, limit.Law{Rate: 0.0001, Burst: burst})
 		}
 		const bucket = 5
-		s := New(Config{Clock: clk, Gate: gate, Cache: pagecache.New(1<<20, reg), Backends: pool, Presses: presslog.NewRecorder(100, reg), Log: slog.New(slog.DiscardHandler), Now: later}, Settings{Verifier: counting, Order: rule("order", 1), Payment: rule("payment", 1), Read: rule("read", 1), IP: rule("ip", bucket), Webhook: rule("webhook", 1), Global: rule("global", 1)}, reg)
+		s := New(Config{Clock: clk, Gate: gate, Cache: pagecache.New(1<<20, reg), Backends: pool, Presses: presslog.NewRecorder(100, reg), Log: slog.New(slog.DiscardHandler), Now: later}, Settings{Verifier: counting, Order: rule("order", 1), Payment: rule("payment", 1), Read: rule("read", 1), IP: rule("ip", bucket), IPUsers: rule("ip_users", 1), Webhook: rule("webhook", 1), Global: rule("global", 1)}, reg)
 		for uid := range tokens { // nobody may order yet: so nobody's order ends the doubt
 			s.orders.Take(uid, s.settings.Load().Order, later())
 		}

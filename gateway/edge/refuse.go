@@ -20,6 +20,7 @@ var (
 	overLimit = func() (l [rules]*problem.Prepared) {
 		for by, detail := range map[rule]string{
 			ruleIP:      "too many requests from your address; nothing was done",
+			ruleIPUsers: "too many requests of users at your address; nothing was done",
 			ruleWebhook: "too many deliveries from your address; nothing was done, deliver it again",
 			ruleOrder:   "one order at a time; nothing was done",
 			rulePayment: "too many changes of your orders; nothing was done",

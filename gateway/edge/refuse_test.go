@@ -122,15 +122,16 @@ func refusingIn(t testing.TB, reg *prometheus.Registry) (s *Server, tokens map[s
 	rule := func(name string) *limit.Rule {
 		return limit.NewRule(name, 1000, now, limit.Law{Rate: 0.0001, Burst: 1})
 	}
-	set := Settings{Verifier: verifier, Order: rule("order"), Payment: rule("payment"), Read: rule("read"), IP: rule("ip"), Webhook: rule("webhook"), Global: rule("global"),
+	set := Settings{Verifier: verifier, Order: rule("order"), Payment: rule("payment"), Read: rule("read"), IP: rule("ip"), IPUsers: rule("ip_users"), Webhook: rule("webhook"), Global: rule("global"),
 		Exempt: networks(t, "127.0.0.1/32"), ExemptUsers: map[string]struct{}{"8": {}}}
 	s = New(Config{Clock: clk, Gate: gate, Cache: pagecache.New(1<<20, reg), Backends: pool, Presses: presslog.NewRecorder(100, reg), Log: slog.New(slog.DiscardHandler), Now: time.Now,
 		HTTP: HTTPConfig{MaxBody: 1000, MaxHeader: 4096, ReadTimeout: time.Minute, WriteTimeout: time.Minute, IdleTimeout: time.Minute}}, set, reg)
 	s.orders.Take("7", set.Order, now)
 	s.payments.Take("7", set.Payment, now)
 	s.reads.Take("7", set.Read, now)
-	limited := network.Key(netip.MustParseAddr("127.0.0.7"))
+	limited := s.key(netip.MustParseAddr("127.0.0.7"))
 	s.ips.Take(limited, set.IP, now)
+	s.ipUsers.Take(limited, set.IPUsers, now)
 	s.webhooks.Take(limited, set.Webhook, now)
 	s.global.Take(set.Global, limit.WaitBounds{}, now)
 	return s, tokens

@@ -189,6 +189,9 @@ func (x *exchange) dispatch() {
 		x.reject(ruleProtocol, problem.New(problem.BadRequest, "the path must be plain: no percent-encoding, no empty or dot segments, no host"))
 		return
 	}
+	if !x.oneClient() {
+		return
+	}
 	x.path = path
 	x.route, x.param = match(path)
 	if x.route == unknownPath || x.route.development && x.set.Sign == nil {

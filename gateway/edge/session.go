@@ -25,7 +25,7 @@ func (x *exchange) session() {
 
 // signIn is POST /v1/session: it sets the token of the header or the body as the session cookie.
 func (x *exchange) signIn() {
-	if !x.admitAddress() {
+	if !x.admit(x.takeAddressBy(ruleIP)) { // the body's token may be another than the header's
 		return
 	}
 	token, byCookie := x.token()

@@ -4,7 +4,6 @@ import (
 	"net/netip"
 	"time"
 
-	"floodgate.internal/gateway/network"
 	"floodgate.internal/shared/topk"
 )
 
@@ -12,7 +11,7 @@ import (
 func (x *exchange) countClient() {
 	refused := x.ctx.Response.StatusCode() >= 400
 	if a := x.client(); a.IsValid() {
-		x.s.topAddrs.Add(network.Key(a), refused, x.now)
+		x.s.topAddrs.Add(x.s.key(a), refused, x.now)
 	}
 	if x.uid != "" {
 		x.s.topUIDs.Add(x.uid, refused, x.now)
@@ -27,7 +26,7 @@ func (s *Server) Top(n int) (since time.Time, uids, addrs []topk.Client) {
 	addrName := func(key [16]byte) string {
 		a := netip.AddrFrom16(key).Unmap()
 		if a.Is6() {
-			return netip.PrefixFrom(a, 64).String()
+			return netip.PrefixFrom(a, s.IPv6Prefix).String()
 		}
 		return a.String()
 	}

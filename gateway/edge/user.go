@@ -47,7 +47,7 @@ func (x *exchange) identify(v salegate.Verdict) bool {
 		x.rejectOrigin()
 		return false
 	}
-	who, err := x.set.Verifier.Verify(token)
+	who, err := x.verified(token)
 	if err != nil && v.Refusal != nil {
 		x.rejectPrepared(ruleGate, v.Refusal, v.RetryAfter)
 		return false

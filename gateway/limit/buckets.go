@@ -239,7 +239,7 @@ func (b *Buckets[K]) initialize(s *state, rule *Rule, at int64) {
 	b.overflow.mu.Lock()
 	defer b.overflow.mu.Unlock()
 	overflow := &b.overflow.state
-	b.setRule(overflow, &b.overflow.scratch, rule, at)
+	b.setRule(overflow, &b.overflow.scratch, rule.ofOverflow(), at)
 	if overflow.full(&b.overflow.scratch, at) {
 		b.overflowUsed.Store(false)
 		return
@@ -254,8 +254,10 @@ func (b *Buckets[K]) evict(s *shard[K], n int, rule *Rule, at int64) {
 		if k == &s.oldest {
 			return
 		}
-		b.setRule(&k.state, &s.scratch, rule, at)
-		if !k.full(&s.scratch, at) {
+		if !b.fullUnder(k.state, &s.scratch, rule, at) {
+			return
+		}
+		if rule.peer != nil && !b.fullUnder(k.state, &s.scratch, rule.peer, at) {
 			return
 		}
 		k.unlink()
@@ -270,12 +272,20 @@ func (b *Buckets[K]) evict(s *shard[K], n int, rule *Rule, at int64) {
 	}
 }
 
+// fullUnder reports whether a key's buckets are full, after they were put under the rule if theirs is not a newer one. s is a copy: the
+// key may belong under another rule.
+func (b *Buckets[K]) fullUnder(s state, lim *rate.Limiter, rule *Rule, at int64) bool {
+	b.setRule(&s, lim, rule, at)
+	return s.full(lim, at)
+}
+
 // takeOverflow takes from the overflow buckets. The caller holds the lock of the key's shard, so that the key gets no buckets
 // of its own meanwhile.
 func (b *Buckets[K]) takeOverflow(rule *Rule, at int64) Decision {
 	b.overflows.Inc()
 	b.overflow.mu.Lock()
 	defer b.overflow.mu.Unlock()
+	rule = rule.ofOverflow()
 	s := &b.overflow.state
 	if s.rule == nil {
 		s.fill(rule, at)

@@ -29,6 +29,8 @@ type Rule struct {
 
 	laws   []Law
 	since  time.Time
+	peer   *Rule // which holds at the same time, for other keys; see Together
+	tried  bool  // of the two it is the one that is tried
 	policy string
 	level  []string // for each law the RateLimit field, up to the time
 }
@@ -48,6 +50,23 @@ func NewRule(name string, maxKeys int, since time.Time, laws ...Law) *Rule {
 		}
 	}
 	r.policy = strings.Join(policies, ", ")
+	return r
+}
+
+// Together makes two new rules, which hold from the same time on, hold at once in one table: each key must be asked under one of them
+// alone. A key is evicted only when its buckets are full under both. Keys that find no room in the table are decided under held.
+func Together(held, tried *Rule) {
+	if !held.since.Equal(tried.since) {
+		panic("BUG: rules that hold from different times on")
+	}
+	held.peer, tried.peer, tried.tried = tried, held, true
+}
+
+// ofOverflow is the rule of the overflow buckets.
+func (r *Rule) ofOverflow() *Rule {
+	if r.tried {
+		return r.peer
+	}
 	return r
 }
 

@@ -62,6 +62,11 @@ func (s Set) Contains(a netip.Addr) bool {
 // because the client can write anything there. At an entry that is no address the search ends, and the hop that sent it
 // counts. forwarded is the values of all X-Forwarded-For fields, in order.
 func Client(peer netip.Addr, trusted Set, forwarded [][]byte) netip.Addr {
+	return walk(peer, trusted, forwarded, false)
+}
+
+// walk goes from the last entry of the fields to the first. Those of Forwarded are elements.
+func walk(peer netip.Addr, trusted Set, forwarded [][]byte, elements bool) netip.Addr {
 	for _, hops := range slices.Backward(forwarded) {
 		for more := true; more; {
 			if !trusted.Contains(peer) {
@@ -72,6 +77,9 @@ func Client(peer netip.Addr, trusted Set, forwarded [][]byte) netip.Addr {
 				hops, hop = hops[:i], hops[i+1:]
 			} else {
 				more = false
+			}
+			if elements {
+				hop = forNode(bytes.TrimSpace(hop))
 			}
 			a, ok := address(string(bytes.TrimSpace(hop)))
 			if !ok {
@@ -85,6 +93,9 @@ func Client(peer netip.Addr, trusted Set, forwarded [][]byte) netip.Addr {
 
 // address reads an address, with or without a port.
 func address(s string) (netip.Addr, bool) {
+	if n := len(s); n > 2 && s[0] == '[' && s[n-1] == ']' {
+		s = s[1 : n-1]
+	}
 	a, err := netip.ParseAddr(s)
 	if err != nil {
 		withPort, err := netip.ParseAddrPort(s)
@@ -99,11 +110,20 @@ func address(s string) (netip.Addr, bool) {
 // Unmap returns the form of an address that is compared and counted: IPv4 not mapped into IPv6, without a zone.
 func Unmap(a netip.Addr) netip.Addr { return a.Unmap().WithZone("") }
 
-// Key is what an address is counted by: all of an IPv4 address, the /64 of an IPv6 address, which is what one customer gets.
-func Key(a netip.Addr) [16]byte {
+// How many bits of an IPv6 address say whose it is. A customer gets a /56 as a rule, some a /64, some a /48 (RFC 6177).
+const (
+	MinPrefix     = 32
+	DefaultPrefix = 56
+	MaxPrefix     = 128
+)
+
+// Key is what an address is counted by: all of an IPv4 address, the first bits of an IPv6 address.
+func Key(a netip.Addr, bits int) [16]byte {
 	b := a.As16()
 	if a.Is6() {
-		clear(b[8:])
+		for i := bits / 8; i < len(b); i++ {
+			b[i] &= ^(0xff >> max(0, bits-8*i))
+		}
 	}
 	return b
 }

@@ -118,11 +118,71 @@ func TestClient(t *testing.T) {
 }
 
 func TestKey(t *testing.T) {
-	key := func(s string) [16]byte { return Key(netip.MustParseAddr(s)) }
-	if key("2001:db8::1") != key("2001:db8::ffff:1") || key("2001:db8::1") == key("2001:db8:0:1::1") {
-		t.Error("IPv6 goes by its /64")
+	for _, c := range []struct {
+		a, b string
+		bits int
+		same bool
+	}{
+		{"2001:db8::1", "2001:db8:0:ff:ffff::1", 56, true}, {"2001:db8::1", "2001:db8:0:100::1", 56, false},
+		{"2001:db8::1", "2001:db8::ffff:1", 64, true}, {"2001:db8::1", "2001:db8:0:1::1", 64, false},
+		{"2001:db8:0:10::", "2001:db8:0:1f::", 60, true}, {"2001:db8:0:10::", "2001:db8:0:20::", 60, false},
+		{"2001:db8:8000::", "2001:db8:ffff::", 33, true}, {"2001:db8:8000::", "2001:db8::", 33, false},
+		{"2001:db8::1", "2001:db8::1", 128, true}, {"2001:db8::1", "2001:db8::2", 128, false},
+		{"1.2.3.4", "1.2.3.4", 56, true}, {"1.2.3.4", "1.2.3.5", 56, false}, {"1.2.3.4", "::102:304", 128, false},
+	} {
+		if got := Key(netip.MustParseAddr(c.a), c.bits) == Key(netip.MustParseAddr(c.b), c.bits); got != c.same {
+			t.Errorf("%s and %s by %d bits: one is %v, want %v", c.a, c.b, c.bits, got, c.same)
+		}
 	}
-	if key("1.2.3.4") == key("1.2.3.5") {
-		t.Error("IPv4 goes by the whole address")
+}
+
+// Whatever a client writes into Forwarded, it counts as the address from which it came to the first trusted hop.
+func TestNobodyChoosesTheirAddressByForwarded(t *testing.T) {
+	trusted := set(t, "10.0.0.0/8", "fd00::/8")
+	rapid.Check(t, func(t *rapid.T) {
+		client := rapid.SampledFrom([]string{"203.0.113.9", `"[2001:db8::9]"`, `"192.0.2.1:4711"`, `"[2001:db8::9]:80"`}).Draw(t, "client")
+		want := map[byte]string{'2': "203.0.113.9", '"': "2001:db8::9"}[client[0]]
+		if strings.HasPrefix(client, `"192`) {
+			want = "192.0.2.1"
+		}
+		elements := rapid.SliceOfN(rapid.SampledFrom([]string{"for=10.1.1.1", `for="`, `for="a`, "", ",,", ";", `for=8.8.8.8;host="`, "\\", "for=203.0.113.8, for=10.0.0.1", "proto=http"}), 0, 5).Draw(t, "spoofed")
+		element := func(node string) string {
+			return rapid.SampledFrom([]string{"", "proto=https;", `by="[fd00::1]";`}).Draw(t, "before") + rapid.SampledFrom([]string{"for=", "For=", "FOR="}).Draw(t, "name") + node +
+				rapid.SampledFrom([]string{"", ";proto=http", "; host=shop.example"}).Draw(t, "after")
+		}
+		elements = append(elements, element(client))
+		for range rapid.IntRange(0, 3).Draw(t, "hops") {
+			elements = append(elements, element(rapid.SampledFrom([]string{"10.0.0.1", `"10.255.0.1:80"`, `"[fd00::3]:1"`}).Draw(t, "hop")))
+		}
+		var fields [][]byte
+		line := elements[0]
+		for _, e := range elements[1:] {
+			if rapid.Bool().Draw(t, "a new field") {
+				fields, line = append(fields, []byte(line)), e
+			} else {
+				line += rapid.SampledFrom([]string{",", ", ", " ,\t"}).Draw(t, "comma") + e
+			}
+		}
+		fields = append(fields, []byte(line))
+		if got := ClientForwarded(netip.MustParseAddr("10.3.3.3"), trusted, fields); got.String() != want {
+			t.Fatalf("%q: got %v, want %s", fields, got, want)
+		}
+		if got := ClientForwarded(netip.MustParseAddr("198.51.100.1"), trusted, fields); got.String() != "198.51.100.1" {
+			t.Fatalf("from a peer that is not trusted, %q: got %v", fields, got)
+		}
+	})
+}
+
+func TestClientForwarded(t *testing.T) {
+	trusted := set(t, "10.0.0.0/8")
+	for _, c := range []struct{ forwarded, want string }{
+		{"for=1.2.3.4, for=5.6.7.8", "5.6.7.8"}, {"for=5.6.7.8;by=10.0.0.1;proto=https;host=x", "5.6.7.8"}, {`for="[2001:db8::1]"`, "2001:db8::1"}, {`for="[2001:db8::1]:80"`, "2001:db8::1"},
+		{"", "10.3.3.3"}, {"for=unknown", "10.3.3.3"}, {"for=_hidden", "10.3.3.3"}, {"for=1.2.3.4, for=unknown, for=10.1.1.1", "10.1.1.1"}, {"by=1.2.3.4", "10.3.3.3"},
+		{"for=1.2.3.4;for=5.6.7.8", "10.3.3.3"}, {"for=", "10.3.3.3"}, {"for", "10.3.3.3"}, {`for="1.2.3.4`, "10.3.3.3"}, {`for="1.2.3.4\"`, "10.3.3.3"}, {"for=1.2.3.4;", "10.3.3.3"},
+		{"1.2.3.4", "10.3.3.3"}, {`for="1.2.3.4, for=5.6.7.8`, "5.6.7.8"}, {"for = 1.2.3.4", "10.3.3.3"},
+	} {
+		if got := ClientForwarded(netip.MustParseAddr("10.3.3.3"), trusted, [][]byte{[]byte(c.forwarded)}); got.String() != c.want {
+			t.Errorf("%q: got %v, want %s", c.forwarded, got, c.want)
+		}
 	}
 }

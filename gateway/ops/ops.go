@@ -4,8 +4,6 @@ package ops
 import (
 	"context"
 	"crypto/rand"
-	"crypto/sha256"
-	"crypto/subtle"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -21,6 +19,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"floodgate.internal/shared/hosts"
+	"floodgate.internal/shared/operator"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/topk"
 	"floodgate.internal/shared/wire"
@@ -38,15 +37,14 @@ type Config struct {
 	Config func() Generation
 	// Top is the n uids and the n addresses that sent most requests since then.
 	Top func(n int) (since time.Time, uids, addrs []topk.Client)
-	// Token is what every path but those in open needs; "": none needs one.
-	Token func() string
+	// Operators are those who may use the listener now. While there is nobody on the list, anybody may.
+	Operators func() *operator.List
 	// Listen is the listener's address in the configuration, Hosts the other names that a Host header may have: see hosts.Only.
 	Listen string
 	Hosts  func() []string
-}
 
-// open is the paths that need no token: those for health checks and Prometheus.
-var open = map[string]bool{"/-/healthy": true, "/-/ready": true, "/metrics": true}
+	metrics http.Handler
+}
 
 // Generation is the answer of /-/config.
 type Generation struct {
@@ -59,62 +57,105 @@ type Generation struct {
 type Reload struct {
 	At         wire.Time `json:"at"`         // by this machine's clock
 	By         string    `json:"by"`         // start, file change, SIGHUP, or who posted
-	Result     string    `json:"result"`     // taken_over, refused, unchanged
+	Result     string    `json:"result"`     // taken, refused, unchanged, canary, rolled_back
 	Generation int       `json:"generation"` // in force afterwards
 	Hash       string    `json:"hash"`       // of the file that was read
 	Diff       []string  `json:"diff"`       // what it changes, or would have changed
-	Error      string    `json:"error,omitempty"`
+	Reason     string    `json:"reason"`     // why it was refused, or what became of a canary
 }
 
-// Handler is the listener's handler.
-func Handler(c Config, metrics prometheus.Gatherer, log *slog.Logger) http.Handler {
-	mux := c.routes(metrics, log)
-	checked := hosts.Only(c.Listen, c.Hosts, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		if want := c.Token(); want != "" && !open[req.URL.Path] && !authorized(req, want) {
-			w.Header().Set("WWW-Authenticate", `Bearer realm="floodgate"`)
-			refuse(w, problem.New(problem.Unauthenticated, "this needs Authorization: Bearer followed by the ops token"))
-			return
+// route is a row of the listener's table.
+type route struct {
+	method string
+	path   string        // one that ends in a slash stands for all below it, too
+	role   operator.Role // that the operator must have, at least
+	handle func(*Config, http.ResponseWriter, *http.Request)
+}
+
+// routes is the table. HEAD is answered wherever GET is. A viewer reads. A reload and a profile, which costs the gateway time that its
+// shoppers have not, need an operator.
+var routes = []route{
+	{"GET", "/-/healthy", operator.Anybody, func(_ *Config, w http.ResponseWriter, _ *http.Request) { text(w, 200, "healthy\n") }},
+	{"GET", "/-/ready", operator.Anybody, (*Config).ready},
+	{"GET", "/metrics", operator.Anybody, func(c *Config, w http.ResponseWriter, req *http.Request) { c.metrics.ServeHTTP(w, req) }},
+	{"POST", "/-/reload", operator.Operates, (*Config).reload},
+	{"GET", "/-/config", operator.Viewer, func(c *Config, w http.ResponseWriter, _ *http.Request) { writeJSON(w, 200, c.Config()) }},
+	{"GET", "/-/top", operator.Viewer, (*Config).top},
+	{"GET", "/-/reloads", operator.Viewer, (*Config).reloads},
+	{"GET", "/debug/pprof/", operator.Operates, profile(pprof.Index)},
+	{"GET", "/debug/pprof/cmdline", operator.Operates, profile(pprof.Cmdline)},
+	{"GET", "/debug/pprof/profile", operator.Operates, profile(pprof.Profile)},
+	{"GET", "/debug/pprof/symbol", operator.Operates, profile(pprof.Symbol)},
+	{"POST", "/debug/pprof/symbol", operator.Operates, profile(pprof.Symbol)},
+	{"GET", "/debug/pprof/trace", operator.Operates, profile(pprof.Trace)},
+}
+
+func profile(f http.HandlerFunc) func(*Config, http.ResponseWriter, *http.Request) {
+	return func(_ *Config, w http.ResponseWriter, req *http.Request) { f(w, req) }
+}
+
+// find returns the route of a request. nil: there is none, and allow is the methods that the path has.
+func find(method, path string) (found *route, allow string) {
+	if method == http.MethodHead {
+		method = http.MethodGet
+	}
+	var at string // the path of the table that is meant: the longest
+	for i := range routes {
+		rt := &routes[i]
+		if path != rt.path && !(strings.HasSuffix(rt.path, "/") && strings.HasPrefix(path, rt.path)) || len(rt.path) < len(at) {
+			continue
 		}
-		mux.ServeHTTP(w, req)
+		if len(rt.path) > len(at) {
+			at, found, allow = rt.path, nil, ""
+		}
+		if rt.method == method {
+			found = rt
+		}
+		allow += map[string]string{"GET": "GET, HEAD, ", "POST": "POST, "}[rt.method]
+	}
+	return found, strings.TrimSuffix(allow, ", ")
+}
+
+// by is the key under which a request's context has its operator.
+type by struct{}
+
+// Handler is the listener's handler. It registers its metrics.
+func Handler(c Config, metrics *prometheus.Registry, log *slog.Logger) http.Handler {
+	c.metrics = promhttp.HandlerFor(metrics, promhttp.HandlerOpts{MaxRequestsInFlight: 4, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn)})
+	auth := operator.NewAuthenticator(c.Operators, "gateway", log, metrics)
+	checked := hosts.Only(c.Listen, c.Hosts, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		rt, allow := find(req.Method, req.URL.Path)
+		need := operator.Viewer // only an operator learns which paths there are
+		if rt != nil {
+			need = rt.role
+		} else if get, _ := find(http.MethodGet, req.URL.Path); get != nil && get.role == operator.Anybody {
+			need = operator.Anybody
+		}
+		if need != operator.Anybody && !c.Operators().Empty() {
+			who, p := auth.Bearer(req)
+			if p == nil && !who.Role.Covers(need) {
+				p = operator.TooLow(who, need)
+			}
+			if p != nil {
+				refuse(w, p)
+				return
+			}
+			req = req.WithContext(context.WithValue(req.Context(), by{}, who))
+		}
+		switch {
+		case rt != nil:
+			rt.handle(&c, w, req)
+		case allow != "":
+			w.Header().Set("Allow", allow)
+			refuse(w, problem.New(problem.MethodNotAllowed, req.Method+" is not for this path, only "+allow))
+		default:
+			refuse(w, problem.New(problem.NotFound, "there is no such path on the ops listener"))
+		}
 	}))
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		w.Header().Set(requestID, rand.Text())
 		checked.ServeHTTP(w, req)
 	})
-}
-
-func (c *Config) routes(metrics prometheus.Gatherer, log *slog.Logger) *http.ServeMux {
-	mux := http.NewServeMux()
-	handle := func(method, path string, h http.Handler) {
-		allow := map[string]string{"GET": "GET, HEAD", "POST": "POST"}[method]
-		mux.Handle(method+" "+path, h)
-		mux.HandleFunc(path, func(w http.ResponseWriter, req *http.Request) {
-			w.Header().Set("Allow", allow)
-			refuse(w, problem.New(problem.MethodNotAllowed, req.Method+" is not for this path, only "+allow))
-		})
-	}
-	handle("GET", "/-/healthy", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { text(w, 200, "healthy\n") }))
-	handle("GET", "/-/ready", http.HandlerFunc(c.ready))
-	handle("POST", "/-/reload", http.HandlerFunc(c.reload))
-	handle("GET", "/-/config", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, 200, c.Config()) }))
-	handle("GET", "/-/top", http.HandlerFunc(c.top))
-	handle("GET", "/-/reloads", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		writeJSON(w, 200, struct {
-			Reloads []Reload `json:"reloads"`
-		}{c.Reloads()})
-	}))
-	handle("GET", "/metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{
-		MaxRequestsInFlight: 4, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn),
-	}))
-	mux.HandleFunc("/debug/pprof/", pprof.Index)
-	mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
-	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
-	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
-	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
-	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
-		refuse(w, problem.New(problem.NotFound, "there is no such path on the ops listener"))
-	})
-	return mux
 }
 
 func (c *Config) ready(w http.ResponseWriter, _ *http.Request) {
@@ -131,12 +172,22 @@ func (c *Config) ready(w http.ResponseWriter, _ *http.Request) {
 }
 
 func (c *Config) reload(w http.ResponseWriter, req *http.Request) {
-	diff, err := c.Reload("POST /-/reload from " + req.RemoteAddr)
+	from := "POST /-/reload from " + req.RemoteAddr
+	if who, ok := req.Context().Value(by{}).(operator.Operator); ok {
+		from += " by " + who.String()
+	}
+	diff, err := c.Reload(from)
 	if err != nil {
 		text(w, 400, err.Error()+"\n")
 		return
 	}
 	text(w, 200, diff+"\n")
+}
+
+func (c *Config) reloads(w http.ResponseWriter, _ *http.Request) {
+	writeJSON(w, 200, struct {
+		Reloads []Reload `json:"reloads"`
+	}{c.Reloads()})
 }
 
 func (c *Config) top(w http.ResponseWriter, req *http.Request) {
@@ -156,16 +207,10 @@ func (c *Config) top(w http.ResponseWriter, req *http.Request) {
 	}{since, uids, addrs})
 }
 
-// authorized compares digests, so that the time does not depend on the lengths.
-func authorized(req *http.Request, want string) bool {
-	scheme, got, _ := strings.Cut(req.Header.Get("Authorization"), " ")
-	a, b := sha256.Sum256([]byte(strings.TrimSpace(got))), sha256.Sum256([]byte(want))
-	return strings.EqualFold(scheme, "Bearer") && subtle.ConstantTimeCompare(a[:], b[:]) == 1
-}
-
 const requestID = "X-Request-Id"
 
 func refuse(w http.ResponseWriter, p *problem.Problem) {
+	operator.Describe(w.Header(), p)
 	w.Header().Set("Content-Type", problem.ContentType)
 	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(p.Status)

@@ -1,7 +1,9 @@
 package upstream
 
 import (
+	"cmp"
 	"context"
+	"crypto/tls"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -29,9 +31,12 @@ const (
 	downAfter  = 2           // failed checks in a row
 )
 
-// backend is one of them. Its state survives a SetConfig that keeps its address.
+// backend is one of them. Its state survives a SetConfig that keeps its URL.
 type backend struct {
-	addr         string
+	url          string                     // as it is configured
+	addr         string                     // host:port
+	tls          atomic.Pointer[tls.Config] // nil: plain HTTP
+	trouble      atomic.Pointer[string]     // why its connections fail, where TLS is to blame; nil: it is not
 	client       *fasthttp.HostClient
 	inFlight     atomic.Int64
 	failures     atomic.Int64 // in a row
@@ -39,6 +44,7 @@ type backend struct {
 	ejections    atomic.Int64
 	checking     atomic.Bool
 	failedChecks atomic.Int64 // in a row
+	latency      *latencies
 }
 
 var epoch = time.Now()
@@ -54,6 +60,7 @@ func (b *backend) down(now int64) bool {
 }
 
 func (b *backend) answered() {
+	b.noTrouble()
 	b.failures.Store(0)
 	b.ejectedUntil.Store(0)
 }
@@ -157,10 +164,10 @@ func (p *Pool) Feed(ctx context.Context, i int, target string, timeout time.Dura
 func (p *Pool) ask(ctx context.Context, s *configured, b *backend, target string, timeout time.Duration, resp *fasthttp.Response) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	client := p.client(b.addr)
+	client := p.client(b)
 	client.MaxResponseBodySize = maxFeed
-	client.DialTimeout = func(addr string, timeout time.Duration) (c net.Conn, err error) {
-		if c, err = p.conns.dial(addr, timeout); err == nil {
+	client.DialTimeout = func(_ string, timeout time.Duration) (c net.Conn, err error) {
+		if c, err = p.conns.dial(b, timeout); err == nil {
 			context.AfterFunc(ctx, func() { c.Close() })
 		}
 		return c, err
@@ -176,8 +183,9 @@ func (p *Pool) ask(ctx context.Context, s *configured, b *backend, target string
 			return err
 		}
 		if !answers(resp, req) {
-			return errNonce
+			return cmp.Or(b.wasRefused(resp), errNonce)
 		}
+		b.noTrouble()
 		theirs, ok := timeOf(resp)
 		if resp.StatusCode() != fasthttp.StatusUnauthorized || try > 0 || !ok {
 			break

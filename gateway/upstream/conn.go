@@ -1,6 +1,7 @@
 package upstream
 
 import (
+	"crypto/tls"
 	"errors"
 	"net"
 	"sync"
@@ -28,15 +29,22 @@ type conns struct {
 
 var errClosed = errors.New("the gateway is shutting down")
 
-func (s *conns) dial(addr string, timeout time.Duration) (net.Conn, error) {
+// dial connects to b, with TLS where b has it.
+func (s *conns) dial(b *backend, timeout time.Duration) (net.Conn, error) {
 	if timeout <= 0 || timeout > dialTimeout {
 		timeout = dialTimeout
 	}
-	c, err := net.DialTimeout("tcp", addr, timeout)
+	c, err := net.DialTimeout("tcp", b.addr, timeout)
 	if err != nil {
 		return nil, &notSentError{err}
 	}
-	own := &conn{Conn: c, all: s}
+	own := &conn{Conn: c, all: s, tcp: c.(*net.TCPConn), backend: b, tls: b.tls.Load()}
+	if own.tls != nil {
+		if err := own.handshake(); err != nil {
+			c.Close()
+			return nil, &notSentError{err}
+		}
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -65,9 +73,13 @@ func (s *conns) close() {
 // conn knows whether a byte of the present request was sent. Its user writes a request, then reads the answer, then writes the
 // next one.
 type conn struct {
-	net.Conn
-	all  *conns
-	sent bool // something was written since the last read
+	net.Conn // of TLS, or tcp
+	all      *conns
+	tcp      *net.TCPConn
+	backend  *backend
+	tls      *tls.Config // with which it was made; nil: plain
+	sent     bool        // something was written since the last read
+	heard    bool        // something was read
 }
 
 // Write checks, before a request's first byte, whether the backend has closed the connection: it closes idle ones when it is
@@ -91,13 +103,27 @@ func (c *conn) Write(b []byte) (int, error) {
 
 func (c *conn) Read(b []byte) (int, error) {
 	c.sent = false
-	return c.Conn.Read(b)
+	n, err := c.Conn.Read(b)
+	if c.tls != nil && !c.heard {
+		c.heard = true
+		if answer := c.refusedLate(err); answer != nil {
+			return copy(b, answer), nil // fasthttp reads 4096 bytes at once
+		}
+	}
+	return n, err
 }
 
 // alive peeks without waiting. If there is nothing to read the connection is good. An end, an error, or an answer to no request
-// is errStale.
+// is errStale. So is a connection of TLS settings that a reload has replaced. One of TLS that was just made is good, although
+// session tickets may be there to read.
 func (c *conn) alive() error {
-	raw, err := c.Conn.(*net.TCPConn).SyscallConn()
+	if c.tls != c.backend.tls.Load() {
+		return errStale
+	}
+	if c.tls != nil && !c.heard {
+		return nil
+	}
+	raw, err := c.tcp.SyscallConn()
 	if err != nil {
 		return errStale
 	}

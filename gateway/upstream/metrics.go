@@ -11,6 +11,7 @@ type metrics struct {
 	status           [6]prometheus.Counter
 	notSent, unknown prometheus.Counter
 	refused          [bounds]prometheus.Counter
+	latency          latencyVec
 }
 
 func newMetrics(p *Pool, reg prometheus.Registerer) metrics {
@@ -25,7 +26,7 @@ func newMetrics(p *Pool, reg prometheus.Registerer) metrics {
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "gateway_upstream_backends_lost", Help: "Backends that do not answer."},
 			func() float64 { return float64(len(p.Down())) }),
 	)
-	m := metrics{notSent: v.WithLabelValues("not_sent"), unknown: v.WithLabelValues("unknown")}
+	m := metrics{latency: newLatencyVec(reg), notSent: v.WithLabelValues("not_sent"), unknown: v.WithLabelValues("unknown")}
 	for i := range m.status {
 		m.status[i] = v.WithLabelValues(fmt.Sprintf("%dxx", i))
 	}

@@ -4,8 +4,11 @@ package upstream
 
 import (
 	"bytes"
+	"crypto/tls"
 	"errors"
 	"fmt"
+	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -61,7 +64,8 @@ type Request struct {
 
 // Config is what SetConfig changes.
 type Config struct {
-	Backends    []string // host:port
+	Backends    []string    // https://host:port, http://host:port, or host:port for the same
+	TLS         *tls.Config // for https; connections that were made with another one are not used again
 	Key         signing.Key
 	Timeout     time.Duration
 	MaxInFlight int // requests without Wait
@@ -91,8 +95,8 @@ type configured struct {
 // New makes a pool. Close it when nobody uses it any more.
 func New(c Config, clk *clock.Clock, reg prometheus.Registerer) *Pool {
 	p := &Pool{clk: clk, conns: &conns{open: map[*conn]struct{}{}}, sales: sales{orders: map[int64]int{}}}
-	p.SetConfig(c)
 	p.metrics = newMetrics(p, reg)
+	p.SetConfig(c)
 	return p
 }
 
@@ -104,29 +108,35 @@ func (p *Pool) SetConfig(c Config) {
 	old := map[string]*backend{}
 	if s := p.current.Load(); s != nil {
 		for _, b := range s.backends {
-			old[b.addr] = b
+			old[b.url] = b
 		}
 	}
 	s := &configured{Config: c, signer: signing.NewSigner(c.Key)}
-	for _, addr := range c.Backends {
-		b := old[addr]
+	for _, url := range c.Backends {
+		b := old[url]
 		if b == nil {
-			b = &backend{addr: addr, client: p.client(addr)}
+			b = newBackend(url)
+			b.client, b.latency = p.client(b), p.metrics.latency.of(b.addr)
 		}
-		delete(old, addr)
+		delete(old, url)
+		b.setTLS(c.TLS)
 		b.client.SetMaxConns(c.MaxInFlight + c.MaxWaiting + 16)
 		s.backends = append(s.backends, b)
 	}
 	p.current.Store(s)
 	for _, b := range old {
 		b.client.CloseIdleConnections()
+		if !slices.ContainsFunc(s.backends, func(kept *backend) bool { return kept.addr == b.addr }) { // with another scheme
+			p.metrics.latency.forget(b.addr)
+		}
 	}
 }
 
-func (p *Pool) client(addr string) *fasthttp.HostClient {
+// client makes a client of b. It knows nothing of TLS: the pool's own connections do that.
+func (p *Pool) client(b *backend) *fasthttp.HostClient {
 	return &fasthttp.HostClient{
-		Addr:                      addr,
-		DialTimeout:               p.conns.dial,
+		Addr:                      b.addr,
+		DialTimeout:               func(_ string, timeout time.Duration) (net.Conn, error) { return p.conns.dial(b, timeout) },
 		MaxIdleConnDuration:       idleTime,
 		MaxIdemponentCallAttempts: 1, // Pool.do decides what is tried again
 		MaxResponseBodySize:       maxResponse,
@@ -202,6 +212,7 @@ func (p *Pool) do(s *configured, r *Request, resp *fasthttp.Response) error {
 func (p *Pool) send(s *configured, b *backend, r *Request, req *fasthttp.Request, resp *fasthttp.Response, timeout time.Duration) error {
 	b.inFlight.Add(1)
 	defer b.inFlight.Add(-1)
+	began := time.Now()
 	var err error
 	// conn.Write notices an idle connection that the backend has closed before it writes to it. There may be as many of
 	// them as there were requests at once, so all idle ones are closed after the first.
@@ -222,21 +233,26 @@ func (p *Pool) send(s *configured, b *backend, r *Request, req *fasthttp.Request
 	if err == nil && !answers(resp, req) {
 		// What follows on that connection must not be taken for the answer to another request.
 		b.client.CloseIdleConnections()
+		if err = b.wasRefused(resp); err == nil {
+			err = errNonce
+		}
 		resp.Reset()
-		err = errNonce
 	}
 	if err == nil {
 		b.answered()
 		p.metrics.answered(resp.StatusCode())
+		b.observe(r, ofStatus(resp.StatusCode()), time.Since(began))
 		return nil
 	}
 	b.failed()
 	var notSent *notSentError
 	if errors.As(err, &notSent) || errors.Is(err, fasthttp.ErrNoFreeConns) || errors.Is(err, fasthttp.ErrDialTimeout) {
 		p.metrics.notSent.Inc()
+		b.observe(r, outcomeNotSent, time.Since(began))
 		return fmt.Errorf("%w: %s %s to %s: %w", ErrNotSent, r.Method, pathOf(r.Target), b.addr, err)
 	}
 	p.metrics.unknown.Inc()
+	b.observe(r, outcomeUnknown, time.Since(began))
 	return fmt.Errorf("%w: %s %s to %s: %w", ErrUnknown, r.Method, pathOf(r.Target), b.addr, err)
 }
 

@@ -1,15 +1,16 @@
-// The admin API, with the token of this tab.
+// The admin API, in the session of this browser.
 
 import { el, setHidden, setText } from './page.js';
 
 // newKey is an Idempotency-Key; crypto.randomUUID is not there where the console is not on localhost or behind TLS.
 export const newKey = () => [...crypto.getRandomValues(new Uint8Array(16))].map((b) => b.toString(16).padStart(2, '0')).join('');
 
-export let token = null;
-try { token = sessionStorage.getItem('floodgate.admin'); } catch { /* this tab's memory has to do */ }
-export function keep(value) {
-  token = value;
-  try { value === null ? sessionStorage.removeItem('floodgate.admin') : sessionStorage.setItem('floodgate.admin', value); } catch { /* as above */ }
+// me is who is logged in, as /admin/v1/session says it: {name, role}; null: nobody. The session itself is in a cookie that no script sees.
+export let me = null;
+export function know(who) {
+  me = who;
+  setText(el('me'), who ? who.name + ', ' + who.role : '');
+  if (who) document.body.dataset.role = who.role; else delete document.body.dataset.role; // what the role may not do is hidden by it
 }
 
 // call never throws; status 0: no answer came.
@@ -17,7 +18,6 @@ export async function call(method, path, { body, key, version, as = 'json', time
   const gone = new AbortController();
   const timer = setTimeout(() => gone.abort(), timeout);
   const headers = {};
-  if (token) headers.Authorization = 'Bearer ' + token;
   if (body !== undefined) headers['Content-Type'] = 'application/json';
   if (key) headers['Idempotency-Key'] = key;
   if (version) headers['If-Match'] = '"' + version + '"';
@@ -27,7 +27,7 @@ export async function call(method, path, { body, key, version, as = 'json', time
     });
     let data = {};
     try { data = res.ok && as === 'blob' ? await res.blob() : await res.json(); } catch (e) { if (res.ok) throw e; }
-    if (res.status === 401 && token !== null) dispatchEvent(new Event('refused'));
+    if (res.status === 401 && me !== null) dispatchEvent(new Event('refused'));
     return { status: res.status, ok: res.ok, data };
   } catch {
     return { status: 0, ok: false, data: {} };

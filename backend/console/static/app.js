@@ -1,7 +1,7 @@
-// The operator's console. It holds the admin token of this tab and uses the admin API like any client; what it shows is what
-// that said last. This file decides what is shown; each view has its own.
+// The operator's console. It uses the admin API like any client, in the session of a cookie; what it shows is what that said last.
+// This file decides what is shown; each view has its own. What a role may not do is hidden; the API refuses it in any case.
 
-import { api, call, keep, say, token } from './api.js';
+import { api, call, know, me, say } from './api.js';
 import { log } from './log.js';
 import { orders, payments } from './orders.js';
 import { LOOK_EVERY, copy, count, el, every, setHidden, setState, setText } from './page.js';
@@ -24,9 +24,9 @@ function route() {
   setHidden(el('lost'), true);
   document.title = 'Floodgate console';
   if (el('ask').open) el('ask').close();
-  setHidden(el('nav'), token === null);
-  setHidden(el('leave'), token === null);
-  if (token === null) { enter(); return; }
+  setHidden(el('nav'), me === null);
+  setHidden(el('leave'), me === null);
+  if (me === null) { enter(); return; }
   const [path, query = ''] = location.hash.slice(1).split('?');
   const [, name = '', id = ''] = path.split('/');
   for (const link of el('nav').children) {
@@ -48,28 +48,29 @@ function enter(why = '') {
     const value = $('token').value.trim();
     if (!value) { setText($('error'), 'Please fill this in.'); return; }
     $('ok').disabled = true;
-    const res = await tryToken(value);
+    const res = await api('POST', '/session', { body: { token: value } });
+    const kept = res.ok ? await api('GET', '/session') : res;
     $('ok').disabled = false;
-    if (!res.ok) { setText($('error'), res.status === 401 ? 'This is not the admin token.' : say(res)); return; }
-    keep(value);
+    if (!kept.ok) {
+      setText($('error'), res.ok && kept.status === 401 ? 'The browser keeps no session here: the console needs HTTPS, or localhost.' : res.status === 401 ? 'This is no operator\'s token.' : say(kept));
+      return;
+    }
+    know(kept.data);
     route();
   });
   $('token').focus();
 }
-async function tryToken(value) {
-  try {
-    const res = await fetch('/admin/v1/audit-log?limit=1', { headers: { Authorization: 'Bearer ' + value }, cache: 'no-store', redirect: 'error' });
-    return { ok: res.ok, status: res.status, data: await res.json().catch(() => ({})) };
-  } catch { return { ok: false, status: 0, data: {} }; }
-}
 function leave(why) {
-  keep(null);
+  know(null);
   route();
   if (why) setText(el('main').querySelector('[data-el=error]'), why);
 }
-el('leave').addEventListener('click', () => leave(''));
+el('leave').addEventListener('click', async () => {
+  const res = await api('DELETE', '/session', { timeout: 4000 });
+  leave(res.ok ? '' : 'The session was not ended: ' + say(res));
+});
 addEventListener('hashchange', route);
-addEventListener('refused', () => leave('The token is not accepted any more.'));
+addEventListener('refused', () => leave('The session has ended.'));
 
 // ---- how the backend is ----
 every(HEALTH_EVERY, () => true, async () => {
@@ -79,12 +80,16 @@ every(HEALTH_EVERY, () => true, async () => {
   setHidden(el('reasons'), reasons.length === 0);
   setText(el('reasons'), reasons.join('; '));
   const promise = res.data.promise;
-  setHidden(el('promise'), token === null || !promise || !promise.weak);
+  setHidden(el('promise'), me === null || !promise || !promise.weak);
   setText(el('promise'), promise ? 'An accepted order survives ' + promise.survives + '. See Queue for what to do.' : '');
-  if (token === null) return;
+  if (me === null) return;
+  const session = await api('GET', '/session'); // the role may have changed; or another tab logged in
+  if (session.ok && me !== null) know(session.data);
   const queue = await api('GET', '/queue');
   if (!queue.ok) return;
   setHidden(el('letters-count'), queue.data.dead_letters === 0);
   setText(el('letters-count'), count(queue.data.dead_letters));
 });
+const before = await api('GET', '/session');
+if (before.ok) know(before.data);
 route();

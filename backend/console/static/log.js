@@ -30,7 +30,7 @@ export function log(alive) {
       entries = [...fresh, ...entries];
     }
     setHidden($('more'), !next);
-    rows($('rows'), entries, (e) => e.id, (e) => [moment(e.at), e.who, e.action, e.target, [changes(e), 'text']], true);
+    rows($('rows'), entries, (e) => e.id, (e) => [moment(e.at), e.role ? e.who + ', ' + e.role : e.who, e.action, e.target, [changes(e), 'text']], true);
   };
   $('more').addEventListener('click', () => page(next));
   return () => page('');

@@ -20,6 +20,7 @@ export function orders(alive, query) {
       if (o.status === 'pending_payment') {
         act = make('button', 'Cancel…', 'quiet danger');
         act.type = 'button';
+        act.dataset.needs = 'operator';
         act.addEventListener('click', () => ask({
           title: 'Cancel order ' + o.order_id, ok: 'Cancel the order', danger: true, words: 'Its units go back on sale. The shopper may order again.',
           send: (_, key) => api('POST', '/orders/' + o.order_id + '/cancel', { key }), done: () => search(),

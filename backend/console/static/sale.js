@@ -26,6 +26,7 @@ export function sale(alive, id) {
     setHidden($('pause'), sale.paused || over);
     setHidden($('resume'), !sale.paused || over);
     for (const name of ['restock', 'close', 'edit']) setHidden($(name), over);
+    $('edit').dataset.needs = coupons ? 'admin' : 'operator';
     setHidden($('rebuild'), Boolean(sale.archived_at));
     setHidden($('archive'), Boolean(sale.archived_at) || !(over || sale.state === 'ended'));
     const waiting = Math.min(queued, sale.available);

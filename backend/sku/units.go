@@ -9,16 +9,8 @@ import (
 	"slices"
 	"time"
 
+	"floodgate.internal/backend/ledger"
 	"floodgate.internal/backend/store"
-)
-
-// What a row of the ledger is for. Those of orders name the order, those of operators their intent.
-const (
-	Created  = "create"
-	Restock  = "restock"
-	Allot    = "allot"
-	Returned = "return"
-	Locked   = "lock"
 )
 
 // ErrUnits: a SKU's row does not allow a change: too few units, or no such SKU.
@@ -26,11 +18,11 @@ var ErrUnits = errors.New("the SKU's row does not allow it")
 
 // Row is a SKU as MySQL has it, locked until the transaction ends.
 type Row struct {
-	Available, Locked int64
-	Epoch             int64
-	Price             int64
-	Currency          string
-	Own               bool // made for one sale: not for carts
+	ledger.Units
+	Epoch    int64
+	Price    int64
+	Currency string
+	Own      bool // made for one sale: not for carts
 }
 
 // Rows are the SKUs that one transaction has locked.
@@ -65,7 +57,8 @@ func Lock(ctx context.Context, tx *sql.Tx, skus []int64) (Rows, error) {
 // Change is what one order does to the units of one SKU.
 type Change struct {
 	SKU                     int64
-	Kind, Ref               string // of its ledger row
+	Kind                    ledger.Kind
+	Ref                     string // of its ledger row
 	Available, Locked, Sold int64
 }
 
@@ -90,43 +83,18 @@ func (r Rows) Move(ctx context.Context, tx *sql.Tx, at time.Time, changes []Chan
 			return fmt.Errorf("stock of SKU %d, available %+d, locked %+d: %w", sku, sum.Available, sum.Locked, ErrUnits)
 		}
 	}
-	for part := range slices.Chunk(changes, 500) { // a statement of bounded size
-		args := make([]any, 0, 10*len(part))
-		for _, c := range part {
-			row := r[c.SKU]
-			args = append(args, ledgerRow(c, row.Available, row.Locked, at)...)
-			row.Available += c.Available
-			row.Locked += c.Locked
-		}
-		if err := writeLedger(ctx, tx, len(part), args); err != nil {
-			return err
-		}
+	written := make([]ledger.Row, len(changes))
+	for i, c := range changes {
+		row := r[c.SKU]
+		written[i] = ledger.Row{Of: c.SKU, Kind: c.Kind, Ref: c.Ref, Before: row.Units, Change: ledger.Units{Available: c.Available, Locked: c.Locked}}
+		row.Units = row.Plus(written[i].Change)
 	}
-	return nil
-}
-
-// Record writes the ledger row of a change that an operator made to available units, after the row was updated: before is
-// what was available, locked what is locked.
-func Record(ctx context.Context, tx *sql.Tx, at time.Time, c Change, before, locked int64) error {
-	return writeLedger(ctx, tx, 1, ledgerRow(c, before, locked, at))
-}
-
-func ledgerRow(c Change, available, locked int64, at time.Time) []any {
-	return []any{c.SKU, c.Kind, c.Ref, available, c.Available, available + c.Available, locked, c.Locked, locked + c.Locked, at}
-}
-
-func writeLedger(ctx context.Context, tx *sql.Tx, rows int, args []any) error {
-	_, err := tx.ExecContext(ctx, `INSERT INTO sku_ledger (sku_id, kind, ref, available_before, available_change, available_after,
-		locked_before, locked_change, locked_after, created_at) VALUES `+store.Tuples(rows, 10), args...)
-	if err != nil {
-		return fmt.Errorf("write %d ledger rows of SKUs: %w", rows, err)
-	}
-	return nil
+	return ledger.OfSKUs(ctx, tx, at, written...)
 }
 
 // End ends the lock that carts' orders have on their units, in the transaction that ends the orders: they are sold, or
 // available again. kind is that of the ledger rows. It returns the holds that end with the locks: Redis is to follow.
-func End(ctx context.Context, tx *sql.Tx, at time.Time, kind string, sold bool, orders []string) ([]Hold, error) {
+func End(ctx context.Context, tx *sql.Tx, at time.Time, kind ledger.Kind, sold bool, orders []string) ([]Hold, error) {
 	if len(orders) == 0 {
 		return nil, nil
 	}

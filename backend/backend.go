@@ -14,6 +14,7 @@ import (
 
 	"floodgate.internal/backend/command"
 	"floodgate.internal/shared/cli"
+	"floodgate.internal/shared/memory"
 	"floodgate.internal/shared/version"
 )
 
@@ -84,7 +85,12 @@ func serve(ctx context.Context, path string, c Config, roles Roles, stderr io.Wr
 	if c.Development {
 		log.Warn("development: true: for a developer's machine only", "development_secrets", c.developmentSecrets(), "test_payments", c.TestPayments())
 	}
-	return newProcess(path, c, roles, log).run(ctx)
+	memory.Limit(log)
+	p, err := newProcess(path, c, roles, log)
+	if err != nil {
+		return err
+	}
+	return p.run(ctx)
 }
 
 // listen takes a port, or says what is in the way.

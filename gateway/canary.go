@@ -148,6 +148,11 @@ func (r *process) take(c *canaryRun, reason string) {
 		r.rollBack(c, "the rest of the file cannot be taken over any more: "+err.Error())
 		return
 	}
+	bounds, err := r.fit(c.file.Config)
+	if err != nil {
+		r.rollBack(c, "the rest of the file cannot be taken over any more: "+err.Error())
+		return
+	}
 	r.endCanary(c)
 	s, err := r.settingsOf(&old.Config, c.file.Config)
 	if err != nil {
@@ -156,7 +161,7 @@ func (r *process) take(c *canaryRun, reason string) {
 	r.tls.use(material)
 	file := c.file
 	file.Generation = old.Generation + 1
-	r.apply(&file, s)
+	r.apply(&file, s, bounds)
 	e := r.record(ops.Reload{By: c.by, Result: taken, Reason: reason, Diff: c.diff})
 	r.metrics.taken()
 	r.log.Info("the limits that were tried hold for everybody", "reason", reason, "by", c.by, "generation", e.Generation, "hash", e.Hash,

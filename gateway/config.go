@@ -12,6 +12,7 @@ import (
 	"floodgate.internal/gateway/tlscert"
 	"floodgate.internal/shared/conf"
 	"floodgate.internal/shared/operator"
+	"floodgate.internal/shared/tracing"
 )
 
 // Config is the gateway's configuration file; configs/gateway.yaml explains every key. Fields tagged reload:"restart"
@@ -36,6 +37,7 @@ type Config struct {
 	Cache       CacheConfig      `yaml:"cache"`
 	Timeline    TimelineConfig   `yaml:"timeline"`
 	Log         LogConfig        `yaml:"log"`
+	Tracing     TracingConfig    `yaml:"tracing"`
 
 	// File is where the configuration was read from.
 	File *conf.File `yaml:"-"`
@@ -116,8 +118,12 @@ type ServerConfig struct {
 	IdleTimeout         time.Duration `yaml:"idle_timeout" reload:"restart"`
 	MaxHeader           int           `yaml:"max_header" reload:"restart"`
 	MaxBody             int           `yaml:"max_body" reload:"restart"`
+	MaxBodyMemory       int64         `yaml:"max_body_memory"`
 	MaxConnections      int           `yaml:"max_connections"`
 	MaxConnectionsPerIP int           `yaml:"max_connections_per_ip"`
+	MaxConnectionAge    time.Duration `yaml:"max_connection_age"`
+	MaxRequests         int           `yaml:"max_requests_per_connection"`
+	ShutdownDelay       time.Duration `yaml:"shutdown_delay"`
 	Drain               time.Duration `yaml:"drain"`
 	FastPath            bool          `yaml:"fast_path"`
 }
@@ -163,6 +169,13 @@ func (c LogConfig) settings(key conf.Secret) edge.LogSettings {
 	return edge.LogSettings{Every: c.AccessEvery, RefusedEvery: c.RefusedEvery, Max: c.AccessMax, Key: hash[:]}
 }
 
+// TracingConfig is about traces.
+type TracingConfig struct {
+	tracing.Config `yaml:",inline"`
+	Sample         float64 `yaml:"sample"`
+	MaxPerSecond   int     `yaml:"max_per_second"`
+}
+
 func rule(rate float64, burst, maxKeys int) RuleConfig {
 	return RuleConfig{LawConfig: LawConfig{Rate: rate, Burst: burst}, MaxKeys: maxKeys}
 }
@@ -185,13 +198,15 @@ func DefaultConfig() Config {
 		Reload: ReloadConfig{CanaryConfig{Watch: 2 * time.Minute, MaxMoreRefused: 0.1, MaxMoreErrors: 0.01, MinRequests: 500}},
 		Server: ServerConfig{
 			ReadTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: 30 * time.Second,
-			MaxHeader: 8192, MaxBody: 65536, MaxConnections: 65536, MaxConnectionsPerIP: 512, Drain: 20 * time.Second, FastPath: true,
+			MaxHeader: 8192, MaxBody: 65536, MaxBodyMemory: 64 << 20, MaxConnections: 65536, MaxConnectionsPerIP: 512,
+			MaxConnectionAge: time.Hour, MaxRequests: 100_000, Drain: 20 * time.Second, FastPath: true,
 		},
 		Upstream: UpstreamConfig{Timeout: 3 * time.Second, MaxInFlight: 1024, MaxPerSale: 768, MaxWaiting: 16384},
 		Feed:     FeedConfig{StaleAfter: 5 * time.Second},
 		Cache:    CacheConfig{MaxBytes: 64 << 20, TTL: time.Second, Stale: 30 * time.Second},
 		Timeline: TimelineConfig{MaxRecords: 100_000, FlushEvery: 2 * time.Second},
 		Log:      LogConfig{AccessEvery: 1000, RefusedEvery: 1000, AccessMax: 100},
+		Tracing:  TracingConfig{Sample: 0.001, MaxPerSecond: 100},
 	}
 }
 

@@ -25,6 +25,7 @@ import (
 	"floodgate.internal/shared/cli"
 	"floodgate.internal/shared/failpoint"
 	"floodgate.internal/shared/logging"
+	"floodgate.internal/shared/memory"
 	"floodgate.internal/shared/operator"
 	"floodgate.internal/shared/version"
 )
@@ -65,6 +66,9 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 }
 
+// tracesTime is how long the end of the gateway waits for the collector to take the last traces.
+const tracesTime = 2 * time.Second
+
 // serve runs the gateway until ctx is done, and drains it. now is time.Now but in tests.
 func serve(ctx context.Context, path string, now func() time.Time, stderr io.Writer) error {
 	c, hash, err := Load(path)
@@ -76,6 +80,7 @@ func serve(ctx context.Context, path string, now func() time.Time, stderr io.Wri
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), version.This().Metric("gateway"))
 
+	memory.Limit(log)
 	p, err := newProcess(path, c, hash, now, log, level, reg)
 	if err != nil {
 		return &cli.UsageError{Err: err}
@@ -129,6 +134,11 @@ func serve(ctx context.Context, path string, now func() time.Time, stderr io.Wri
 	endFlushing()
 	<-flushed
 	p.cache.Close()
+	closing, endClosing := context.WithTimeout(context.WithoutCancel(ctx), tracesTime)
+	if traceErr := p.tracer.Close(closing); traceErr != nil {
+		log.Warn("the last traces are lost", "error", traceErr)
+	}
+	endClosing()
 	endBackground()
 	p.pool.Close()
 	if restErr := rest.Wait(); err == nil {
@@ -145,6 +155,7 @@ func serve(ctx context.Context, path string, now func() time.Time, stderr io.Wri
 // redirect is nil where none is configured.
 func (r *process) servePublic(ctx context.Context, public *edge.Listener, redirect net.Listener) error {
 	server := r.edge.HTTPServer()
+	told := ctx
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return r.watch(ctx, hangups(ctx)) })
 	group.Go(func() error { return r.watchTLS(ctx) })
@@ -161,6 +172,7 @@ func (r *process) servePublic(ctx context.Context, public *edge.Listener, redire
 	}
 	group.Go(func() error {
 		<-ctx.Done()
+		r.delayShutdown(told)
 		r.draining.Store(true)
 		r.edge.Drain()
 		budget := r.current.Load().Server.Drain

@@ -24,8 +24,10 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if file := os.Getenv(asGateway); file != "" { // of a benchmark that wants a gateway in a process of its own
+	if file := os.Getenv(asGateway); file != "" { // of a test that wants a gateway in a process of its own
+		fewFiles()
 		if err := Run(context.Background(), []string{"-config", file}, io.Discard, os.Stderr); err != nil {
+			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
 		return

@@ -216,7 +216,7 @@ func good(outcomes []outcome, window time.Duration) float64 {
 }
 
 // child starts this test's binary once more, as what the variable says; it is killed at the end.
-func child(b *testing.B, start func(*exec.Cmd) error, variable string, log io.Writer) {
+func child(b testing.TB, start func(*exec.Cmd) error, variable string, log io.Writer) {
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), variable)
 	cmd.Stderr = log
@@ -230,7 +230,7 @@ func child(b *testing.B, start func(*exec.Cmd) error, variable string, log io.Wr
 }
 
 // launchAlone starts a gateway in a process of its own.
-func launchAlone(b *testing.B, start func(*exec.Cmd) error, config string) *gw {
+func launchAlone(b testing.TB, start func(*exec.Cmd) error, config string) *gw {
 	g := &gw{t: b, file: filepath.Join(b.TempDir(), "gateway.yaml"), log: &logs{lines: make(chan struct{}, 1)}}
 	g.write(config)
 	child(b, start, asGateway+"="+g.file, g.log)

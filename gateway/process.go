@@ -25,6 +25,7 @@ import (
 	"floodgate.internal/shared/failpoint"
 	"floodgate.internal/shared/operator"
 	"floodgate.internal/shared/signing"
+	"floodgate.internal/shared/tracing"
 )
 
 // loaded is one generation of the configuration.
@@ -48,12 +49,14 @@ type process struct {
 	presses    *presslog.Recorder
 	flusher    *presslog.Flusher
 	metrics    reloadMetrics
+	tracer     *tracing.Tracer // nil: traces are off
 	tls        backendTLS
 	certs      *tlscert.Store
 	tlsChanged chan struct{} // one element at most: other directories may hold the files of TLS
 
 	mu       sync.Mutex // one reload at a time; guards what follows
 	settings edge.Settings
+	bounds   edge.Bounds
 	public   *edge.Listener // nil until listening
 	tried    string         // the hash of the file that was last read, taken over or not
 	history  []ops.Reload   // the newest keptReloads, oldest first
@@ -62,6 +65,7 @@ type process struct {
 	operators atomic.Pointer[operator.List] // of the configuration in force
 	canary    atomic.Pointer[canaryRun]     // changed with mu; nil: none runs
 	listening atomic.Bool
+	leaving   atomic.Bool // it is told to end, and still takes connections
 	draining  atomic.Bool
 }
 
@@ -76,6 +80,9 @@ func newProcess(path string, c Config, hash string, now func() time.Time, log *s
 	if r.settings, err = r.settingsOf(nil, c); err != nil {
 		return nil, err
 	}
+	if r.bounds, err = r.fit(c); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
 	r.current.Store(&loaded{c, hash, 1})
 	r.certs, r.tlsChanged = tlscert.NewStore(log, reg), make(chan struct{}, 1)
 	r.setTLS(c)
@@ -88,8 +95,12 @@ func newProcess(path string, c Config, hash string, now func() time.Time, log *s
 	r.pool = upstream.New(r.upstreamConfig(c), r.clk, reg)
 	r.presses = presslog.NewRecorder(c.Timeline.MaxRecords, reg)
 	r.flusher = presslog.NewFlusher(r.presses, c.Timeline.FlushEvery, r.pool.PostRecords, log, reg)
+	if r.tracer, err = tracing.Open(c.Tracing.Config, "gateway", log, reg); err != nil {
+		return nil, err
+	}
 	r.edge = edge.New(edge.Config{
-		Clock: r.clk, Gate: r.gate, Cache: r.cache, Backends: r.pool, Presses: r.presses, Flusher: r.flusher, Log: log, Now: now,
+		Tracer: r.tracer,
+		Clock:  r.clk, Gate: r.gate, Cache: r.cache, Backends: r.pool, Presses: r.presses, Flusher: r.flusher, Log: log, Now: now,
 		HTTP: edge.HTTPConfig{
 			ReadTimeout: c.Server.ReadTimeout, WriteTimeout: c.Server.WriteTimeout, IdleTimeout: c.Server.IdleTimeout,
 			MaxBody: c.Server.MaxBody, MaxHeader: c.Server.MaxHeader,
@@ -149,7 +160,9 @@ func (r *process) settingsOf(old *Config, c Config) (edge.Settings, error) {
 	s.Pages = pagecache.Rule{TTL: c.Cache.TTL, Stale: c.Cache.Stale}
 	s.InsecureCookies = c.Development
 	s.Log = c.Log.settings(c.SigningKey.Secret)
+	s.Traces = edge.TraceSettings{Sample: c.Tracing.Sample, Max: c.Tracing.MaxPerSecond}
 	s.NoFastPath = !c.Server.FastPath
+	s.MaxAge, s.MaxRequests = c.Server.MaxConnectionAge, c.Server.MaxRequests
 	return s, nil
 }
 
@@ -163,7 +176,7 @@ func ruleOf(name string, c RuleConfig, now time.Time) *limit.Rule {
 }
 
 // apply puts a new generation in force. It cannot fail. The caller holds mu.
-func (r *process) apply(l *loaded, s edge.Settings) {
+func (r *process) apply(l *loaded, s edge.Settings, b edge.Bounds) {
 	c := l.Config
 	r.level.Set(c.Log.Level)
 	r.gate.SetStaleAfter(c.Feed.StaleAfter)
@@ -173,8 +186,9 @@ func (r *process) apply(l *loaded, s edge.Settings) {
 	r.flusher.SetEvery(c.Timeline.FlushEvery)
 	failpoint.Hit("gateway.mid-reload")
 	r.setTLS(c)
+	r.bounds = b
 	if r.public != nil {
-		r.public.SetBounds(bounds(c, s))
+		r.public.SetBounds(b.With(s))
 		r.public.SetTransport(r.transport(c))
 	}
 	r.operators.Store(c.operators())
@@ -182,15 +196,11 @@ func (r *process) apply(l *loaded, s edge.Settings) {
 	r.current.Store(l)
 }
 
-func bounds(c Config, s edge.Settings) edge.Bounds {
-	return edge.Bounds{Max: c.Server.MaxConnections, PerAddress: c.Server.MaxConnectionsPerIP, Exempt: s.Exempt, Trusted: s.Trusted}
-}
-
 // listen wraps the public listener, which is open.
 func (r *process) listen(inner net.Listener, reg prometheus.Registerer) *edge.Listener {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.public = edge.NewListener(inner, r.edge, bounds(r.current.Load().Config, r.settings), reg)
+	r.public = edge.NewListener(inner, r.edge, r.bounds.With(r.settings), reg)
 	r.public.SetTransport(r.transport(r.current.Load().Config))
 	r.listening.Store(true)
 	return r.public
@@ -200,6 +210,9 @@ func (r *process) listen(inner net.Listener, reg prometheus.Registerer) *edge.Li
 func (r *process) ready() (reasons, warnings []string) {
 	if !r.listening.Load() {
 		reasons = append(reasons, "not listening yet")
+	}
+	if r.leaving.Load() {
+		reasons = append(reasons, "shutting down")
 	}
 	if r.draining.Load() {
 		reasons = append(reasons, "draining")

@@ -85,6 +85,10 @@ func (r *process) takeOver(by string) (diff []string, result string, err error) 
 	if err != nil {
 		return diff, refused, fmt.Errorf("%s: %w", r.path, err)
 	}
+	bounds, err := r.fit(c)
+	if err != nil {
+		return diff, refused, fmt.Errorf("%s: %w", r.path, err)
+	}
 	if running != nil {
 		r.rollBack(running, "another file came, by "+by)
 		if len(diff) == 0 && hash == old.Hash {
@@ -100,7 +104,7 @@ func (r *process) takeOver(by string) (diff []string, result string, err error) 
 		return diff, trying, nil
 	}
 	r.tls.use(material)
-	r.apply(&loaded{c, hash, old.Generation + 1}, settings)
+	r.apply(&loaded{c, hash, old.Generation + 1}, settings, bounds)
 	return diff, taken, nil
 }
 

@@ -218,6 +218,12 @@ func (v *validator) sizes() {
 	v.number("server.max_body", int64(s.MaxBody), 64, 16<<20)
 	v.number("server.max_connections", int64(s.MaxConnections), 1, edge.MaxConnections)
 	v.number("server.max_connections_per_ip", int64(s.MaxConnectionsPerIP), 1, edge.MaxConnections)
+	v.number("server.max_body_memory", s.MaxBodyMemory, int64(s.MaxBody), 64<<30)
+	if s.MaxConnectionAge != 0 {
+		v.duration("server.max_connection_age", s.MaxConnectionAge, time.Second, 30*24*time.Hour)
+	}
+	v.number("server.max_requests_per_connection", int64(s.MaxRequests), 0, 1_000_000_000)
+	v.duration("server.shutdown_delay", s.ShutdownDelay, 0, 10*time.Minute)
 	v.duration("server.drain", s.Drain, 0, 10*time.Minute)
 	v.duration("upstream.timeout", v.Upstream.Timeout, 10*time.Millisecond, time.Minute)
 	v.number("upstream.max_in_flight", int64(v.Upstream.MaxInFlight), 1, 1<<20)
@@ -232,6 +238,11 @@ func (v *validator) sizes() {
 	v.number("log.access_every", int64(v.Log.AccessEvery), 0, 1_000_000_000)
 	v.number("log.refused_every", int64(v.Log.RefusedEvery), 0, 1_000_000_000)
 	v.number("log.access_max", int64(v.Log.AccessMax), 0, 1_000_000)
+	v.errs = append(v.errs, v.Tracing.Check()...)
+	if r := v.Tracing.Sample; !(r >= 0 && r <= 1) {
+		v.bad("tracing.sample", "%v must be 0 to 1", r)
+	}
+	v.number("tracing.max_per_second", int64(v.Tracing.MaxPerSecond), 0, 1_000_000)
 	if !logging.Valid(v.Log.Format) {
 		v.bad("log.format", "%q must be json or text, or be left out", v.Log.Format)
 	}

@@ -23,7 +23,7 @@ import (
 )
 
 const (
-	spareFiles  = 500 // of this process and of the gateway, for anything but connections
+	spareFiles  = 2000 // of this process and of the gateway, for anything but connections
 	idleWindows = 3
 )
 
@@ -45,7 +45,7 @@ func (b *bench) connections(ctx context.Context) error {
 	if _, err := b.peer(ctx, "idle-backend-peer", &stand, b.start); err != nil {
 		return err
 	}
-	gate, public, tokens, err := b.startGateway(ctx, "idle-gateway", stand.Listen, "", "server: {max_connections: 40000, max_connections_per_ip: 40000, idle_timeout: 10m}\n")
+	gate, public, tokens, err := b.startGateway(ctx, "idle-gateway", stand.Listen, "", "server: {max_connections: 40000, max_connections_per_ip: 40000, idle_timeout: 10m}\nupstream: {max_in_flight: 64, max_waiting: 64}\n")
 	if err != nil {
 		return err
 	}

@@ -23,10 +23,16 @@ type conn struct {
 	linger    atomic.Bool
 	closed    atomic.Bool
 	heads     headFilter
-	pending   []byte      // bytes behind the present request
-	exchange  exchange    // the present one: a connection has one at a time
-	line      lineKind    // the present request is to be logged for this
-	idle      atomic.Bool // it waits for another request, and may be closed
+	pending   []byte       // bytes behind the present request
+	exchange  exchange     // the present one: a connection has one at a time
+	line      lineKind     // the present request is to be logged for this
+	traced    bool         // the present request was drawn to be traced
+	idle      atomic.Int64 // since when it waits for another request, and may be closed: see Listener.since; 0: it does not
+	parking   atomic.Bool  // the next Close parks it instead
+	woken     bool         // it was parked, and has something to read
+	ends      int64        // when it is too old for another request, as idle
+	held      atomic.Int64 // bytes of its body in Listener.bodies
+	tcp       *net.TCPConn // under Conn; nil: it is never parked
 	read      deadline
 	write     deadline
 }
@@ -38,15 +44,15 @@ type deadline struct{ want, set time.Time }
 const deadlineSlack = time.Second
 
 // apply calls set, where the system's deadline is not within the slack.
-func (d *deadline) apply(set func(time.Time) error) error {
+func (d *deadline) apply(slack time.Duration, set func(time.Time) error) error {
 	switch {
 	case d.want.IsZero():
 		if d.set.IsZero() {
 			return nil
 		}
 		d.set = time.Time{}
-	case d.set.Before(d.want) || d.set.After(d.want.Add(deadlineSlack)):
-		d.set = d.want.Add(deadlineSlack)
+	case d.set.Before(d.want) || d.set.After(d.want.Add(slack)):
+		d.set = d.want.Add(slack)
 	default:
 		return nil
 	}
@@ -64,7 +70,7 @@ func (c *conn) SetWriteDeadline(t time.Time) error { c.write.want = t; return ni
 
 // Write implements net.Conn.
 func (c *conn) Write(b []byte) (int, error) {
-	if err := c.write.apply(c.Conn.SetWriteDeadline); err != nil {
+	if err := c.write.apply(deadlineSlack, c.Conn.SetWriteDeadline); err != nil {
 		return 0, err
 	}
 	return c.Conn.Write(b)
@@ -84,6 +90,9 @@ func (c *conn) Read(b []byte) (int, error) {
 			return 0, c.heads.refused
 		}
 		between, passed := !c.heads.inRequest, c.heads.passed
+		if between {
+			c.listener.releaseBody(c)
+		}
 		n, err := c.next(b, between && passed > 0)
 		if c.heads.refused != nil {
 			return n, nil
@@ -121,8 +130,10 @@ func (c *conn) next(b []byte, another bool) (n int, err error) {
 		}
 		return n, nil
 	}
-	if err := c.read.apply(c.Conn.SetReadDeadline); err != nil {
-		return 0, err
+	if !another {
+		if err := c.read.apply(deadlineSlack, c.Conn.SetReadDeadline); err != nil {
+			return 0, err
+		}
 	}
 	n, err = c.wait(b, another)
 	passed := c.heads.pass(b[:n])
@@ -138,19 +149,30 @@ func (c *conn) wait(b []byte, another bool) (int, error) {
 	if !another {
 		return c.Conn.Read(b)
 	}
-	c.idle.Store(true)
+	c.idle.Store(c.listener.since(c.read.want))
 	if s := c.listener.server; s != nil && s.draining.Load() { // CloseIdle may have been called before
 		return 0, io.EOF
 	}
-	n, err := c.Conn.Read(b)
-	if !c.idle.CompareAndSwap(true, false) || errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, io.ErrUnexpectedEOF) { // TLS without a good-bye
+	n, err := c.readOrPark(b)
+	if c.parking.Load() {
+		return 0, io.EOF
+	}
+	if !c.wake() || errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, io.ErrUnexpectedEOF) { // TLS without a good-bye
 		return 0, io.EOF
 	}
 	return n, err
 }
 
-// Close implements net.Conn.
+// Close implements net.Conn. A connection that is to be parked stays open.
 func (c *conn) Close() error {
+	if c.parking.CompareAndSwap(true, false) && c.park() {
+		return nil
+	}
+	return c.end()
+}
+
+// end closes the connection.
+func (c *conn) end() error {
 	if c.closed.Swap(true) {
 		return net.ErrClosed
 	}
@@ -160,6 +182,7 @@ func (c *conn) Close() error {
 	if c.linger.Load() {
 		lingerClose(c.Conn)
 	}
+	c.listener.releaseBody(c)
 	c.listener.remove(c)
 	return c.Conn.Close()
 }

@@ -12,6 +12,7 @@ import (
 
 	"floodgate.internal/gateway/identity"
 	"floodgate.internal/shared/problem"
+	"floodgate.internal/shared/tracing"
 	"floodgate.internal/shared/verdict"
 )
 
@@ -52,6 +53,8 @@ type exchange struct {
 
 	trace   []byte // see traceparent
 	sampled sampled
+	traced  sampled
+	span    *tracing.Span // see requestSpan
 	asked   time.Duration // how long the backend took; 0: it was not asked
 	tally   *tally        // of the user's side of a canary; nil: none runs, or the user's buckets were not asked
 
@@ -77,10 +80,16 @@ func (x *exchange) finish() {
 	if x.conn.heads.last.close { // fasthttp knows only one spelling of Connection: close
 		x.ctx.SetConnectionClose()
 	}
+	if x.conn.last(x.set, x.now) {
+		x.close()
+	}
 	x.s.metrics.requests[x.route.label][x.result].Inc()
 	x.countClient()
 	x.observe(x.route.label, x.ctx.Response.StatusCode())
 	x.countCanary(x.ctx.Response.StatusCode())
+	if x.isTraced() {
+		x.endSpan()
+	}
 	if x.isLogged() {
 		x.log()
 	}
@@ -144,7 +153,11 @@ func (s *Server) protocolError(ctx *fasthttp.RequestCtx, err error) {
 	default:
 		p = problem.New(problem.BadRequest, "this is not a request that could be read")
 	}
-	x.reject(ruleProtocol, p)
+	if p.Code == problem.Overloaded {
+		x.reject(ruleInFlight, p)
+	} else {
+		x.reject(ruleProtocol, p)
+	}
 	x.close()
 	x.finish()
 }

@@ -64,6 +64,9 @@ func (s *Server) fastPath(c *conn, b []byte) (answer []byte) {
 	if set.NoFastPath || v.MayProbe() || byUser && v.Sale == nil {
 		return nil
 	}
+	if c.last(set, now) {
+		return nil
+	}
 	from := c.addr
 	claimed := h.claims()
 	if claimed && set.Trusted.Contains(from) {
@@ -87,7 +90,7 @@ func (s *Server) fastPath(c *conn, b []byte) (answer []byte) {
 	if !byUser {
 		status = v.Refusal.Status
 	}
-	if x.toBeLogged(status) {
+	if x.toBeLogged(status) || s.Tracer != nil && x.toBeTraced(h) {
 		return nil
 	}
 	if byUser {

@@ -221,13 +221,13 @@ func (l *Listener) place(c *conn, source netip.Addr) bool {
 	return true
 }
 
-// maxRefusing bounds the connections over a bound whose handshake is made only to tell them so. One more is closed at once.
-const maxRefusing = 64
+// MaxRefusing is the bound on the connections over a bound whose handshake is made only to tell them so. One more is closed at once.
+const MaxRefusing = 64
 
 // refuseSecurely tells a connection that is over a bound so, after its handshake, if there are few of them.
 func (l *Listener) refuseSecurely(c *conn, response []byte) {
 	l.mu.Lock()
-	few := l.refusing < maxRefusing
+	few := l.refusing < MaxRefusing
 	if few {
 		l.refusing++
 		l.closing[c.Conn] = struct{}{}

@@ -15,6 +15,7 @@ const maxHeaders = 100
 // holds no more of a head than the parser's buffer does.
 type headFilter struct {
 	maxBody   int64            // the largest body that is taken; 0: any
+	conn      *conn            // whose bodies are counted; nil: nobody's
 	partial   []byte           // the part of an unfinished head that has passed already
 	bodyLeft  int64            // bytes of a body still to come
 	passed    uint64           // heads that passed
@@ -28,6 +29,7 @@ type head struct {
 	line      []byte   // the request line, without its end
 	bodyLen   int64    // Content-Length
 	id        []byte   // X-Request-Id
+	trace     []byte   // traceparent, the last one
 	forwarded [][]byte // X-Forwarded-For, in order
 	elements  [][]byte // Forwarded, in order
 	host      []byte   // Host
@@ -77,6 +79,9 @@ func (f *headFilter) pass(b []byte) int {
 	f.refused = checkHead(h[blank:end], &f.last)
 	if f.refused == nil && f.maxBody > 0 && f.last.bodyLen > f.maxBody { // before fasthttp answers Expect: 100-continue
 		f.refused = tooLarge()
+	}
+	if f.refused == nil && f.conn != nil && f.last.bodyLen > smallBody && !f.conn.holdBody(f.last.bodyLen) {
+		f.refused = problem.New(problem.Overloaded, "too many large requests at once; nothing was done")
 	}
 	if f.refused != nil {
 		return max(0, blank+1-before)
@@ -209,6 +214,8 @@ func (h *head) field(i int, value []byte, again bool) (refused *problem.Problem)
 		if !again {
 			h.id = value
 		}
+	case traceparent:
+		h.trace = value
 	case forwardedFor:
 		h.forwarded = append(h.forwarded, value)
 	case forwarded:
@@ -264,6 +271,7 @@ const (
 	forwardedFor
 	forwarded
 	trailer
+	traceparent
 
 	singletons = connection
 )
@@ -273,7 +281,7 @@ var known = [...][]byte{
 	authorization: []byte("Authorization"), contentType: []byte("Content-Type"), idempotencyKey: []byte("Idempotency-Key"), origin: []byte("Origin"),
 	cookie: []byte("Cookie"), paymentSignature: []byte(wire.PaymentSignature),
 	connection: []byte("Connection"), requestID: headerRequestID, forwardedFor: []byte("X-Forwarded-For"), forwarded: []byte("Forwarded"),
-	trailer: []byte("Trailer"),
+	trailer: []byte("Trailer"), traceparent: []byte("Traceparent"),
 }
 
 // knownByLength is the indices of known by the length of the name: most names have another.

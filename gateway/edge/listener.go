@@ -1,6 +1,7 @@
 package edge
 
 import (
+	"cmp"
 	"crypto/tls"
 	"errors"
 	"io"
@@ -30,30 +31,44 @@ type Listener struct {
 	mu       sync.Mutex // guards what follows
 	open     map[*conn]struct{}
 	byAddr   map[[16]byte]int      // open connections by network.Key, of addresses that are not exempt
-	closing  map[net.Conn]struct{} // refused connections whose clients still read the answer, at most maxClosing
-	refusing int                   // of closing, those that are refused after a handshake, at most maxRefusing
+	closing  map[net.Conn]struct{} // refused connections whose clients still read the answer, at most MaxClosing
+	refusing int                   // of closing, those that are refused after a handshake, at most MaxRefusing
 
-	closers sync.WaitGroup // one for each of closing
+	closers sync.WaitGroup // one for each of closing, and for each parked connection
+
+	epoch  time.Time    // conn.idle and conn.ends are nanoseconds since then
+	bodies atomic.Int64 // bytes of the bodies in flight
+	idlest idlest
 
 	refusedAll, refusedAddr, failed prometheus.Counter
 	handshakes                      handshakeMetrics
 }
 
 // Bounds are how many connections may be open, in all and from one address. Exempt and Trusted are free of the second
-// bound: a trusted proxy's address stands for many clients.
+// bound: a trusted proxy's address stands for many clients. Closing is how many refused ones may be left to read their answer,
+// BodyMemory how many bytes bodies in flight may have; 0: MaxClosing, and any number of bytes.
 type Bounds struct {
 	Max, PerAddress int
+	Closing         int
+	BodyMemory      int64
 	Exempt, Trusted network.Set
+}
+
+// With is b with the networks of the settings.
+func (b Bounds) With(s Settings) Bounds {
+	b.Exempt, b.Trusted = s.Exempt, s.Trusted
+	return b
 }
 
 // NewListener wraps inner. Connections take the fast path of s, none if s is nil.
 func NewListener(inner net.Listener, s *Server, b Bounds, reg prometheus.Registerer) *Listener {
-	l := &Listener{Listener: inner, server: s, open: map[*conn]struct{}{}, byAddr: map[[16]byte]int{}, closing: map[net.Conn]struct{}{}}
+	l := &Listener{Listener: inner, server: s, open: map[*conn]struct{}{}, byAddr: map[[16]byte]int{}, closing: map[net.Conn]struct{}{}, epoch: time.Now()}
 	l.SetBounds(b)
 	v := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gateway_connections_refused_total", Help: "Connections refused by bound."}, []string{"bound"})
 	l.refusedAll, l.refusedAddr = v.WithLabelValues("all"), v.WithLabelValues("address")
 	l.failed = prometheus.NewCounter(prometheus.CounterOpts{Name: "gateway_accept_failures_total", Help: "Connections that could not be accepted for want of file descriptors or memory, and were left in the system's queue."})
 	newHandshakeMetrics(&l.handshakes, reg)
+	l.registerBounds(reg)
 	reg.MustRegister(v, l.failed, prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "gateway_connections", Help: "Open connections."}, func() float64 {
 		l.mu.Lock()
 		defer l.mu.Unlock()
@@ -118,7 +133,13 @@ func (l *Listener) admitBy(inner net.Conn, t *transport) *conn {
 		c.heads.maxBody = int64(l.server.HTTP.MaxBody)
 	}
 	c.counted = !b.Exempt.Contains(addr) && !b.Trusted.Contains(addr)
+	l.start(c, inner)
 	l.mu.Lock()
+	if len(l.open) >= b.Max {
+		l.mu.Unlock()
+		l.giveWay()
+		l.mu.Lock()
+	}
 	switch {
 	case len(l.open) >= b.Max:
 		l.mu.Unlock()
@@ -160,9 +181,7 @@ func (l *Listener) all() []*conn {
 // CloseIdle closes the connections that wait for another request. It is called once, after Server.Drain.
 func (l *Listener) CloseIdle() {
 	for _, c := range l.all() {
-		if c.idle.CompareAndSwap(true, false) {
-			c.Close()
-		}
+		c.endIdle(c.idle.Load())
 	}
 }
 
@@ -170,7 +189,7 @@ func (l *Listener) CloseIdle() {
 func (l *Listener) CloseAll() {
 	for _, c := range l.all() {
 		c.linger.Store(false)
-		c.Close()
+		c.end()
 	}
 	l.mu.Lock()
 	for c := range l.closing {
@@ -198,8 +217,8 @@ func wholeResponse(p *problem.Problem) []byte {
 // refuseFor is how long the answer to a connection over a bound may take to write.
 const refuseFor = 50 * time.Millisecond
 
-// maxClosing bounds the refused connections that are closed by lingerClose. One more is closed at once.
-const maxClosing = 1024
+// MaxClosing is the bound on the refused connections that are closed by lingerClose, unless Bounds has a lower one. One more is closed at once.
+const MaxClosing = 1024
 
 // refuse answers a new connection and closes it. It does not delay the next Accept: the send buffer of a new connection
 // is empty, and lingerClose runs beside it.
@@ -212,7 +231,7 @@ func (l *Listener) refuse(refused *conn, response []byte) {
 	c.SetWriteDeadline(time.Now().Add(refuseFor))
 	c.Write(response)
 	l.mu.Lock()
-	linger := len(l.closing) < maxClosing
+	linger := len(l.closing) < cmp.Or(l.bounds.Load().Closing, MaxClosing)
 	if linger {
 		l.closing[c] = struct{}{}
 	}

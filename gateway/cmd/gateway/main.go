@@ -14,8 +14,8 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // a second signal ends the process at once, or server.shutdown_delay while it lasts
 	err := gateway.Run(ctx, os.Args[1:], os.Stdout, os.Stderr)
-	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "gateway:", err)
 	}

@@ -126,6 +126,10 @@ func serve(ctx context.Context, path string, now func() time.Time, stderr io.Wri
 		return nil
 	})
 	rest.Go(func() error {
+		p.tokens.run(background, p.pool)
+		return nil
+	})
+	rest.Go(func() error {
 		p.pool.Watch(background)
 		return nil
 	})

@@ -51,8 +51,8 @@ func (l onePipe) Accept() (net.Conn, error) { return l.c, nil }
 func (l onePipe) Addr() net.Addr            { return l.c.LocalAddr() }
 func (l onePipe) Close() error              { return nil }
 
-// varying is what two answers to the same request may differ in: the second, and the jitter.
-var varying = regexp.MustCompile(`(Date|Retry-After): [^\r]*\r\n`)
+// varying is what two answers to the same request may differ in: the second, also that in which there is a token, and the jitter.
+var varying = regexp.MustCompile(`((?:Date|Retry-After): |;t=)[^\r]*\r\n`)
 
 // answers is what s writes to pieces, and how many of its heads the fast path took.
 func answers(t testing.TB, s *Server, pieces ...[]byte) (written string, short int) {

@@ -19,6 +19,8 @@ type Global struct {
 	touched time.Time
 	waiting int // requests whose token is still to come
 
+	elsewhere Elsewhere // decides instead; nil: it was not handed over
+
 	waited, late, crowded, shadow prometheus.Counter
 }
 
@@ -50,7 +52,13 @@ func NewGlobal(rule string, reg prometheus.Registerer) *Global {
 //
 // The Wait of an admission is what the method Wait returns afterwards.
 func (g *Global) Take(rule *Rule, bounds WaitBounds, now time.Time) Decision {
-	d, delay := g.reserve(rule, bounds, now)
+	d, delay, to := g.reserve(rule, bounds, now)
+	if to != nil {
+		if d, ok := to(""); ok {
+			return d.under(rule)
+		}
+		return g.Take(rule, bounds, now)
+	}
 	switch {
 	case d.Rule.laws[0].Shadow:
 		if !d.OK {
@@ -102,9 +110,12 @@ func (g *Global) advance(rule *Rule, now time.Time) time.Time {
 
 // reserve takes a token that is there after delay. If delay is positive and the law not in shadow, the caller is counted as
 // waiting.
-func (g *Global) reserve(rule *Rule, bounds WaitBounds, now time.Time) (d Decision, delay time.Duration) {
+func (g *Global) reserve(rule *Rule, bounds WaitBounds, now time.Time) (d Decision, delay time.Duration, to Elsewhere) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if g.elsewhere != nil {
+		return Decision{}, 0, g.elsewhere
+	}
 	now = g.advance(rule, now)
 	d.Rule = g.rule
 	shadow := g.rule.laws[0].Shadow
@@ -123,11 +134,11 @@ func (g *Global) reserve(rule *Rule, bounds WaitBounds, now time.Time) (d Decisi
 			g.waiting++
 		}
 		d.OK, d.Wait = true, g.wait(bounds, now)
-		return d, delay
+		return d, delay, nil
 	}
 	token.CancelAt(now)
 	d.Wait = delay
-	return d, 0
+	return d, 0, nil
 }
 
 // setRule puts the bucket under the rule. A new bucket begins full. Another one earns by its old law until the new one holds,

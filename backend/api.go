@@ -12,7 +12,7 @@ import (
 func (p *process) newAPI() *api.Server {
 	c := p.config
 	return api.New(api.Config{
-		Keys: c.Keys(), Clock: p.clk, Log: p.log, Register: p.reg,
+		Keys: c.Keys(), Clock: p.clk, Log: p.log, Register: p.reg, Tracer: p.tracer,
 		Limits: api.Limits{InFlight: c.API.MaxInFlight, Waiting: c.API.MaxWaiting, Connections: c.API.MaxConnections,
 			Queued: c.Orders.MaxQueued, Lag: c.Orders.MaxLag, Line: c.API.line()},
 	})
@@ -33,7 +33,7 @@ func (p *process) beginAPI(base *stage) {
 		parts.Payer = p.orders
 	}
 	if p.config.Accept.After == AfterConfirm {
-		parts.Confirmer = outbox.NewConfirmer(outbox.ConfirmerConfig{Redis: p.redis, Broker: p.broker, Within: p.config.Accept.ConfirmWithin, Register: p.reg})
+		parts.Confirmer = outbox.NewConfirmer(outbox.ConfirmerConfig{Tracer: p.tracer, Redis: p.redis, Broker: p.broker, Within: p.config.Accept.ConfirmWithin, Register: p.reg})
 	}
 	p.api.Begin(parts)
 }

@@ -86,7 +86,11 @@ func serve(ctx context.Context, path string, c Config, roles Roles, stderr io.Wr
 		log.Warn("development: true: for a developer's machine only", "development_secrets", c.developmentSecrets(), "test_payments", c.TestPayments())
 	}
 	memory.Limit(log)
-	return newProcess(path, c, roles, log).run(ctx)
+	p, err := newProcess(path, c, roles, log)
+	if err != nil {
+		return err
+	}
+	return p.run(ctx)
 }
 
 // listen takes a port, or says what is in the way.

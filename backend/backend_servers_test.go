@@ -14,6 +14,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -22,6 +23,7 @@ import (
 
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/shared/cli"
+	"floodgate.internal/shared/operator"
 	"floodgate.internal/shared/ports"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/signing"
@@ -592,5 +594,66 @@ func TestAPortInUseIsNamed(t *testing.T) {
 			t.Errorf("got %v, want it to name %s", err, field)
 		}
 		ln.Close()
+	}
+}
+
+// The operators of a running backend follow its file, and the listener knows them at once; SIGHUP is taken and ends nothing.
+func TestOperatorsOfARunningBackend(t *testing.T) {
+	r := configure(t, os.Getenv("REDIS_ADDR"), backendtest.Redis(t).Client().Prefix(), backendtest.MySQLDSN(t), queueOf(t, RedisStream))
+	if err := r.run(t.Context(), "migrate"); err != nil {
+		t.Fatal(err)
+	}
+	before, err := os.ReadFile(r.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.start()
+	r.waitReady()
+	token, hash := operator.Mint()
+	status := func() int {
+		t.Helper()
+		req, err := http.NewRequest(http.MethodGet, "http://"+r.admin+"/admin/v1/session", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", "Bearer "+token)
+		res, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer res.Body.Close()
+		return res.StatusCode
+	}
+	if got := status(); got != 401 {
+		t.Errorf("before: got %d", got)
+	}
+	write := func(text []byte) {
+		t.Helper()
+		if err := os.WriteFile(r.path, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(fmt.Appendf(bytes.Clone(before), "operators: [{name: anna, role: viewer, token_sha256: %q}]\n", hash))
+	if err := syscall.Kill(os.Getpid(), syscall.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "anna is known", func() error {
+		if !strings.Contains(r.log.String(), "anna (viewer) is new") {
+			return errors.New("the log does not say so")
+		}
+		return nil
+	})
+	if got := status(); got != 200 {
+		t.Errorf("anna: got %d", got)
+	}
+	write(before)
+	eventually(t, "anna has left", func() error {
+		if !strings.Contains(r.log.String(), "anna (viewer) is gone") {
+			return errors.New("the log does not say so")
+		}
+		return nil
+	})
+	if got := status(); got != 401 {
+		t.Errorf("after: got %d", got)
 	}
 }

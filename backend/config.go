@@ -27,6 +27,7 @@ import (
 	"floodgate.internal/shared/logging"
 	"floodgate.internal/shared/operator"
 	"floodgate.internal/shared/signing"
+	"floodgate.internal/shared/tracing"
 	"floodgate.internal/shared/wire"
 )
 
@@ -54,6 +55,8 @@ type Config struct {
 	Timeline    Timeline         `yaml:"timeline"`
 	Drain       time.Duration    `yaml:"drain"`
 	Log         Log              `yaml:"log"`
+
+	Tracing tracing.Config `yaml:"tracing"`
 }
 
 // Listen is where the process listens.
@@ -323,6 +326,7 @@ func (c Config) Validate() error {
 	if !logging.Valid(c.Log.Format) {
 		wrong("log.format: %q must be json or text, or be left out", c.Log.Format)
 	}
+	errs = append(errs, c.Tracing.Check()...)
 	c.validateDevelopment(wrong)
 	return errors.Join(errs...)
 }

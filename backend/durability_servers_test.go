@@ -3,6 +3,7 @@
 package backend
 
 import (
+	"log/slog"
 	"os"
 	"strings"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"floodgate.internal/backend/durability"
 	"floodgate.internal/backend/redis"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/shared/logging"
 )
 
 // What an accepted order survives is logged when it is new, and never again while it stays the same. A Redis that does not say
@@ -23,7 +25,7 @@ func TestWhatSurvivesIsLoggedOnChange(t *testing.T) {
 		t.Fatal(err)
 	}
 	var out strings.Builder
-	s := durabilityLog{log: valid().logger(&out)}
+	s := durabilityLog{log: logging.New(&out, logging.Text, false, slog.LevelInfo)}
 	s.read(t.Context(), durability.Stores{Redis: c})
 	if got := out.String(); strings.Count(got, "an accepted order survives") != 1 || !strings.Contains(got, "appendfsync="+m["appendfsync"]) {
 		t.Errorf("got %s, want one line with appendfsync=%s", got, m["appendfsync"])

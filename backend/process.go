@@ -6,6 +6,7 @@ import (
 	"errors"
 	"log/slog"
 	"net"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -29,6 +30,7 @@ import (
 	"floodgate.internal/backend/standby"
 	"floodgate.internal/backend/timeline"
 	"floodgate.internal/shared/clock"
+	"floodgate.internal/shared/tracing"
 	"floodgate.internal/shared/version"
 )
 
@@ -67,20 +69,25 @@ type process struct {
 	lists       *eligibility.Lists // nil without the role api
 	origins     *origins.Report    // the same
 	durability  durabilityLog
+	tracer      *tracing.Tracer // nil: traces are off
 }
 
 // newProcess makes a process of the configuration that was read from path.
-func newProcess(path string, c Config, roles Roles, log *slog.Logger) *process {
+func newProcess(path string, c Config, roles Roles, log *slog.Logger) (*process, error) {
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), version.This().Metric("backend"))
 	p := &process{config: c, roles: roles, log: log, reg: reg, clk: &clock.Clock{}, status: &status{}, durability: durabilityLog{log: log}}
 	p.status.set("starting")
+	var err error
+	if p.tracer, err = tracing.Open(c.Tracing, "backend", log, reg); err != nil {
+		return nil, err
+	}
 	p.roster = newRoster(path, c, log, reg)
 	p.operators = newOperators(p.status, reg, log, c.Listen.Admin, c.AdminHosts)
 	if roles.API {
 		p.api = p.newAPI()
 	}
-	return p
+	return p, nil
 }
 
 // run listens, connects, works until ctx ends, and drains: first what takes requests, then what works on its own, then
@@ -180,7 +187,7 @@ func (p *process) build() {
 	p.standby = standby.New(standby.Config{DB: p.db, Redis: p.redis, Catalog: p.catalog, Clock: p.clk, Log: p.log, Register: p.reg,
 		MaxLine: c.Standby.MaxLine})
 	p.intents = intent.New(intent.Config{DB: p.db, Sales: sale.Reader{DB: p.db}, Redis: p.redis, Clock: p.clk, Log: p.log, Register: p.reg, Returned: p.standby.Wake})
-	p.orders = order.NewStore(order.Config{DB: p.db, Redis: p.redis, Intents: p.intents, Clock: p.clk, Log: p.log, Register: p.reg,
+	p.orders = order.NewStore(order.Config{Tracer: p.tracer, DB: p.db, Redis: p.redis, Intents: p.intents, Clock: p.clk, Log: p.log, Register: p.reg,
 		QueuedBound: c.Orders.QueuedBound, AcceptWithin: c.Standby.AcceptWithin, Returned: p.standby.Wake})
 	p.claims = coupon.New(coupon.Config{DB: p.db, Clock: p.clk, Register: p.reg})
 	p.deadLetters = deadletter.NewStore(deadletter.Config{DB: p.db, Orders: p.orders, Clock: p.clk, Log: p.log, Register: p.reg})
@@ -197,6 +204,9 @@ func (p *process) build() {
 	p.carts = cart.New(cart.Config{DB: p.db, SKUs: p.skus, Clock: p.clk, Log: p.log, Register: p.reg,
 		PayWithin: c.Carts.PayWithin, AbandonedAfter: c.Carts.AbandonedAfter, MaxInFlight: c.Carts.MaxInFlight})
 }
+
+// tracesTime is how long the end of the process waits for the collector to take the last traces.
+const tracesTime = 2 * time.Second
 
 // drain ends the stages in turn, within the time that the configuration gives, and closes the connections.
 func (p *process) drain(requests, work, base, operators *stage) error {
@@ -222,6 +232,11 @@ func (p *process) drain(requests, work, base, operators *stage) error {
 	}
 	if p.redis != nil {
 		p.redis.Close()
+	}
+	closing, endClosing := context.WithTimeout(context.Background(), tracesTime)
+	defer endClosing()
+	if err := p.tracer.Close(closing); err != nil {
+		p.log.Warn("the last traces are lost", "error", err)
 	}
 	p.log.Info("ended")
 	return errors.Join(errs...)

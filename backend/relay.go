@@ -18,7 +18,7 @@ func (p *process) reader(name string) outbox.ReaderConfig {
 
 // relay carries orders from the outboxes to the broker.
 func (p *process) relay(name string) *outbox.Relay {
-	c := outbox.RelayConfig{ReaderConfig: p.reader(name), Broker: p.broker,
+	c := outbox.RelayConfig{ReaderConfig: p.reader(name), Broker: p.broker, Tracer: p.tracer,
 		Deferred: func(ctx context.Context, sale int64) (bool, error) { return order.HasDeferred(ctx, p.db, sale) }}
 	if p.config.Accept.After == AfterConfirm {
 		c.Spare = p.config.Accept.ConfirmWithin

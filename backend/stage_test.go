@@ -76,7 +76,10 @@ func TestTimerRestsOnlyWhenThereIsNothingToDo(t *testing.T) {
 		began := time.Now()
 		left, failures := 3, 2
 		ctx, stop := context.WithCancel(t.Context())
-		p := newProcess("", valid(), Roles{Timer: true}, valid().logger(&strings.Builder{}))
+		p, err := newProcess("", valid(), Roles{Timer: true}, valid().logger(&strings.Builder{}))
+		if err != nil {
+			t.Fatal(err)
+		}
 		done := make(chan error, 1)
 		go func() {
 			done <- p.repeat(periodic{"test", timerEvery, passTime, func(context.Context) (int, error) {

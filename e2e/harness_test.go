@@ -85,7 +85,7 @@ func newSystem(t testing.TB, o world.Options) *system {
 	err := machine.ground.Servers.Start(ctx) // a test before may have ended one
 	machine.mu.Unlock()
 	world.Must(t, err)
-	o.Name, o.Gateway = "e2e", "server: {read_timeout: 1m}\n" // thousands press at once from the machine that answers them
+	o.Name, o.Gateway = "e2e", "server: {read_timeout: 1m}\n"+o.Gateway // thousands press at once from the machine that answers them
 	w := &system{World: machine.ground.New(t, ctx, o), t: t, ctx: ctx, servers: machine.ground.Servers, contract: loadContract(t)}
 	w.hold()
 	w.Run(t, ctx)

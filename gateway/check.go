@@ -19,6 +19,8 @@ import (
 type checkCommand struct {
 	Config string `required:"" placeholder:"FILE" help:"The configuration file."`
 	Token  string `env:"FLOODGATE_OPERATOR_TOKEN" placeholder:"TOKEN" help:"An operator's token for the running gateway, instead of the file's ops_token. Best given in the environment: others see a command line."`
+	Replay string `placeholder:"LOG" help:"Run this access log (JSON; - for standard input) against the file's limits, and say who would have been refused."`
+	JSON   bool   `name:"json" help:"With --replay: print JSON."`
 }
 
 // run prints what the file would change in the running gateway, or only "ok" if none answers.
@@ -26,6 +28,12 @@ func (c checkCommand) run(ctx context.Context, stdout io.Writer) error {
 	config, _, err := Load(c.Config)
 	if err != nil {
 		return &cli.UsageError{Err: err}
+	}
+	if c.Replay != "" {
+		return replayLog(config, c.Replay, c.JSON, stdout)
+	}
+	if c.JSON {
+		return cli.Usage("--json goes with --replay LOG")
 	}
 	if err := config.probeBackends(ctx); err != nil {
 		return &cli.UsageError{Err: fmt.Errorf("%s: %w", c.Config, err)}

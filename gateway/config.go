@@ -12,6 +12,7 @@ import (
 	"floodgate.internal/gateway/tlscert"
 	"floodgate.internal/shared/conf"
 	"floodgate.internal/shared/operator"
+	"floodgate.internal/shared/tracing"
 )
 
 // Config is the gateway's configuration file; configs/gateway.yaml explains every key. Fields tagged reload:"restart"
@@ -36,6 +37,7 @@ type Config struct {
 	Cache       CacheConfig      `yaml:"cache"`
 	Timeline    TimelineConfig   `yaml:"timeline"`
 	Log         LogConfig        `yaml:"log"`
+	Tracing     TracingConfig    `yaml:"tracing"`
 
 	// File is where the configuration was read from.
 	File *conf.File `yaml:"-"`
@@ -167,6 +169,13 @@ func (c LogConfig) settings(key conf.Secret) edge.LogSettings {
 	return edge.LogSettings{Every: c.AccessEvery, RefusedEvery: c.RefusedEvery, Max: c.AccessMax, Key: hash[:]}
 }
 
+// TracingConfig is about traces.
+type TracingConfig struct {
+	tracing.Config `yaml:",inline"`
+	Sample         float64 `yaml:"sample"`
+	MaxPerSecond   int     `yaml:"max_per_second"`
+}
+
 func rule(rate float64, burst, maxKeys int) RuleConfig {
 	return RuleConfig{LawConfig: LawConfig{Rate: rate, Burst: burst}, MaxKeys: maxKeys}
 }
@@ -197,6 +206,7 @@ func DefaultConfig() Config {
 		Cache:    CacheConfig{MaxBytes: 64 << 20, TTL: time.Second, Stale: 30 * time.Second},
 		Timeline: TimelineConfig{MaxRecords: 100_000, FlushEvery: 2 * time.Second},
 		Log:      LogConfig{AccessEvery: 1000, RefusedEvery: 1000, AccessMax: 100},
+		Tracing:  TracingConfig{Sample: 0.001, MaxPerSecond: 100},
 	}
 }
 

@@ -118,7 +118,11 @@ func restartFields(diff []string) []string {
 	restart := restartNames(reflect.TypeFor[Config](), "", map[string]bool{})
 	var fields []string
 	for _, line := range diff {
-		if field, _, _ := strings.Cut(line, ": "); restart[field] {
+		field, _, _ := strings.Cut(line, ": ")
+		if list, _, _ := strings.Cut(field, "["); restart[list] {
+			field = list
+		}
+		if restart[field] && !slices.Contains(fields, field) {
 			fields = append(fields, field)
 		}
 	}

@@ -66,6 +66,9 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 }
 
+// tracesTime is how long the end of the gateway waits for the collector to take the last traces.
+const tracesTime = 2 * time.Second
+
 // serve runs the gateway until ctx is done, and drains it. now is time.Now but in tests.
 func serve(ctx context.Context, path string, now func() time.Time, stderr io.Writer) error {
 	in, err := inherit()
@@ -145,6 +148,11 @@ func serveOn(ctx context.Context, in *inherited, path string, now func() time.Ti
 	endFlushing()
 	<-flushed
 	p.cache.Close()
+	closing, endClosing := context.WithTimeout(context.WithoutCancel(ctx), tracesTime)
+	if traceErr := p.tracer.Close(closing); traceErr != nil {
+		log.Warn("the last traces are lost", "error", traceErr)
+	}
+	endClosing()
 	endBackground()
 	p.pool.Close()
 	if restErr := rest.Wait(); err == nil {

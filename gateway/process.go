@@ -25,6 +25,7 @@ import (
 	"floodgate.internal/shared/failpoint"
 	"floodgate.internal/shared/operator"
 	"floodgate.internal/shared/signing"
+	"floodgate.internal/shared/tracing"
 )
 
 // loaded is one generation of the configuration.
@@ -48,6 +49,7 @@ type process struct {
 	presses    *presslog.Recorder
 	flusher    *presslog.Flusher
 	metrics    reloadMetrics
+	tracer     *tracing.Tracer // nil: traces are off
 	tls        backendTLS
 	certs      *tlscert.Store
 	tlsChanged chan struct{} // one element at most: other directories may hold the files of TLS
@@ -93,8 +95,12 @@ func newProcess(path string, c Config, hash string, now func() time.Time, log *s
 	r.pool = upstream.New(r.upstreamConfig(c), r.clk, reg)
 	r.presses = presslog.NewRecorder(c.Timeline.MaxRecords, reg)
 	r.flusher = presslog.NewFlusher(r.presses, c.Timeline.FlushEvery, r.pool.PostRecords, log, reg)
+	if r.tracer, err = tracing.Open(c.Tracing.Config, "gateway", log, reg); err != nil {
+		return nil, err
+	}
 	r.edge = edge.New(edge.Config{
-		Clock: r.clk, Gate: r.gate, Cache: r.cache, Backends: r.pool, Presses: r.presses, Flusher: r.flusher, Log: log, Now: now,
+		Tracer: r.tracer,
+		Clock:  r.clk, Gate: r.gate, Cache: r.cache, Backends: r.pool, Presses: r.presses, Flusher: r.flusher, Log: log, Now: now,
 		HTTP: edge.HTTPConfig{
 			ReadTimeout: c.Server.ReadTimeout, WriteTimeout: c.Server.WriteTimeout, IdleTimeout: c.Server.IdleTimeout,
 			MaxBody: c.Server.MaxBody, MaxHeader: c.Server.MaxHeader,
@@ -154,6 +160,7 @@ func (r *process) settingsOf(old *Config, c Config) (edge.Settings, error) {
 	s.Pages = pagecache.Rule{TTL: c.Cache.TTL, Stale: c.Cache.Stale}
 	s.InsecureCookies = c.Development
 	s.Log = c.Log.settings(c.SigningKey.Secret)
+	s.Traces = edge.TraceSettings{Sample: c.Tracing.Sample, Max: c.Tracing.MaxPerSecond}
 	s.NoFastPath = !c.Server.FastPath
 	s.MaxAge, s.MaxRequests = c.Server.MaxConnectionAge, c.Server.MaxRequests
 	return s, nil

@@ -238,6 +238,11 @@ func (v *validator) sizes() {
 	v.number("log.access_every", int64(v.Log.AccessEvery), 0, 1_000_000_000)
 	v.number("log.refused_every", int64(v.Log.RefusedEvery), 0, 1_000_000_000)
 	v.number("log.access_max", int64(v.Log.AccessMax), 0, 1_000_000)
+	v.errs = append(v.errs, v.Tracing.Check()...)
+	if r := v.Tracing.Sample; !(r >= 0 && r <= 1) {
+		v.bad("tracing.sample", "%v must be 0 to 1", r)
+	}
+	v.number("tracing.max_per_second", int64(v.Tracing.MaxPerSecond), 0, 1_000_000)
 	if !logging.Valid(v.Log.Format) {
 		v.bad("log.format", "%q must be json or text, or be left out", v.Log.Format)
 	}

@@ -34,6 +34,7 @@ import (
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/signing"
+	"floodgate.internal/shared/tracing"
 	"floodgate.internal/shared/verdict"
 	"floodgate.internal/shared/wire"
 )
@@ -67,6 +68,7 @@ type Config struct {
 	Clock    *clock.Clock
 	Log      *slog.Logger
 	Register prometheus.Registerer
+	Tracer   *tracing.Tracer // nil: nothing is traced
 }
 
 // Parts are what a Server answers from; but for the last five, all are needed.
@@ -211,6 +213,7 @@ type request struct {
 	route *route
 	arg   string // what stands for {id} in the path
 	query query
+	span  *tracing.Span
 	until time.Time // nobody waits for the answer any more, by the server's clock; zero: that is not known
 }
 
@@ -229,8 +232,12 @@ func (s *Server) serve(ctx *fasthttp.RequestCtx) {
 	r := &request{RequestCtx: ctx, id: requestID(ctx), route: &unrouted}
 	ctx.Response.Header.Set("X-Request-Id", r.id)
 	ctx.Response.Header.SetBytesV(signing.HeaderNonce, ctx.Request.Header.Peek(signing.HeaderNonce)) // it is the answer to this
+	if s.Tracer != nil {
+		r.span = s.Tracer.Follow(string(ctx.Request.Header.Peek("traceparent")), "request", tracing.Server, began)
+	}
 	result := s.guarded(r)
 	s.metrics.request(r.route, result, time.Since(began))
+	r.endSpan(result)
 }
 
 // guarded turns a panic into a 500: one bad request never takes the process down.

@@ -23,6 +23,7 @@ import (
 	"floodgate.internal/shared/failpoint"
 	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/signing"
+	"floodgate.internal/shared/tracing"
 	"floodgate.internal/shared/verdict"
 	"floodgate.internal/shared/wire"
 )
@@ -87,7 +88,7 @@ func (s *Server) postOrder(r *request) string {
 	}
 	req := reserve.Request{
 		Sale: id, UID: uid, Quantity: quantity, Key: key,
-		Trace: wire.Traceparent(r.Request.Header.Peek("traceparent")),
+		Trace: r.trace(),
 	}
 	return s.place(ctx, r, req, body)
 }
@@ -194,8 +195,17 @@ func (s *Server) decide(ctx context.Context, req *reserve.Request, until time.Ti
 		return reserve.Verdict{}, admission.ErrLate
 	}
 	began := time.Now()
-	verdict, err := s.Redis.Reserve(ctx, *req)
+	asked := *req
+	span := s.Tracer.Follow(req.Trace, "reserve", tracing.Client, began)
+	if span != nil {
+		asked.Trace = span.Traceparent() // what goes on with the order is below the reservation
+	}
+	verdict, err := s.Redis.Reserve(ctx, asked)
 	s.metrics.reserve.Observe(time.Since(began).Seconds())
+	endReserve(span, req.Sale, verdict, err)
+	if verdict.Answer == lua.Reserved {
+		req.Trace = asked.Trace
+	}
 	if err == nil && (verdict.Answer == lua.SoldOut || verdict.Answer == lua.Reserved && verdict.Available <= 0) {
 		s.Catalog.Observe(req.Sale, 0)
 		s.line.SoldOut(req.Sale)

@@ -24,6 +24,7 @@ import (
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/clock"
+	"floodgate.internal/shared/tracing"
 	"floodgate.internal/shared/wire"
 )
 
@@ -66,6 +67,7 @@ type Store struct {
 	clk     *clock.Clock
 	log     *slog.Logger
 	metrics metrics
+	tracer  *tracing.Tracer
 	bound   time.Duration // 0: none
 
 	acceptWithin time.Duration    // of an offer to the standby line
@@ -80,6 +82,7 @@ type Config struct {
 	Clock    *clock.Clock // follows Redis's clock before anything is decided
 	Log      *slog.Logger
 	Register prometheus.Registerer
+	Tracer   *tracing.Tracer // nil: nothing is traced
 
 	// QueuedBound is how long an order may be queued; those that were longer are counted. 0: there is no bound.
 	QueuedBound time.Duration
@@ -94,7 +97,7 @@ func NewStore(c Config) *Store {
 	if c.Returned == nil {
 		c.Returned = func(int64) {}
 	}
-	return &Store{db: c.DB, redis: c.Redis, intents: c.Intents, clk: c.Clock, log: c.Log, metrics: newBookMetrics(c.Register), bound: c.QueuedBound,
+	return &Store{db: c.DB, redis: c.Redis, intents: c.Intents, clk: c.Clock, log: c.Log, metrics: newBookMetrics(c.Register), tracer: c.Tracer, bound: c.QueuedBound,
 		acceptWithin: c.AcceptWithin, returned: c.Returned}
 }
 

@@ -20,6 +20,7 @@ import (
 	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/failpoint"
+	"floodgate.internal/shared/tracing"
 	"floodgate.internal/shared/wire"
 )
 
@@ -44,12 +45,17 @@ func (s *Store) Settle(ctx context.Context, batch []queued.Entry) error {
 func (s *Store) settle(ctx context.Context, batch []queued.Entry, c *settling) error {
 	began := time.Now()
 	var err error
+	batch, c.spans = queued.Trace(s.tracer, "settle", tracing.Consumer, batch)
 	for chunk := range slices.Chunk(newest(batch), maxBatch) {
 		if err = c.settle(ctx, chunk); err != nil {
 			break
 		}
 	}
 	s.notify(ctx, c.notices)
+	for _, n := range c.notices {
+		c.spans.Text(n.id, "status", string(n.status))
+	}
+	c.spans.End(tracing.Failed(err, "not settled"))
 	s.metrics.batch.Observe(float64(len(batch)))
 	s.metrics.duration.Observe(time.Since(began).Seconds())
 	if err != nil {
@@ -77,6 +83,7 @@ func newest(batch []queued.Entry) []queued.Entry {
 type settling struct {
 	store   *Store
 	rounds  int
+	spans   queued.Spans // of the batch's traced entries
 	notices []notice
 	poison  []queued.Entry
 	cause   error
@@ -252,7 +259,9 @@ func (c *settling) insert(ctx context.Context, entries []queued.Entry, sales map
 		return nil
 	}
 	s := c.store
+	began := time.Now()
 	err := s.insertAll(ctx, entries, sales)
+	c.spans.Step("commit", began, entries, tracing.Failed(err, "not committed"))
 	if err == nil {
 		s.metrics.settled.WithLabelValues("inserted").Add(float64(len(entries)))
 		s.left(entries...)

@@ -12,6 +12,7 @@ import (
 	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/redis"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/shared/tracing"
 )
 
 var (
@@ -26,6 +27,7 @@ var (
 type Confirmer struct {
 	redis    *reserve.Store
 	pub      Publisher
+	tracer   *tracing.Tracer
 	within   time.Duration
 	duration prometheus.Observer
 	failed   prometheus.Counter
@@ -35,6 +37,7 @@ type Confirmer struct {
 type ConfirmerConfig struct {
 	Redis    *reserve.Store
 	Broker   Publisher
+	Tracer   *tracing.Tracer // nil: nothing is traced
 	Register prometheus.Registerer
 
 	Within time.Duration // a confirm is waited for, at most
@@ -48,7 +51,7 @@ func NewConfirmer(c ConfirmerConfig) *Confirmer {
 	failed := prometheus.NewCounter(prometheus.CounterOpts{Name: "backend_unconfirmed_total",
 		Help: "Orders of which no confirm came in time; relays publish them."})
 	c.Register.MustRegister(duration, failed)
-	return &Confirmer{redis: c.Redis, pub: c.Broker, within: c.Within, duration: duration, failed: failed}
+	return &Confirmer{redis: c.Redis, pub: c.Broker, tracer: c.Tracer, within: c.Within, duration: duration, failed: failed}
 }
 
 // Confirm publishes an order. After nil the broker has confirmed it and Redis still holds it as it was published, so it survives
@@ -57,7 +60,7 @@ func (c *Confirmer) Confirm(ctx context.Context, e queued.Entry) error {
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, c.within)
 	defer cancel()
-	err := c.pub.Publish(ctx, []queued.Entry{e})
+	err := publish(ctx, c.pub, c.tracer, []queued.Entry{e})
 	if err == nil {
 		err = c.kept(ctx, e)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"floodgate.internal/backend/queued"
 	"floodgate.internal/shared/failpoint"
+	"floodgate.internal/shared/tracing"
 )
 
 // Publisher is the broker, as the relay needs it.
@@ -28,6 +29,7 @@ type Publisher interface {
 type Relay struct {
 	*Reader
 	pub         Publisher
+	tracer      *tracing.Tracer
 	spare       time.Duration // 0: publish at once
 	deferred    func(ctx context.Context, sale int64) (bool, error)
 	republished prometheus.Counter
@@ -38,6 +40,7 @@ type Relay struct {
 type RelayConfig struct {
 	ReaderConfig
 	Broker Publisher
+	Tracer *tracing.Tracer // nil: nothing is traced
 
 	// Spare makes the relay the safety net of Confirmers, which publish their orders at once: it publishes only entries that are
 	// not marked as published for so long after it has read them. 0: it publishes at once.
@@ -48,7 +51,7 @@ type RelayConfig struct {
 
 // NewRelay makes a Relay and registers its metrics.
 func NewRelay(c RelayConfig) *Relay {
-	r := &Relay{Reader: NewReader(c.ReaderConfig), pub: c.Broker, spare: c.Spare, deferred: c.Deferred,
+	r := &Relay{Reader: NewReader(c.ReaderConfig), pub: c.Broker, tracer: c.Tracer, spare: c.Spare, deferred: c.Deferred,
 		republished: prometheus.NewCounter(prometheus.CounterOpts{Name: "backend_outbox_republished_total",
 			Help: "Entries that the broker had confirmed and lost, published again."})}
 	r.spared = prometheus.NewCounter(prometheus.CounterOpts{Name: "backend_outbox_overdue_total",
@@ -70,8 +73,16 @@ func (r *Relay) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
+// publish is Publish, with a span for each traced entry. The messages name those spans, so that what settles them is below.
+func publish(ctx context.Context, pub Publisher, tracer *tracing.Tracer, batch []queued.Entry) error {
+	batch, spans := queued.Trace(tracer, "publish", tracing.Producer, batch)
+	err := pub.Publish(ctx, batch)
+	spans.End(err)
+	return err
+}
+
 func (r *Relay) relay(ctx context.Context, batch []queued.Entry) error {
-	if err := r.pub.Publish(ctx, batch); err != nil {
+	if err := publish(ctx, r.pub, r.tracer, batch); err != nil {
 		return err
 	}
 	failpoint.Hit("relay.before-noted")

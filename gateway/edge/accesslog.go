@@ -47,6 +47,12 @@ func oneIn(every int) bool { return every == 1 || every > 1 && rand.IntN(every) 
 type budget struct {
 	used    atomic.Int64 // the second, and how many lines it has had
 	dropped prometheus.Counter
+	gap     atomic.Bool // some were dropped since the last line that said so
+}
+
+func (b *budget) drop() {
+	b.dropped.Inc()
+	b.gap.Store(true)
 }
 
 const budgetBits = 24 // of the lines in a second
@@ -56,7 +62,7 @@ func (b *budget) take(now time.Time, most int) bool {
 	for second := now.Unix(); ; {
 		old := b.used.Load()
 		if !left(old, second, most) {
-			b.dropped.Inc()
+			b.drop()
 			return false
 		}
 		next := old + 1
@@ -74,7 +80,7 @@ func (b *budget) available(now time.Time, most int) bool {
 	if left(b.used.Load(), now.Unix(), most) {
 		return true
 	}
-	b.dropped.Inc()
+	b.drop()
 	return false
 }
 
@@ -157,7 +163,8 @@ func (x *exchange) isLogged() bool {
 // maxPath is how much of a path a line has, in bytes.
 const maxPath = 256
 
-// log writes the request's line. It has no token, no query and no body; the path only where it is one of ours; and of the address
+// log writes the request's line, which says that it is one of a sample (every), and that lines before it were dropped (gap): a replay
+// needs all. It has no token, no query and no body; the path only where it is one of ours; and of the address
 // its network and a keyed hash, by which lines of one address can be told.
 func (x *exchange) log() {
 	h := &x.ctx.Request.Header
@@ -175,7 +182,11 @@ func (x *exchange) log() {
 	if x.rule < rules {
 		add("rule", ruleNames[x.rule])
 	}
-	add("uid", x.uid)
+	uid := x.uid
+	if x.isKnown {
+		uid = x.known.UID // also where the address's bucket refused the request
+	}
+	add("uid", uid)
 	add("network", x.network())
 	add("trace_id", x.traceID())
 	add("code", string(codeOf(x.result)))
@@ -188,6 +199,13 @@ func (x *exchange) log() {
 	add("addr", x.set.Log.hash(x.client(), x.s.IPv6Prefix))
 	if x.asked > 0 {
 		attrs = append(attrs, slog.Duration("upstream_took", x.asked))
+	}
+	attrs = append(attrs, slog.Int("every", x.set.Log.Every))
+	if x.isKnown { // it drew on the address's buckets for users
+		attrs = append(attrs, slog.Bool("known", true))
+	}
+	if x.s.lines[sampledLine].gap.Load() && x.s.lines[sampledLine].gap.Swap(false) {
+		attrs = append(attrs, slog.Bool("gap", true))
 	}
 	x.s.Log.LogAttrs(context.Background(), slog.LevelInfo, "request", attrs...)
 }

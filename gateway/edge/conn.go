@@ -26,6 +26,7 @@ type conn struct {
 	pending   []byte       // bytes behind the present request
 	exchange  exchange     // the present one: a connection has one at a time
 	line      lineKind     // the present request is to be logged for this
+	traced    bool         // the present request was drawn to be traced
 	idle      atomic.Int64 // since when it waits for another request, and may be closed: see Listener.since; 0: it does not
 	parking   atomic.Bool  // the next Close parks it instead
 	woken     bool         // it was parked, and has something to read

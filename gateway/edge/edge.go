@@ -26,6 +26,7 @@ import (
 	"floodgate.internal/gateway/upstream"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/topk"
+	"floodgate.internal/shared/tracing"
 	"floodgate.internal/shared/wire"
 )
 
@@ -40,6 +41,7 @@ type Config struct {
 	Log      *slog.Logger
 	Now      func() time.Time // the monotonic clock of buckets, caches and the gate; time.Now but in tests
 	HTTP     HTTPConfig
+	Tracer   *tracing.Tracer // nil: nothing is traced
 	// IPv6Prefix is how many bits of an IPv6 address are counted as one address; 0: network.DefaultPrefix.
 	IPv6Prefix int
 }
@@ -71,6 +73,7 @@ type Settings struct {
 	Sign            *identity.Signer // mints test tokens; nil outside development
 	InsecureCookies bool             // without Secure, for plain HTTP in development
 	Log             LogSettings
+	Traces          TraceSettings
 	NoFastPath      bool          // every request goes through the HTTP parser
 	Canary          *Canary       // rules that are tried on a share of the users; nil: none are
 	MaxAge          time.Duration // of a connection; 0: any
@@ -101,6 +104,7 @@ type Server struct {
 	idPrefix string
 	idCount  atomic.Uint64
 	lines    *[lineKinds]budget
+	traces   budget
 	warnings *rate.Limiter
 	peerLogs *rate.Limiter
 }
@@ -119,6 +123,7 @@ func New(c Config, settings Settings, reg prometheus.Registerer) *Server {
 		topUIDs: topk.NewTable[string](), topAddrs: topk.NewTable[[16]byte](),
 		idPrefix: hex.EncodeToString(prefix[:]) + "-",
 		lines:    newBudgets(reg),
+		traces:   newTraceBudget(reg),
 		warnings: rate.NewLimiter(2, 5),
 		peerLogs: rate.NewLimiter(rate.Every(time.Minute), 1),
 	}

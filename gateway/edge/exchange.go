@@ -12,6 +12,7 @@ import (
 
 	"floodgate.internal/gateway/identity"
 	"floodgate.internal/shared/problem"
+	"floodgate.internal/shared/tracing"
 	"floodgate.internal/shared/verdict"
 )
 
@@ -52,6 +53,8 @@ type exchange struct {
 
 	trace   []byte // see traceparent
 	sampled sampled
+	traced  sampled
+	span    *tracing.Span // see requestSpan
 	asked   time.Duration // how long the backend took; 0: it was not asked
 	tally   *tally        // of the user's side of a canary; nil: none runs, or the user's buckets were not asked
 
@@ -84,6 +87,9 @@ func (x *exchange) finish() {
 	x.countClient()
 	x.observe(x.route.label, x.ctx.Response.StatusCode())
 	x.countCanary(x.ctx.Response.StatusCode())
+	if x.isTraced() {
+		x.endSpan()
+	}
 	if x.isLogged() {
 		x.log()
 	}

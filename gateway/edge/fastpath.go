@@ -90,7 +90,7 @@ func (s *Server) fastPath(c *conn, b []byte) (answer []byte) {
 	if !byUser {
 		status = v.Refusal.Status
 	}
-	if x.toBeLogged(status) {
+	if x.toBeLogged(status) || s.Tracer != nil && x.toBeTraced(h) {
 		return nil
 	}
 	if byUser {

@@ -197,6 +197,7 @@ func TestTheFastPathAnswersAsTheSlowPath(t *testing.T) {
 		{"a refusal, beyond the bound", order("1", "", ""), 1, func(set *Settings) { set.Log = LogSettings{RefusedEvery: 1} }},
 		{"paused, logged", order("5", "", ""), 0, func(set *Settings) { set.Log = LogSettings{Max: 100} }},
 		{"paused, beyond the bound", order("5", "", ""), 1, func(set *Settings) { set.Log = LogSettings{} }},
+		{"a client's trace, and traces are off", order("3", "traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\r\n", ""), 1, nil},
 		{"banned", order("3", "", ""), 0, func(set *Settings) { set.BannedNetworks = networks(t, "127.0.0.1/32") }},
 		{"behind a proxy", order("3", "X-Forwarded-For: 198.51.100.7\r\n", ""), 1, func(set *Settings) { set.Trusted = networks(t, "127.0.0.1/32") }},
 		{"behind a proxy that speaks RFC 7239", order("3", "Forwarded: for=198.51.100.7;proto=https\r\n", ""), 1, func(set *Settings) { set.Trusted = networks(t, "127.0.0.1/32") }},

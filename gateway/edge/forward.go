@@ -29,8 +29,12 @@ func (x *exchange) forward(r *upstream.Request) int {
 	resp := fasthttp.AcquireResponse()
 	defer fasthttp.ReleaseResponse(resp)
 	began := x.s.Now()
+	span := x.askSpan(r, began)
 	err := x.s.Backends.Do(r, resp)
-	x.asked = x.s.Now().Sub(began)
+	now := x.s.Now()
+	x.asked = now.Sub(began)
+	span.Text("server.address", r.Backend)
+	span.End(now, err)
 	if err != nil {
 		x.noAnswer(r, err)
 		return 0

@@ -29,6 +29,7 @@ type head struct {
 	line      []byte   // the request line, without its end
 	bodyLen   int64    // Content-Length
 	id        []byte   // X-Request-Id
+	trace     []byte   // traceparent, the last one
 	forwarded [][]byte // X-Forwarded-For, in order
 	elements  [][]byte // Forwarded, in order
 	host      []byte   // Host
@@ -213,6 +214,8 @@ func (h *head) field(i int, value []byte, again bool) (refused *problem.Problem)
 		if !again {
 			h.id = value
 		}
+	case traceparent:
+		h.trace = value
 	case forwardedFor:
 		h.forwarded = append(h.forwarded, value)
 	case forwarded:
@@ -268,6 +271,7 @@ const (
 	forwardedFor
 	forwarded
 	trailer
+	traceparent
 
 	singletons = connection
 )
@@ -277,7 +281,7 @@ var known = [...][]byte{
 	authorization: []byte("Authorization"), contentType: []byte("Content-Type"), idempotencyKey: []byte("Idempotency-Key"), origin: []byte("Origin"),
 	cookie: []byte("Cookie"), paymentSignature: []byte(wire.PaymentSignature),
 	connection: []byte("Connection"), requestID: headerRequestID, forwardedFor: []byte("X-Forwarded-For"), forwarded: []byte("Forwarded"),
-	trailer: []byte("Trailer"),
+	trailer: []byte("Trailer"), traceparent: []byte("Traceparent"),
 }
 
 // knownByLength is the indices of known by the length of the name: most names have another.

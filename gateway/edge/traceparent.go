@@ -10,18 +10,25 @@ import (
 )
 
 // traceparent is the W3C trace context (https://www.w3.org/TR/trace-context/) that a backend is sent: the client's trace
-// id and flags, with a parent id of the gateway's own. Where the client sent none, the trace is new, and sampled if the
-// request is logged. It is made on first use, so that a refusal makes none.
+// id, or a new one, with a parent id of the gateway's own. It is made on first use, so that a refusal makes none. Whether the trace is
+// sampled the gateway decides, where it traces. Otherwise that is as the client says, or, for a new trace, if the request is logged.
 func (x *exchange) traceparent() []byte {
 	if len(x.trace) > 0 {
+		return x.trace
+	}
+	if x.isTraced() {
+		x.trace = append(x.traceRoom[:0], x.requestSpan().Traceparent()...)
 		return x.trace
 	}
 	flags := "00"
 	x.trace = append(x.traceRoom[:0], "00-"...)
 	if given := x.givenTrace(); given != "" {
-		x.trace, flags = append(x.trace, wire.TraceID([]byte(given))...), given[53:]
+		x.trace = append(x.trace, wire.TraceID([]byte(given))...)
+		if x.s.Tracer == nil {
+			flags = given[53:]
+		}
 	} else {
-		if x.isSampled() {
+		if x.s.Tracer == nil && x.isSampled() {
 			flags = "01"
 		}
 		x.trace = appendHex(appendHex(x.trace))

@@ -52,7 +52,7 @@ func NewGlobal(rule string, reg prometheus.Registerer) *Global {
 //
 // The Wait of an admission is what the method Wait returns afterwards.
 func (g *Global) Take(rule *Rule, bounds WaitBounds, now time.Time) Decision {
-	d, delay, to := g.reserve(rule, bounds, now)
+	d, delay, to := g.reserve(rule, bounds, now, true)
 	if to != nil {
 		if d, ok := to(""); ok {
 			return d.under(rule)
@@ -76,6 +76,15 @@ func (g *Global) Take(rule *Rule, bounds WaitBounds, now time.Time) Decision {
 		g.mu.Unlock()
 		g.waited.Inc()
 		d.Wait = max(0, d.Wait-delay)
+	}
+	return d
+}
+
+// Replay is Take for a request of the past: it decides as Take did at that time, and does not wait. It must not be mixed with Take.
+func (g *Global) Replay(rule *Rule, bounds WaitBounds, at time.Time) Decision {
+	d, _, _ := g.reserve(rule, bounds, at, false)
+	if d.Rule.laws[0].Shadow {
+		return Decision{OK: true, Rule: d.Rule, Shadow: !d.OK}
 	}
 	return d
 }
@@ -108,9 +117,9 @@ func (g *Global) advance(rule *Rule, now time.Time) time.Time {
 	return now
 }
 
-// reserve takes a token that is there after delay. If delay is positive and the law not in shadow, the caller is counted as
-// waiting.
-func (g *Global) reserve(rule *Rule, bounds WaitBounds, now time.Time) (d Decision, delay time.Duration, to Elsewhere) {
+// reserve takes a token that is there after delay. If delay is positive and the law not in shadow, the caller, who waits then, is
+// counted as waiting. For one who does not wait, those whose tokens are still to come are.
+func (g *Global) reserve(rule *Rule, bounds WaitBounds, now time.Time, waits bool) (d Decision, delay time.Duration, to Elsewhere) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.elsewhere != nil {
@@ -118,9 +127,9 @@ func (g *Global) reserve(rule *Rule, bounds WaitBounds, now time.Time) (d Decisi
 	}
 	now = g.advance(rule, now)
 	d.Rule = g.rule
-	shadow := g.rule.laws[0].Shadow
+	waits = waits && !g.rule.laws[0].Shadow
 	waiting := g.waiting
-	if shadow { // as many as the tokens that were taken before they came
+	if !waits { // as many as the tokens that were taken before they came
 		waiting = int(math.Ceil(max(0, -g.tokens.TokensAt(now))))
 	}
 	token := g.tokens.ReserveN(now, 1)
@@ -130,7 +139,7 @@ func (g *Global) reserve(rule *Rule, bounds WaitBounds, now time.Time) (d Decisi
 	case delay > 0 && waiting >= bounds.MaxWaiting:
 		d.TooManyWaiting = true
 	default:
-		if delay > 0 && !shadow {
+		if delay > 0 && waits {
 			g.waiting++
 		}
 		d.OK, d.Wait = true, g.wait(bounds, now)

@@ -60,6 +60,8 @@ type Request struct {
 	Wait  time.Duration
 	Class Class
 	Sale  int64 // of an order; 0: none
+
+	Backend string // set by Do: who was asked last, host:port
 }
 
 // Config is what SetConfig changes.
@@ -194,7 +196,7 @@ func (p *Pool) do(s *configured, r *Request, resp *fasthttp.Response) error {
 		if b == nil {
 			break
 		}
-		tried[i] = b
+		tried[i], r.Backend = b, b.addr
 		timeout := time.Until(deadline)
 		if r.Method == fasthttp.MethodGet && r.Wait == 0 && i == 0 && len(s.backends) > 1 {
 			timeout /= 2 // leaves time for the other backend

@@ -172,7 +172,7 @@ func TestGuessesAreSlowedByAddress(t *testing.T) {
 		for _, guess := range []string{"guess-x", "human-chosen"} {
 			_, p := a.Token("127.0.0.1:2", guess)
 			if status(p) != 429 || p.Code != problem.RateLimited || p.RetryAfter <= 0 || p.RetryAfter > everyWrong {
-				t.Errorf("%s: got %v, after %v", guess, p, p.RetryAfter)
+				t.Fatalf("%s: got %+v", guess, p)
 			}
 			w := httptest.NewRecorder()
 			Describe(w.Header(), p)

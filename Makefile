@@ -65,8 +65,8 @@ lint:
 PHASES ?=
 TIMES ?= 1
 
-test: build ## everything CI runs, on private real servers; installs them, gcc and chromium where missing, with apt
-	build/stack install servers race browser
+test: build ## everything CI runs, on private real servers; installs them, gcc, chromium, HAProxy and nginx where missing, with apt
+	build/stack install servers race browser proxies
 	@$(build_to) ./e2e/cmd/phases
 	@build/stack exec -memory -dir build/test-servers -- build/phases --times $(TIMES) $(PHASES)
 

@@ -6,6 +6,7 @@ import (
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/origins"
 	"floodgate.internal/backend/outbox"
+	"floodgate.internal/backend/revocation"
 )
 
 // newAPI makes the server of the internal listener, which answers from the features once it has begun.
@@ -24,10 +25,12 @@ func (p *process) beginAPI(base *stage) {
 	base.start("order reader", reader.Run)
 	p.lists = eligibility.New(eligibility.Config{DB: p.db, Log: p.log, Register: p.reg})
 	base.start("lists", p.lists.Run)
+	p.revocations = revocation.New(revocation.Config{DB: p.db, Clock: p.clk, Keep: p.config.Revocations.Keep, Log: p.log, Register: p.reg})
+	base.start("revoked tokens", p.revocations.Run)
 	p.origins = origins.New(p.clk.Now())
 	parts := api.Parts{
 		Catalog: p.catalog, Redis: p.redis, Orders: p.orders, Reader: reader, Claims: p.claims, Carts: p.carts, Standby: p.standby, SKUs: p.skus,
-		Reconciler: p.reconciler, Webhooks: p.payments, Timelines: p.timelines, Lists: p.lists, Origins: p.origins, Outage: p.outage,
+		Reconciler: p.reconciler, Webhooks: p.payments, Timelines: p.timelines, Lists: p.lists, Origins: p.origins, Revocations: p.revocations, Outage: p.outage,
 	}
 	if p.config.TestPayments() {
 		parts.Payer = p.orders

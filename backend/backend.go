@@ -35,6 +35,7 @@ type grammar struct {
 	Orders        command.Orders      `cmd:"" help:"Find, cancel and export orders."`
 	Bans          command.Bans        `cmd:"" help:"Who may not buy, in any sale."`
 	Eligible      command.Eligible    `cmd:"" help:"Who alone may buy in a sale."`
+	Revocation    command.Revocation  `cmd:"" help:"Which tokens are worth nothing before they expire."`
 	Timeline      command.Timeline    `cmd:"" help:"Why a buyer did not get one: what became of their presses in a sale."`
 	AuditLog      command.AuditLog    `cmd:"" help:"Who changed what."`
 	OperatorToken operatorToken       `cmd:"" help:"Make a token for an operator, and its line for the configuration."`

@@ -53,6 +53,7 @@ type Config struct {
 	API         API              `yaml:"api"`
 	Payments    Payments         `yaml:"payments"`
 	Timeline    Timeline         `yaml:"timeline"`
+	Revocations Revocations      `yaml:"revocations"`
 	Drain       time.Duration    `yaml:"drain"`
 	Log         Log              `yaml:"log"`
 
@@ -197,6 +198,11 @@ type Timeline struct {
 	MaxRowsPerSale int64         `yaml:"max_rows_per_sale"`
 }
 
+// Revocations says for how long a revocation of tokens is kept.
+type Revocations struct {
+	Keep time.Duration `yaml:"keep"`
+}
+
 // Log says what is logged.
 type Log struct {
 	Level  string `yaml:"level" enum:"debug,info,warn,error"`
@@ -220,8 +226,10 @@ func DefaultConfig() Config {
 		Standby:  Standby{MaxLine: 1000, AcceptWithin: 2 * time.Minute},
 		API:      API{MaxInFlight: 1024, MaxWaiting: 65536, MaxConnections: 65536, MaxLine: 256, LinePerUnit: 4, LineWait: time.Second},
 		Timeline: Timeline{Keep: 7 * 24 * time.Hour, MaxRowsPerSale: 200_000},
-		Drain:    20 * time.Second,
-		Log:      Log{Level: "info"},
+		// Longer than the gateways' default of identity.max_lifetime, with the longest leeway.
+		Revocations: Revocations{Keep: 25 * time.Hour},
+		Drain:       20 * time.Second,
+		Log:         Log{Level: "info"},
 	}
 }
 
@@ -444,6 +452,7 @@ func (c Config) validateBounds(wrong func(string, ...any)) {
 	}
 	between("api.line_per_unit", int64(c.API.LinePerUnit), 1, 1_000_000)
 	span("api.line_wait", c.API.LineWait, time.Millisecond, 4*time.Second) // a request has 5 s in all
+	span("revocations.keep", c.Revocations.Keep, time.Minute, 3700*24*time.Hour)
 	span("timeline.keep", c.Timeline.Keep, time.Hour, 365*24*time.Hour)
 	between("timeline.max_rows_per_sale", c.Timeline.MaxRowsPerSale, 1, 100_000_000)
 	span("drain", c.Drain, time.Second, 10*time.Minute)

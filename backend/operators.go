@@ -88,6 +88,7 @@ func (p *process) newAdmin() *admin.Admin {
 	c := admin.Config{
 		Operators: p.roster.list.Load, SessionKey: []byte(p.config.SessionKey.Reveal()), InsecureCookies: p.config.Development, DB: p.db, Redis: p.redis, Clock: p.clk, Log: p.log, Gatherer: p.reg, Register: p.reg,
 		Audit: auditor, Changes: changes, Book: p.orders, Letters: p.deadLetters, Lists: p.lists, Concentration: p.origins,
+		Revocations: p.revocations, KeepRevocations: p.config.Revocations.Keep,
 		Reconcile: p.reconciler.Sale, Rebuild: p.skus.Rebuild, Timeline: p.timelines.Of,
 		Ready: p.reasons, Survives: p.durability.last.Load,
 	}

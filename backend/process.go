@@ -25,6 +25,7 @@ import (
 	"floodgate.internal/backend/payment"
 	"floodgate.internal/backend/reconcile"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/revocation"
 	"floodgate.internal/backend/sale"
 	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/standby"
@@ -68,6 +69,7 @@ type process struct {
 	closing     *closing.Sales
 	lists       *eligibility.Lists // nil without the role api
 	origins     *origins.Report    // the same
+	revocations *revocation.List   // the same
 	durability  durabilityLog
 	tracer      *tracing.Tracer // nil: traces are off
 }

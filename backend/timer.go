@@ -6,6 +6,7 @@ import (
 
 	"floodgate.internal/backend/admin"
 	"floodgate.internal/backend/eligibility"
+	"floodgate.internal/backend/revocation"
 )
 
 // How long a piece of periodic work rests when there is nothing to do: for orders and units, for deferred orders, which keep a
@@ -51,6 +52,9 @@ func (p *process) beginTimer(work *stage, operator *admin.Admin) {
 		periodic{"done intents", pruneEvery, passTime, p.intents.Prune},
 		periodic{"done intents of SKUs", pruneEvery, passTime, p.intents.PruneSKUs},
 		periodic{"old Idempotency-Keys", pruneEvery, passTime, operator.PruneKeys},
+		periodic{"old revocations of tokens", pruneEvery, passTime, func(ctx context.Context) (int, error) {
+			return revocation.Prune(ctx, p.db, p.clk.Now())
+		}},
 		periodic{"old lists", pruneEvery, passTime, func(ctx context.Context) (int, error) { return eligibility.Prune(ctx, p.db) }},
 	)
 	work.start("histories of sales", p.timelines.Watch(p.catalog.Feed))

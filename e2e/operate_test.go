@@ -70,6 +70,20 @@ func (k *walk) operate() {
 	k.admin("GET", "/bans?uid=a/b", "", 400, "BAD_REQUEST")
 	k.admin("POST", "/bans", `{"add":["a b"]}`, 400, "BAD_REQUEST")
 	k.admin("DELETE", "/bans", "", 405, "METHOD_NOT_ALLOWED")
+	keyed("POST", "/revocations", "revoke-once", `{"uid":"mallory"}`, 201, "")
+	keyed("POST", "/revocations", "revoke-once", `{"uid":"trudy"}`, 422, "IDEMPOTENCY_KEY_REUSED")
+	k.admin("POST", "/revocations", `{"uid":"mallory","before":"2020-01-01T00:00:00Z"}`, 200, "")
+	k.admin("POST", "/revocations", `{"jti":"6f1c2a"}`, 201, "")
+	for _, q := range []string{"", "?limit=2", "?uid=mallory"} {
+		if a := k.admin("GET", "/revocations"+q, "", 200, ""); !strings.Contains(string(a.Body), `"mallory"`) {
+			k.w.t.Errorf("revocations%s: got %s", q, a)
+		}
+	}
+	k.admin("GET", "/revocations?uid=a/b", "", 400, "BAD_REQUEST")
+	k.admin("POST", "/revocations", `{"uid":"a b"}`, 400, "BAD_REQUEST")
+	k.admin("DELETE", "/revocations", `{"jti":"6f1c2a"}`, 200, "")
+	k.admin("DELETE", "/revocations", `{"jti":"6f1c2a"}`, 404, "NOT_FOUND")
+	k.admin("PUT", "/revocations", "", 405, "METHOD_NOT_ALLOWED")
 	k.admin("POST", at+"/eligibility", `{"add":["ann"]}`, 409, "SALE_STATE_CONFLICT")
 	keyed("PUT", at+"/eligibility", "list-once", `{"uids":["ann","bob"]}`, 200, "")
 	k.admin("PUT", at+"/eligibility", `{"uids":[1]}`, 400, "BAD_REQUEST")
@@ -256,13 +270,19 @@ func TestChangesReachEveryGateway(t *testing.T) {
 		{"resume", "POST", path + "/resume", "", 1, open},
 		{"ban", "POST", "/admin/v1/bans", `{"add":["2","3"]}`, 2, code("FORBIDDEN")},
 		{"unban", "POST", "/admin/v1/bans", `{"remove":["2"]}`, 2, open},
+		{"revoke", "POST", "/admin/v1/revocations", `{"uid":"9"}`, 9, code("UNAUTHENTICATED")},
+		{"revoke, taken back", "DELETE", "/admin/v1/revocations", `{"uid":"9"}`, 9, open},
 		{"eligible", "PUT", path + "/eligibility", `{"uids":["5"]}`, 4, code("FORBIDDEN")},
 		{"eligible, added", "POST", path + "/eligibility", `{"add":["4"]}`, 4, open},
 		{"eligible, lifted", "DELETE", path + "/eligibility", "", 6, open},
 		{"close", "POST", path + "/close", "", 7, code("SALE_ENDED")},
 	} {
 		began := time.Now()
-		w.want(w.admin(s.method, s.path, s.body), 200, "")
+		status := 200
+		if s.name == "revoke" { // an entry is made
+			status = 201
+		}
+		w.want(w.admin(s.method, s.path, s.body), status, "")
 		answered := time.Now()
 		for name, x := range map[string]*system{"its own gateway": w, "another's gateway": two} {
 			w.until(s.name+" at "+name, patience, func() (bool, string) {

@@ -355,6 +355,15 @@ func (k *walk) feed() {
 	for _, q := range []string{"?since=x", "?wait_ms=20001", "?wait_ms=x", "?instance=a/b", "?x=1"} {
 		k.try(k.signed(signer, "GET", wire.FeedPath+q, "", "", ""), 400, "BAD_REQUEST")
 	}
+	var revoked wire.Revocations
+	k.try(k.signed(signer, "GET", wire.RevocationsPath, "", "", ""), 200, "").Decode(k.w.t, &revoked)
+	if !revoked.Full || revoked.KeepMS == 0 {
+		k.w.t.Errorf("the first answer of the revoked tokens: got %+v", revoked)
+	}
+	k.try(k.signed(signer, "GET", fmt.Sprintf("%s?since=%d&wait_ms=50", wire.RevocationsPath, revoked.Version), "", "", ""), 200, "")
+	for _, q := range []string{"?since=x", "?wait_ms=20001", "?x=1"} {
+		k.try(k.signed(signer, "GET", wire.RevocationsPath+q, "", "", ""), 400, "BAD_REQUEST")
+	}
 	k.try(k.signed(signer, "GET", wire.HealthPath, "", "", ""), 200, "")
 	for _, path := range []string{"/v1/time", "/v1/sales", "/v1/sales/1"} {
 		// The paths of the public API are there, too; what they answer is held against the contract at the gateway.

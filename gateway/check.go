@@ -35,7 +35,7 @@ func (c checkCommand) run(ctx context.Context, stdout io.Writer) error {
 	if c.JSON {
 		return cli.Usage("--json goes with --replay LOG")
 	}
-	if err := config.probeBackends(ctx); err != nil {
+	if err := errors.Join(config.probeBackends(ctx), config.Identity.checkKeys(ctx)); err != nil {
 		return &cli.UsageError{Err: fmt.Errorf("%s: %w", c.Config, err)}
 	}
 	now, err := askRunning(ctx, config, cmp.Or(c.Token, config.OpsToken.Reveal()))

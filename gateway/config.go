@@ -29,6 +29,7 @@ type Config struct {
 	BackendTLS  BackendTLSConfig `yaml:"backend_tls"`
 	SigningKey  SigningKeyConfig `yaml:"signing_key"`
 	Identity    IdentityConfig   `yaml:"identity"`
+	CORS        CORSConfig       `yaml:"cors"`
 	Limits      LimitsConfig     `yaml:"limits"`
 	Reload      ReloadConfig     `yaml:"reload"`
 	Server      ServerConfig     `yaml:"server"`
@@ -68,10 +69,19 @@ type IdentityConfig struct {
 	MaxLifetime time.Duration  `yaml:"max_lifetime"`
 	Leeway      time.Duration  `yaml:"leeway"`
 	Keys        []identity.Key `yaml:"keys"`
+
+	JWKS    identity.JWKSConfig   `yaml:"jwks"`
+	Revoked []identity.Revocation `yaml:"revoked"`
 }
 
 func (c IdentityConfig) rules() identity.Rules {
 	return identity.Rules{Issuers: c.Issuer, Audiences: c.Audience, Types: c.Types, MaxLifetime: c.MaxLifetime, Leeway: c.Leeway}
+}
+
+// CORSConfig is which other sites' pages may use the API.
+type CORSConfig struct {
+	Origins []string      `yaml:"origins"`
+	MaxAge  time.Duration `yaml:"max_age"`
 }
 
 // LimitsConfig is the rules of token buckets, who is exempt from them, and who may not order.
@@ -189,7 +199,8 @@ func DefaultConfig() Config {
 		},
 		IPv6Prefix: network.DefaultPrefix,
 		Backends:   []string{"http://127.0.0.1:9080"},
-		Identity:   IdentityConfig{MaxLifetime: 24 * time.Hour, Leeway: 30 * time.Second},
+		Identity:   IdentityConfig{MaxLifetime: 24 * time.Hour, Leeway: 30 * time.Second, JWKS: identity.JWKSConfig{Refresh: 10 * time.Minute}},
+		CORS:       CORSConfig{MaxAge: 10 * time.Minute},
 		Limits: LimitsConfig{
 			Order: rule(0.2, 1, 1_000_000), Payment: rule(10, 20, 1_000_000), Read: rule(10, 20, 1_000_000), IP: rule(50, 100, 1_000_000), IPUsers: rule(2000, 4000, 1_000_000),
 			Webhook: rule(200, 1000, 10_000),

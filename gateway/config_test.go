@@ -34,6 +34,7 @@ func TestSampleLoadsAndHoldsTheDefaults(t *testing.T) {
 	want.Listen.TLS.Certificates, want.material = []tlscert.Pair{}, c.material
 	want.Operators = []operator.Entry{}
 	want.OpsHosts, want.Identity.Issuer, want.Identity.Audience, want.Identity.Types = []string{}, []string{}, []string{"shop"}, []string{}
+	want.Identity.Revoked, want.CORS.Origins = []identity.Revocation{}, []string{}
 	want.Trusted, want.Limits.IPExempt, want.Limits.BannedNetworks = []string{}, []string{}, []string{}
 	want.Limits.UIDExempt, want.Limits.BannedUIDs, want.Limits.EligibleUIDs = []string{}, []string{}, []string{}
 	if !reflect.DeepEqual(c, want) {
@@ -71,6 +72,10 @@ func TestValidateNamesFieldValueAndBound(t *testing.T) {
 	if err := load(base); err != nil {
 		t.Fatal(err)
 	}
+	garbage := filepath.Join(dir, "garbage.json")
+	if err := os.WriteFile(garbage, []byte("garbage"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct{ old, new, want string }{
 		{"order: {rate: 0.2", "order: {rate: 0", "limits.order.rate: 0 must be positive"},
 		{"order: {rate: 0.2", "order: {rate: .nan", "limits.order.rate: NaN must be positive"},
@@ -103,6 +108,27 @@ func TestValidateNamesFieldValueAndBound(t *testing.T) {
 		{"ip_exempt:", "eligible_uids: [" + strings.Repeat("u, ", maxUIDs) + "u]\n  ip_exempt:", "limits.eligible_uids: 100001 uids, at most 100000"},
 		{"limits:", "trusted_proxies: [proxy.example]\nlimits:", "trusted_proxies[0]: \"proxy.example\" must be a network"},
 		{"127.0.0.0/8", "127.0.0.1", "limits.ip_exempt[0]: \"127.0.0.1\" must be a network"},
+		{"identity:\n", "identity:\n  jwks: {file: nowhere.json}\n", `identity.jwks.file: "nowhere.json": no such file`},
+		{"identity:\n", "identity:\n  jwks: {file: " + garbage + "}\n", "not a JWK set"},
+		{"identity:\n", "identity:\n  jwks: {file: a, url: b}\n", "identity.jwks: there are a file and a url"},
+		{"identity:\n", "identity:\n  jwks: {url: login.example}\n", `identity.jwks.url: "login.example" must be https://host/path`},
+		{"identity:\n", "identity:\n  jwks: {url: \"ftp://login.example/keys\"}\n", "identity.jwks.url: "},
+		{"identity:\n", "identity:\n  jwks: {url: \"https://u:hidden@login.example/keys\"}\n", "identity.jwks.url: "},
+		{"identity:\n", "identity:\n  jwks: {url: \"https://login.example/keys\", refresh: 1s}\n", "identity.jwks.refresh: 1s must be 10s to 24h"},
+		{"identity:\n", "identity:\n  jwks: {path: x}\n", "path"},
+		{"identity:\n", "identity:\n  revoked: [{jti: a}, {uid: 7}]\n", "identity.revoked[1].before: \"\" must be a time"},
+		{"identity:\n", "identity:\n  revoked: [" + strings.Repeat("{jti: a}, ", maxRevoked) + "{jti: a}]\n", "identity.revoked: 10001 of them, at most 10000"},
+		{"feed: {", "cors: {origins: [\"*\"]}\nfeed: {", `cors.origins[0]: "*" must be https://host`},
+		{"feed: {", "cors: {origins: [\"https://*.shop.example\"]}\nfeed: {", "cors.origins[0]"},
+		{"feed: {", "cors: {origins: [\"null\"]}\nfeed: {", "cors.origins[0]"},
+		{"feed: {", "cors: {origins: [\"https://shop.example\", \"https://shop.example/\"]}\nfeed: {", "cors.origins[1]"},
+		{"feed: {", "cors: {origins: [\"https://Shop.example\"]}\nfeed: {", "cors.origins[0]"},
+		{"feed: {", "cors: {origins: [\"https://shop.example:443\"]}\nfeed: {", "must leave out the usual port"},
+		{"feed: {", "cors: {origins: [\"https://u@shop.example\"]}\nfeed: {", "cors.origins[0]"},
+		{"feed: {", "cors: {origins: [\"//shop.example\"]}\nfeed: {", "cors.origins[0]"},
+		{"feed: {", "cors: {origins: [" + strings.Repeat("\"https://a.example\", ", maxOrigins) + "\"https://b.example\"]}\nfeed: {", "cors.origins: 65 of them"},
+		{"feed: {", "cors: {origins: [\"https://a.example\"], max_age: 48h}\nfeed: {", "cors.max_age: 48h0m0s must be 0s to 24h"},
+		{"feed: {", "cors: {origin: x}\nfeed: {", "origin"},
 		{"read_timeout: 2s", "read_timeout: 0s", "server.read_timeout: 0s must be"},
 		{"read_timeout: 2s", "raed_timeout: 2s", "raed_timeout"},
 		{`public: "127.0.0.1:0"`, `public: "0.0.0.0:0"`, "listen.public: \"0.0.0.0:0\" must be on loopback"},
@@ -123,7 +149,7 @@ ops_token: fifteen-bytes-0`, "ops_token: 15 bytes, at least 16"},
 		{"http://127.0.0.1:9080", "ftp://127.0.0.1:9080", "backends[0]: \"ftp://127.0.0.1:9080\" must be http://host:port or https://host:port"},
 		{"http://127.0.0.1:9080", "http://127.0.0.1:9080/x", "backends[0]:"},
 		{`["http://127.0.0.1:9080"]`, `[]`, "backends: 0 of them"},
-		{"alg: HS256", "alg: none", "identity.keys[0].alg: \"none\" must be EdDSA or HS256"},
+		{"alg: HS256", "alg: none", "identity.keys[0].alg: \"none\" must be EdDSA, ES256, RS256 or HS256"},
 		{"secret: " + testSecret, "secret: short", "signing_key.secret: 5 bytes, at least 32"},
 		{"timeout: 3s", "timeout: 0s", "upstream.timeout: 0s must be"},
 		{"max_in_flight: 64", "max_in_flight: 64, max_per_sale: 0", "upstream.max_per_sale: 0 must be 1 to"},

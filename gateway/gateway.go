@@ -131,6 +131,10 @@ func serveOn(ctx context.Context, in *inherited, path string, now func() time.Ti
 		return nil
 	})
 	rest.Go(func() error {
+		p.tokens.run(background, p.pool)
+		return nil
+	})
+	rest.Go(func() error {
 		p.pool.Watch(background)
 		return nil
 	})

@@ -42,6 +42,9 @@ type peer struct {
 	answer   func(ctx *fasthttp.RequestCtx, c call) // nil: 202 for orders
 	onPage   func(ctx *fasthttp.RequestCtx)
 	conns    map[net.Conn]struct{}
+
+	revoked []wire.Revocation // the changes of the list of revoked tokens; the version is how many
+	keepMS  int64             // what it says of how long entries are kept
 }
 
 // call is a request that came with a good signature.
@@ -188,6 +191,9 @@ func (p *peer) handle(ctx *fasthttp.RequestCtx) {
 	switch path {
 	case wire.FeedPath:
 		p.feed(ctx)
+		return
+	case wire.RevocationsPath:
+		p.revocations(ctx)
 		return
 	case wire.HealthPath:
 		return

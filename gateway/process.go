@@ -49,6 +49,7 @@ type process struct {
 	presses    *presslog.Recorder
 	flusher    *presslog.Flusher
 	metrics    reloadMetrics
+	tokens     *tokens
 	tracer     *tracing.Tracer // nil: traces are off
 	tls        backendTLS
 	certs      *tlscert.Store
@@ -76,13 +77,14 @@ func newProcess(path string, c Config, hash string, now func() time.Time, log *s
 	}
 	level.Set(c.Log.Level)
 	var err error
-	r := &process{path: path, now: now, log: log, level: level, clk: &clock.Clock{}, tried: hash}
+	r := &process{path: path, now: now, log: log, level: level, clk: &clock.Clock{}, tried: hash, tokens: newTokens(log, reg)}
 	if r.settings, err = r.settingsOf(nil, c); err != nil {
 		return nil, err
 	}
 	if r.bounds, err = r.fit(c); err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
+	r.tokens.follow(r.settings.Verifier)
 	r.current.Store(&loaded{c, hash, 1})
 	r.certs, r.tlsChanged = tlscert.NewStore(log, reg), make(chan struct{}, 1)
 	r.setTLS(c)
@@ -147,12 +149,13 @@ func (r *process) settingsOf(old *Config, c Config) (edge.Settings, error) {
 	s.Trusted, s.Exempt, s.BannedNetworks = networks(c.Trusted), networks(c.Limits.IPExempt), networks(c.Limits.BannedNetworks)
 	s.ExemptUsers, s.BannedUsers, s.EligibleUsers = uids(c.Limits.UIDExempt), uids(c.Limits.BannedUIDs), uids(c.Limits.EligibleUIDs)
 	if s.Verifier == nil || !reflect.DeepEqual(old.Identity, c.Identity) {
-		v, err := identity.NewVerifier(c.Identity.Keys, c.Identity.rules(), r.clk.Now)
+		v, err := r.tokens.verifier(s.Verifier, c.Identity, r.clk.Now)
 		if err != nil {
 			return s, err
 		}
 		s.Verifier = v
 	}
+	s.CORS = edge.NewCORS(c.CORS.Origins, c.CORS.MaxAge)
 	s.Sign = nil
 	if k, ok := identity.NewSigner(c.Identity.Keys, c.Identity.rules()); ok && c.Development {
 		s.Sign = &k
@@ -185,6 +188,8 @@ func (r *process) apply(l *loaded, s edge.Settings, b edge.Bounds) {
 	r.presses.SetMax(c.Timeline.MaxRecords)
 	r.flusher.SetEvery(c.Timeline.FlushEvery)
 	failpoint.Hit("gateway.mid-reload")
+	r.settings = s
+	r.tokens.follow(s.Verifier)
 	r.setTLS(c)
 	r.bounds = b
 	if r.public != nil {
@@ -222,6 +227,8 @@ func (r *process) ready() (reasons, warnings []string) {
 	} else if now := time.Now(); !r.gate.Fresh(now) {
 		warnings = append(warnings, fmt.Sprintf("the sale feed is silent for %v", r.gate.Age(now).Round(100*time.Millisecond)))
 	}
+	keys, tokenWarnings := r.tokens.ready(r.current.Load().Identity)
+	reasons, warnings = append(reasons, keys...), append(warnings, tokenWarnings...)
 	for _, b := range r.pool.Down() {
 		warnings = append(warnings, "backend "+b+" does not answer")
 	}

@@ -649,7 +649,7 @@ func TestDrainOnTLS(t *testing.T) {
 	}()
 	<-began
 	g.cancel()
-	if b, err := io.ReadAll(idle); err != nil || len(b) > 0 { // io.ErrUnexpectedEOF without a good-bye
+	if b, err := io.ReadAll(idle); err != nil || len(b) > 0 {
 		t.Errorf("idle: got %q, %v", b, err)
 	}
 	close(finish)

@@ -37,6 +37,7 @@ func (c *Config) Validate() error {
 	v.transport()
 	v.backendsAndKey()
 	v.identity()
+	v.cors()
 	v.limits()
 	v.lists()
 	v.canary()
@@ -139,9 +140,10 @@ func (v *validator) identity() {
 	}
 	v.duration("identity.max_lifetime", v.Identity.MaxLifetime, time.Minute, 10*365*24*time.Hour)
 	v.duration("identity.leeway", v.Identity.Leeway, 0, 5*time.Minute)
-	if len(v.Identity.Keys) < 1 || len(v.Identity.Keys) > 64 {
-		v.bad("identity.keys", "%d of them, there must be 1 to 64", len(v.Identity.Keys))
+	if n := len(v.Identity.Keys); n > 64 || n < 1 && !v.Identity.JWKS.Used() {
+		v.bad("identity.keys", "%d of them, there must be 1 to 64, or identity.jwks", n)
 	}
+	v.tokens()
 	kids := map[string]bool{}
 	for i, k := range v.Identity.Keys {
 		field := fmt.Sprintf("identity.keys[%d]", i)

@@ -32,6 +32,7 @@ import (
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/origins"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/revocation"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/operator"
 	"floodgate.internal/shared/verdict"
@@ -63,6 +64,9 @@ type Config struct {
 	// Lists are those of who may buy, and Concentration is where orders come from, of a process that takes orders; else nil.
 	Lists         *eligibility.Lists
 	Concentration *origins.Report
+	// Revocations is the list of revoked tokens of a process that takes orders, else nil; KeepRevocations is for how long one is kept.
+	Revocations     *revocation.List
+	KeepRevocations time.Duration
 	// Timeline tells what became of a user's presses in a sale: timeline.Store.Of.
 	Timeline func(ctx context.Context, uid string, sale int64) (verdict.Timeline, error)
 	// Letters are the dead letters.

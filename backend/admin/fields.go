@@ -53,7 +53,10 @@ var wanted = map[string]string{
 	"add":            fmt.Sprintf(`a list of at most %d uids`, eligibility.MaxChunk),
 	"remove":         fmt.Sprintf(`a list of at most %d uids`, eligibility.MaxChunk),
 	"uids":           fmt.Sprintf(`a list of at most %d uids`, eligibility.MaxChunk),
-	"target":         fmt.Sprintf(`1 to %d characters, like "sale 7", "sku 3", "bans" or "order ID"`, maxTarget),
+	"target":         fmt.Sprintf(`1 to %d characters, like "sale 7", "sku 3", "bans", "revocations" or "order ID"`, maxTarget),
+	"jti":            fmt.Sprintf("1 to %d visible ASCII characters: the claim jti of a token", wire.MaxJTI),
+	"uid":            fmt.Sprintf("1 to %d of [A-Za-z0-9._-]", wire.MaxUID),
+	"before":         `an RFC 3339 time that has passed, like "` + timeExample + `"`,
 	"guard":          fmt.Sprintf("%q or %q", order.GuardConditional, order.GuardVersion),
 }
 

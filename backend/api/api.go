@@ -28,6 +28,7 @@ import (
 	"floodgate.internal/backend/payment"
 	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/revocation"
 	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/standby"
 	"floodgate.internal/backend/timeline"
@@ -87,8 +88,10 @@ type Parts struct {
 	Payer      Payer              // nil: orders are paid by webhook alone
 	Lists      *eligibility.Lists // nil: everybody may buy
 	Origins    *origins.Report    // nil: nobody counts
-	Confirmer  Confirmer          // nil: an order is accepted as soon as Redis has it
-	Outage     func() string      // names what has been away for too long to take orders, "" for nothing; nil: nothing ever is
+	// Revocations is the list of revoked tokens; nil: gateways are told to come back.
+	Revocations *revocation.List
+	Confirmer   Confirmer     // nil: an order is accepted as soon as Redis has it
+	Outage      func() string // names what has been away for too long to take orders, "" for nothing; nil: nothing ever is
 }
 
 // Payer takes the payment of an order at its owner's word, as order.Store.Pay does: that is the built-in test provider.

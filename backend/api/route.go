@@ -26,6 +26,7 @@ type route struct {
 // routes is the table. Where a path takes several methods its first row names the metrics of those that it does not take.
 var routes = []route{
 	{"GET", wire.FeedPath, "feed", []string{"instance", "since", "wait_ms"}, false, (*Server).getFeed},
+	{"GET", wire.RevocationsPath, "revocations", []string{"since", "wait_ms"}, false, (*Server).getRevocations},
 	{"GET", wire.HealthPath, "health", nil, true, (*Server).getHealth},
 	{"POST", verdict.Path, "records", nil, false, (*Server).postRecords},
 	{"GET", "/v1/time", "time", nil, false, (*Server).getTime},

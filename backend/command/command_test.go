@@ -24,6 +24,7 @@ type commands struct {
 	Orders      Orders      `cmd:""`
 	Bans        Bans        `cmd:""`
 	Eligible    Eligible    `cmd:""`
+	Revocation  Revocation  `cmd:""`
 	AuditLog    AuditLog    `cmd:""`
 }
 

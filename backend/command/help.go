@@ -30,6 +30,7 @@ func (ordersSearch) Help() string      { return help("orders search") }
 func (ordersCancel) Help() string      { return help("orders cancel") }
 func (ordersExport) Help() string      { return help("orders export") }
 func (bansAdd) Help() string           { return help("bans add") }
+func (revocationAdd) Help() string     { return help("revocation add") }
 func (eligibleSet) Help() string       { return help("eligible set") }
 func (listLetters) Help() string       { return help("dead-letters list") }
 func (replayLetters) Help() string     { return help("dead-letters replay") }

@@ -43,7 +43,7 @@ type Options struct {
 }
 
 // Parts are what can be measured.
-var Parts = []string{"gateway", "connections", "memory", "overload", "backend", "idle"}
+var Parts = []string{"gateway", "visits", "connections", "memory", "overload", "backend", "idle"}
 
 // Row is one line of the table.
 type Row struct {
@@ -119,8 +119,6 @@ type Report struct {
 
 // unmeasured are the goals that nothing measures yet.
 var unmeasured = []Row{
-	{What: "a visit: connect, TLS, page, three refused orders", Against: "nginx and HAProxy doing the same", Goal: 1.3, Limit: AtMost},
-	{What: "a visit without TLS", Against: "nginx and HAProxy doing the same", Goal: 1, Limit: AtMost},
 	{What: "a durable order, CPU of all processes", Against: "the sum of its stages, each alone", Goal: 1.4, Limit: AtMost},
 	{What: "durable orders a second", Against: "a row for each unit (SKIP LOCKED), and a conditional UPDATE, in MySQL alone", Goal: 2, Limit: AtLeast},
 	{What: "a durable order, CPU of all processes", Against: "a row for each unit (SKIP LOCKED), and a conditional UPDATE, in MySQL alone", Goal: 0.5, Limit: AtMost},
@@ -184,7 +182,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	for _, part := range []struct {
 		name string
 		run  func(context.Context) error
-	}{{"gateway", b.gateway}, {"connections", b.connections}, {"memory", b.memory}, {"overload", b.overload}, {"backend", b.backend}, {"idle", b.idle}} {
+	}{{"gateway", b.gateway}, {"visits", b.visits}, {"connections", b.connections}, {"memory", b.memory}, {"overload", b.overload}, {"backend", b.backend}, {"idle", b.idle}} {
 		if !slices.Contains(o.Only, part.name) {
 			continue
 		}

@@ -53,13 +53,13 @@ func TestBothSidesAreMeasured(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := Run(t.Context(), Options{Dir: filepath.Join(t.TempDir(), "data"), Bin: bin, Self: self, Only: []string{"gateway", "connections", "backend", "idle"}, Rounds: 3, Size: 256, Connections: 100, Sales: 20, Window: time.Second,
+	r, err := Run(t.Context(), Options{Dir: filepath.Join(t.TempDir(), "data"), Bin: bin, Self: self, Only: []string{"gateway", "visits", "connections", "backend", "idle"}, Rounds: 3, Size: 256, Connections: 100, Sales: 20, Window: time.Second,
 		Redis: servers.RedisAddr(), MySQL: servers.MySQLDSN(), AMQP: servers.AMQPURL(), Management: servers.ManagementURL(), Progress: t.Logf, Log: t.Output()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	measured := slices.DeleteFunc(slices.Clone(r.Rows), func(row Row) bool { return !row.Measured() })
-	if len(measured) != 17 || len(r.Rows) != len(measured)+len(unmeasured) ||
+	if len(measured) != 23 || len(r.Rows) != len(measured)+len(unmeasured) ||
 		slices.ContainsFunc(measured, func(row Row) bool {
 			return row.Ratio <= 0 || row.Ours <= 0 || row.Theirs <= 0 && !row.Plain || row.Unit == ""
 		}) {

@@ -52,7 +52,7 @@ func sampleSales() (sales []wire.Sale) {
 
 // gatewayConfig is one in which a user who has pressed once is over the limit, and no other limit is met.
 const gatewayConfig = `development: true
-listen: {public: %q, ops: %q}
+listen: {public: %q, ops: %q%s}
 backends: ["http://%s"]
 signing_key: {id: %s, secret: %s}
 identity:
@@ -76,7 +76,7 @@ func (b *bench) gateway(ctx context.Context) (err error) {
 	if _, err := b.peer(ctx, "backend-peer", &stand, b.start); err != nil {
 		return err
 	}
-	gate, public, tokens, err := b.startGateway(ctx, "gateway", stand.Listen, "")
+	gate, public, tokens, err := b.startGateway(ctx, "gateway", stand.Listen, "", "")
 	if err != nil {
 		return err
 	}
@@ -257,8 +257,8 @@ func spend(addr string, presses [][]byte) error {
 	return nil
 }
 
-// startGateway starts a gateway with the server's settings more.
-func (b *bench) startGateway(ctx context.Context, name, to, more string) (p *stack.Process, public string, tokens []string, err error) {
+// startGateway starts a gateway with more settings, of its listeners and others.
+func (b *bench) startGateway(ctx context.Context, name, to, listen, more string) (p *stack.Process, public string, tokens []string, err error) {
 	if public, err = freeAddr(); err != nil {
 		return nil, "", nil, err
 	}
@@ -274,7 +274,7 @@ func (b *bench) startGateway(ctx context.Context, name, to, more string) (p *sta
 	if err != nil {
 		return nil, "", nil, err
 	}
-	text := fmt.Sprintf(gatewayConfig, public, ops, to, development.SigningKeyID, development.SigningSecret, development.LoginKeyID, development.LoginSecret) + more
+	text := fmt.Sprintf(gatewayConfig, public, ops, listen, to, development.SigningKeyID, development.SigningSecret, development.LoginKeyID, development.LoginSecret) + more
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		return nil, "", nil, err
 	}

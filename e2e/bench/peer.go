@@ -156,6 +156,11 @@ func (p Peer) backend(ctx *fasthttp.RequestCtx) {
 			time.Sleep(time.Second) // there are no news
 		}
 		sendJSON(ctx, wire.Feed{Instance: "bench", Version: 1, Full: !ctx.QueryArgs().Has("since"), Now: wire.At(time.Now()), Sales: p.Sales})
+	case path == wire.RevocationsPath:
+		if ctx.QueryArgs().Has("since") {
+			time.Sleep(time.Second) // there are no news
+		}
+		sendJSON(ctx, wire.Revocations{Full: !ctx.QueryArgs().Has("since"), KeepMS: time.Hour.Milliseconds() * 24 * 3650, Now: wire.At(time.Now())})
 	case path == "/v1/sales":
 		ctx.Response.Header.Set("ETag", `W/"1"`)
 		sendJSON(ctx, wire.SaleList{Sales: p.Sales})
@@ -231,7 +236,7 @@ func (s *script) reserve(ctx context.Context, uid, key string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if word, err := answer[0].ToString(); err != nil || word != lua.Reserved {
+	if word, err := answer[0].ToString(); err != nil || lua.Answer(word) != lua.Reserved {
 		return "", fmt.Errorf("sale_reserve.lua: %s, %v", word, err)
 	}
 	return order, nil

@@ -45,7 +45,7 @@ func (b *bench) connections(ctx context.Context) error {
 	if _, err := b.peer(ctx, "idle-backend-peer", &stand, b.start); err != nil {
 		return err
 	}
-	gate, public, tokens, err := b.startGateway(ctx, "idle-gateway", stand.Listen, "server: {max_connections: 40000, max_connections_per_ip: 40000, idle_timeout: 10m}\nupstream: {max_in_flight: 64, max_waiting: 64}\n")
+	gate, public, tokens, err := b.startGateway(ctx, "idle-gateway", stand.Listen, "", "server: {max_connections: 40000, max_connections_per_ip: 40000, idle_timeout: 10m}\nupstream: {max_in_flight: 64, max_waiting: 64}\n")
 	if err != nil {
 		return err
 	}
@@ -187,7 +187,7 @@ func (b *bench) idle(ctx context.Context) error {
 		return err
 	}
 	b.Progress("%d sales are open", b.Sales)
-	if _, _, _, err := b.startGateway(ctx, "resting-gateway", at.internal, ""); err != nil {
+	if _, _, _, err := b.startGateway(ctx, "resting-gateway", at.internal, "", ""); err != nil {
 		return err
 	}
 	var redis, backend []float64

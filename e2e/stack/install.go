@@ -13,21 +13,23 @@ import (
 	"time"
 )
 
-// What can be installed by Install: the servers, and what `go test -race`, the browser tests and the benchmark need besides Go.
+// What can be installed by Install: the servers, and what `go test -race`, the browser tests, the benchmark
+// and the tests of proxies need besides Go.
 const (
 	ForServers = "servers"
 	ForRace    = "race"
 	ForBrowser = "browser"
 	ForBench   = "bench"
+	ForProxies = "proxies"
 )
 
 // NginxModules is where Debian's packages put nginx's modules.
 const NginxModules = "/usr/lib/nginx/modules"
 
-// Nginx is the path of the nginx that ForBench installs.
+// Nginx is the path of the nginx that ForBench and ForProxies install.
 func Nginx() string { return find("nginx") }
 
-// HAProxy is the path of the haproxy that ForBench installs.
+// HAProxy is the path of the haproxy that ForBench and ForProxies install.
 func HAProxy() string { return find("haproxy") }
 
 // needs says which file a package brings, for each purpose.
@@ -44,6 +46,10 @@ var needs = map[string][]struct{ file, pkg string }{
 		{"/usr/include/stdlib.h", "libc6-dev"},
 	},
 	ForBrowser: {{"chromium", "chromium"}},
+	ForProxies: {
+		{"haproxy", "haproxy"},
+		{"nginx", "nginx-light"},
+	},
 	ForBench: {
 		{"nginx", "nginx-light"},
 		{"haproxy", "haproxy"},
@@ -87,7 +93,7 @@ func missing(purposes ...string) []string {
 func Install(ctx context.Context, report func(format string, args ...any), log io.Writer, purposes ...string) (err error) {
 	for _, p := range purposes {
 		if _, ok := needs[p]; !ok {
-			return fmt.Errorf("install %q: not one of %s, %s, %s, %s", p, ForServers, ForRace, ForBrowser, ForBench)
+			return fmt.Errorf("install %q: not one of %s, %s, %s, %s, %s", p, ForServers, ForRace, ForBrowser, ForBench, ForProxies)
 		}
 	}
 	pkgs := missing(purposes...)

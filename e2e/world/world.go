@@ -37,6 +37,7 @@ type Options struct {
 	Second   bool   // there is another backend, of the roles api and timer
 	Backend  string // lines of the backends' configurations
 	Gateway  string // lines of the gateway's configuration
+	Listen   string // keys of its section listen, each after a comma
 	// Limits is the gateway's section limits, in one line; "" for those of production, from which loopback is exempt.
 	Limits string
 }
@@ -166,13 +167,13 @@ func (w *World) writeGateway(name string, backends ...string) error {
 	p := w.ports[name]
 	limits := cmp.Or(w.Limits, `{order: {rate: 0.2, burst: 1, max_keys: 1000000}, ip_exempt: ["127.0.0.0/8", "::1/128"]}`)
 	return os.WriteFile(w.File(name+".yaml"), fmt.Appendf(nil, `development: true
-listen: {public: %q, ops: %q}
+listen: {public: %q, ops: %q%s}
 backends: ["%s"]
 signing_key: {id: %s, secret: %s}
 identity: {keys: [{kid: %s, alg: HS256, secret: %s, sign: true}]}
 limits: %s
 log: {level: info}
-%s`, host(p.Public), host(p.Ops), strings.Join(backends, `", "`), development.SigningKeyID, development.SigningSecret,
+%s`, host(p.Public), host(p.Ops), w.Listen, strings.Join(backends, `", "`), development.SigningKeyID, development.SigningSecret,
 		development.LoginKeyID, development.LoginSecret, limits, w.Options.Gateway), 0o600)
 }
 

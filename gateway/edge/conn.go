@@ -157,7 +157,7 @@ func (c *conn) wait(b []byte, another bool) (int, error) {
 	if c.parking.Load() {
 		return 0, io.EOF
 	}
-	if !c.wake() || errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, io.ErrUnexpectedEOF) { // TLS without a good-bye
+	if !c.wake() || errors.Is(err, os.ErrDeadlineExceeded) {
 		return 0, io.EOF
 	}
 	return n, err

@@ -71,7 +71,8 @@ type Settings struct {
 	EligibleUsers   map[string]struct{} // the only ones who may order; empty: everybody
 	Pages           pagecache.Rule
 	Sign            *identity.Signer // mints test tokens; nil outside development
-	InsecureCookies bool             // without Secure, for plain HTTP in development
+	InsecureCookies bool             // without Secure and the prefix __Host-, for plain HTTP in development
+	CORS            *CORS            // nil: no page of another site may use the API
 	Log             LogSettings
 	Traces          TraceSettings
 	NoFastPath      bool          // every request goes through the HTTP parser
@@ -80,6 +81,7 @@ type Settings struct {
 	MaxRequests     int           // of a connection; 0: any number
 
 	pagesMaxAge      string
+	cookie           string // the session cookie's name
 	cookieAttributes string
 }
 
@@ -134,9 +136,9 @@ func New(c Config, settings Settings, reg prometheus.Registerer) *Server {
 // SetSettings swaps the settings. Buckets keep their tokens. A request in progress keeps the settings that it began with.
 func (s *Server) SetSettings(set Settings) {
 	set.pagesMaxAge = "public, max-age=" + itoa(int(max(set.Pages.TTL/time.Second, 1)))
-	set.cookieAttributes = "; Path=/; HttpOnly; SameSite=Strict"
+	set.cookie, set.cookieAttributes = sessionCookie, "; Path=/; HttpOnly; SameSite=Strict"
 	if !set.InsecureCookies {
-		set.cookieAttributes += "; Secure"
+		set.cookie, set.cookieAttributes = secureCookie, set.cookieAttributes+"; Secure"
 	}
 	s.settings.Store(&set)
 }

@@ -77,6 +77,9 @@ func (x *exchange) finish() {
 	h := &x.ctx.Response.Header
 	h.SetCanonical(headerRequestID, x.id)
 	h.SetCanonical(headerNoSniff, noSniff)
+	if x.set.CORS != nil {
+		x.allowOrigin()
+	}
 	if x.conn.heads.last.close { // fasthttp knows only one spelling of Connection: close
 		x.ctx.SetConnectionClose()
 	}

@@ -64,7 +64,7 @@ func (s *Server) fastPath(c *conn, b []byte) (answer []byte) {
 	if set.NoFastPath || v.MayProbe() || byUser && v.Sale == nil {
 		return nil
 	}
-	if c.last(set, now) {
+	if set.CORS.allows(h.origin) || c.last(set, now) {
 		return nil
 	}
 	from := c.addr

@@ -104,6 +104,8 @@ func counted(t *testing.T, s *Server, reg prometheus.Gatherer) map[string]float6
 	return n
 }
 
+func withOrigins(set *Settings) { set.CORS = NewCORS([]string{"https://shop.example"}, time.Minute) }
+
 // The fast path's answer is the slow path's, byte for byte, and it takes what it should and nothing else.
 func TestTheFastPathAnswersAsTheSlowPath(t *testing.T) {
 	reg := prometheus.NewRegistry()
@@ -159,6 +161,8 @@ func TestTheFastPathAnswersAsTheSlowPath(t *testing.T) {
 		{"user limited, all for longer", order("6", auth, ""), 1, func(set *Settings) {
 			set.Global = limit.NewRule("global", 0, time.Now(), limit.Law{Rate: 0.00001, Burst: 1})
 		}},
+		{"user limited, a page of the list", order("6", auth+"origin:https://shop.example \r\n", ""), 0, withOrigins},
+		{"user limited, a page of another site", order("6", auth+"Origin: https://shop.example.\r\n", ""), 1, withOrigins},
 		{"by cookie", order("6", "Sec-Fetch-Site: same-origin\r\nCookie: floodgate_session="+tokens["7"]+"\r\n", ""), 0, nil},
 		{"no token, an open sale", order("6", "", ""), 0, nil},
 		{"another scheme", order("6", strings.Replace(auth, "Bearer", "Basic", 1), ""), 0, nil},
@@ -184,6 +188,11 @@ func TestTheFastPathAnswersAsTheSlowPath(t *testing.T) {
 		{"user limited, logged", order("6", auth, ""), 0, func(set *Settings) { set.Log = LogSettings{Every: 1, Max: 100} }},
 		{"switched off", order("3", auth, ""), 0, func(set *Settings) { set.NoFastPath = true }},
 		{"user limited, switched off", order("6", auth, ""), 0, func(set *Settings) { set.NoFastPath = true }},
+		{"a page of the list", order("3", "Origin: https://shop.example\r\n", ""), 0, withOrigins},
+		{"a page of another site", order("3", "Origin: https://other.example\r\n", ""), 1, withOrigins},
+		{"no page, beside a list", order("3", "", ""), 1, withOrigins},
+		{"a page without a list", order("3", "Origin: https://shop.example\r\n", ""), 1, nil},
+		{"two origins", order("3", "Origin: https://shop.example\r\nOrigin: https://shop.example\r\n", ""), 0, withOrigins},
 		{"two at once", order("3", "", "") + order("2", "", ""), 2, nil},
 		{"a trailer that no request may have", order("3", "Trailer: Host\r\n", ""), 0, nil},
 		{"a trailer", order("3", "trailer: x-other\r\n", ""), 0, nil},
@@ -356,6 +365,7 @@ func FuzzFastPath(f *testing.F) {
 	set := *s.settings.Load()
 	set.Trusted = networks(f, "127.0.0.1/32")
 	set.IP = limit.NewRule("ip", 1, time.Now(), limit.Law{Rate: 1e9, Burst: 1e9})
+	withOrigins(&set)
 	set.IPUsers = set.IP
 	without := set
 	without.NoFastPath = true
@@ -369,6 +379,9 @@ func FuzzFastPath(f *testing.F) {
 	}
 	for _, c := range streams {
 		f.Add([]byte(c.bytes))
+	}
+	for _, origin := range []string{"https://shop.example", "https://other.example", "null"} {
+		f.Add([]byte("POST /v1/sales/3/orders HTTP/1.1\r\nHost: x\r\nOrigin: " + origin + "\r\n\r\n"))
 	}
 	f.Fuzz(func(t *testing.T, request []byte) {
 		for id := range int64(10) {

@@ -36,6 +36,7 @@ type head struct {
 	plainHost bool     // it is a name or an IPv4 address
 	// The values of fields that come once at most. hasKey: Idempotency-Key is there, if only empty.
 	authorization, contentType, key []byte
+	origin                          []byte
 	hasKey                          bool
 	unusual                         bool // fasthttp may treat the request in a way that the fast path does not
 	close                           bool // the client wants the connection closed after the answer
@@ -208,6 +209,8 @@ func (h *head) field(i int, value []byte, again bool) (refused *problem.Problem)
 		h.contentType = value
 	case idempotencyKey:
 		h.key, h.hasKey = value, true
+	case origin:
+		h.origin = value
 	case trailer: // the parser refuses one that names certain fields
 		h.unusual = true
 	case requestID:

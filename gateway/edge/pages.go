@@ -52,7 +52,7 @@ func (x *exchange) answerPage(p *pagecache.Page, how pagecache.How, cacheControl
 	in := &x.ctx.Request.Header
 	h := &x.ctx.Response.Header
 	h.Set("X-Cache", string(how))
-	h.Set("Vary", "Accept-Encoding")
+	h.Set("Vary", x.vary())
 	coding, ok := p.Choose(in.PeekAll("Accept-Encoding"))
 	if !ok {
 		x.refuse(badRequest(fasthttp.StatusNotAcceptable, "there is no coding that Accept-Encoding accepts: ask for gzip, br or identity"))

@@ -203,6 +203,9 @@ func (x *exchange) dispatch() {
 		return
 	}
 	if x.op = x.route.operation(h); x.op == nil {
+		if x.preflight() {
+			return
+		}
 		h := &x.ctx.Response.Header
 		h.Set("Allow", x.route.allow)
 		x.refuse(problem.New(problem.MethodNotAllowed, "allowed here: "+x.route.allow))

@@ -106,7 +106,7 @@ func (x *exchange) answerSession(user identity.User) {
 }
 
 func (x *exchange) setCookie(token string, life time.Duration) {
-	x.ctx.Response.Header.Set("Set-Cookie", sessionCookie+"="+token+"; Max-Age="+itoa(max(0, int(life/time.Second)))+x.set.cookieAttributes)
+	x.ctx.Response.Header.Set("Set-Cookie", x.set.cookie+"="+token+"; Max-Age="+itoa(max(0, int(life/time.Second)))+x.set.cookieAttributes)
 }
 
 // json answers 200 with a body that must not be cached.

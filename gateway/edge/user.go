@@ -7,7 +7,12 @@ import (
 	"floodgate.internal/shared/problem"
 )
 
-const sessionCookie = "floodgate_session"
+// The session cookie's name: over plain HTTP in development, and elsewhere. Browsers take the latter over HTTPS only, from this very
+// host and for all of it, so no other host of the domain can set it (RFC 6265bis, 4.1.3.2).
+const (
+	sessionCookie = "floodgate_session"
+	secureCookie  = "__Host-" + sessionCookie
+)
 
 var bearer = []byte("Bearer ")
 
@@ -17,7 +22,7 @@ func (x *exchange) token() (token []byte, byCookie bool) {
 	if auth := h.Peek("Authorization"); len(auth) > 0 {
 		return bearerToken(auth), false // of another scheme: then the cookie does not count either
 	}
-	c := h.Cookie(sessionCookie)
+	c := h.Cookie(x.set.cookie)
 	return c, len(c) > 0
 }
 

@@ -2,8 +2,11 @@
 package identity
 
 import (
+	"encoding/base64"
 	"errors"
 	"fmt"
+	"math"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -24,6 +27,7 @@ var (
 	ErrExpired = errors.New("the token has expired: sign in again")
 	ErrEarly   = errors.New("the token is not valid yet")
 	ErrSubject = errors.New("the token's sub must be a user id: 1 to 64 letters, digits, dots, dashes and underscores")
+	ErrRevoked = errors.New("the token was revoked: sign in again")
 	ErrInvalid = errors.New("the token is not valid here")
 )
 
@@ -46,40 +50,68 @@ type Rules struct {
 
 // Verifier checks tokens. It is safe for concurrent use.
 type Verifier struct {
-	keys   map[string]verifyKey
-	rules  Rules
-	now    func() time.Time
-	parser *jwt.Parser
-	cache  *tokenCache
+	keys    map[string]*verifyKey // of the configuration, by kid; they come before those of jwks
+	jwks    *JWKS                 // nil: none
+	revoked map[revokedKey]int64  // by the configuration: tokens issued before that time, in milliseconds
+	live    *Revoked              // nil: none
+	rules   Rules
+	now     func() time.Time
+	parser  *jwt.Parser
+	cache   *tokenCache
 }
 
-type verifyKey struct {
-	alg string
-	key any // what golang-jwt takes for alg
+// Config is what a Verifier works with.
+type Config struct {
+	Keys    []Key
+	JWKS    *JWKS // more keys; nil: none
+	Rules   Rules
+	Revoked []Revocation
+	Live    *Revoked         // what the backends have revoked; nil: nothing
+	Now     func() time.Time // the clock that decides about expiry
+	// Before is the verifier that this one takes the place of; nil: none. Under the same rules its verified tokens stay
+	// cached, but for those of keys that are gone.
+	Before *Verifier
 }
 
-// NewVerifier makes a verifier. Its errors name the key and the field. now is the clock that decides about expiry.
+// NewVerifier makes a verifier of keys alone. Its errors name the key and the field.
 func NewVerifier(keys []Key, rules Rules, now func() time.Time) (*Verifier, error) {
-	v := &Verifier{keys: map[string]verifyKey{}, rules: rules, now: now, cache: newTokenCache()}
+	return New(Config{Keys: keys, Rules: rules, Now: now})
+}
+
+// New makes a verifier. Its errors name the entry and the field.
+func New(c Config) (*Verifier, error) {
+	v := &Verifier{keys: map[string]*verifyKey{}, jwks: c.JWKS, revoked: map[revokedKey]int64{}, live: c.Live, rules: c.Rules, now: c.Now, cache: newTokenCache()}
 	v.rules.Types = nil
-	for _, t := range rules.Types {
+	for _, t := range c.Rules.Types {
 		v.rules.Types = append(v.rules.Types, mediaType(t))
 	}
-	for i, k := range keys {
-		if err := k.Check(); err != nil {
+	for i, k := range c.Keys {
+		key, err := k.verifying()
+		if err != nil {
 			return nil, fmt.Errorf("identity.keys[%d].%w", i, err)
 		}
-		if _, twice := v.keys[k.KID]; twice {
+		if v.keys[k.KID] != nil {
 			return nil, fmt.Errorf("identity.keys[%d].kid: %q is there twice", i, k.KID)
 		}
-		vk := verifyKey{alg: k.Alg, key: []byte(k.Secret.Reveal())}
-		if k.Alg == "EdDSA" {
-			vk.key, _ = publicKey(k.PublicKey) // checked above
+		if c.Before != nil {
+			if old := c.Before.keys[k.KID]; old != nil && old.same(key) {
+				key = old
+			}
 		}
-		v.keys[k.KID] = vk
+		v.keys[k.KID] = key
 	}
-	v.parser = jwt.NewParser(jwt.WithValidMethods([]string{"EdDSA", "HS256"}), jwt.WithLeeway(rules.Leeway), jwt.WithExpirationRequired(),
-		jwt.WithIssuedAt(), jwt.WithTimeFunc(now), jwt.WithStrictDecoding())
+	for i, r := range c.Revoked {
+		key, before, err := r.entry()
+		if err != nil {
+			return nil, fmt.Errorf("identity.revoked[%d].%w", i, err)
+		}
+		v.revoked[key] = max(v.revoked[key], before)
+	}
+	if c.Before != nil && reflect.DeepEqual(v.rules, c.Before.rules) {
+		v.cache = c.Before.cache
+	}
+	v.parser = jwt.NewParser(jwt.WithValidMethods(algorithms), jwt.WithLeeway(v.rules.Leeway), jwt.WithExpirationRequired(),
+		jwt.WithIssuedAt(), jwt.WithTimeFunc(v.now), jwt.WithStrictDecoding())
 	return v, nil
 }
 
@@ -92,12 +124,18 @@ func (v *Verifier) Verify(token []byte) (User, error) {
 	if len(token) > MaxToken {
 		return User{}, ErrInvalid
 	}
-	if user, ok := v.cache.get(token); ok {
-		if v.expired(user) {
+	if t := v.cache.get(token); t != nil {
+		switch {
+		case v.find(t.key.kid) != t.key: // the key is gone; whether the token is good under another is decided below
+			v.cache.remove(token)
+		case v.expired(t.User):
 			v.cache.remove(token)
 			return User{}, ErrExpired
+		case v.isRevoked(t):
+			return User{}, ErrRevoked
+		default:
+			return t.User, nil
 		}
-		return user, nil
 	}
 	for _, c := range token { // base64 decoders skip line ends, so one token could be written in many ways
 		if !('a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '.' || c == '_' || c == '-') {
@@ -105,21 +143,51 @@ func (v *Verifier) Verify(token []byte) (User, error) {
 		}
 	}
 	text := string(token)
-	user, err := v.parse(text)
+	t, err := v.parse(text)
 	if err != nil {
 		return User{}, err
 	}
-	v.cache.put(text, user)
-	return user, nil
+	v.cache.put(text, t)
+	if v.isRevoked(t) {
+		return User{}, ErrRevoked
+	}
+	return t.User, nil
 }
 
 // Remembered is Verify for a good token that was verified before. False: Verify may know more.
 func (v *Verifier) Remembered(token []byte) (User, bool) {
-	user, ok := v.cache.get(token)
-	return user, ok && !v.expired(user)
+	t := v.cache.get(token)
+	if t == nil || v.find(t.key.kid) != t.key || v.expired(t.User) || v.isRevoked(t) {
+		return User{}, false
+	}
+	return t.User, true
 }
 
 func (v *Verifier) expired(u User) bool { return !v.now().Before(u.Expires.Add(v.rules.Leeway)) }
+
+// JWKS is the set that the verifier takes keys from; nil: none.
+func (v *Verifier) JWKS() *JWKS { return v.jwks }
+
+// find is the key with this id; nil: there is none.
+func (v *Verifier) find(kid string) *verifyKey {
+	if k := v.keys[kid]; k != nil || v.jwks == nil {
+		return k
+	}
+	return v.jwks.find(kid)
+}
+
+// isRevoked reports whether a token is on one of the lists, by its id or as one that its user got before a time.
+func (v *Verifier) isRevoked(t *verified) bool {
+	if len(v.revoked) > 0 {
+		if before, ok := v.revoked[t.uid]; ok && t.issued < before {
+			return true
+		}
+		if _, ok := v.revoked[t.jti]; ok && t.hasJTI {
+			return true
+		}
+	}
+	return v.live != nil && v.live.Len() > 0 && (t.hasJTI && v.live.hits(&t.jti, t.issued) || v.live.hits(&t.uid, t.issued))
+}
 
 // claims are those that count here, by their exact names, each once. encoding/json would take "Sub" for "sub", and the
 // last of two. Where an issuer lets users add claims, a user could then name anybody.
@@ -130,6 +198,7 @@ func (c *claims) UnmarshalJSON(b []byte) error {
 	var in struct {
 		Issuer    jsontext.Value `json:"iss"`
 		Subject   string         `json:"sub"`
+		ID        string         `json:"jti"` // one that is no text could not be revoked, so it is refused
 		Audience  jsontext.Value `json:"aud"`
 		Expires   *float64       `json:"exp"`
 		NotBefore *float64       `json:"nbf"`
@@ -138,7 +207,7 @@ func (c *claims) UnmarshalJSON(b []byte) error {
 	if err := json.Unmarshal(b, &in); err != nil {
 		return err
 	}
-	c.Subject = in.Subject
+	c.Subject, c.ID = in.Subject, in.ID
 	if issuer, ok := texts(in.Issuer); ok && len(issuer) == 1 && in.Issuer.Kind() == '"' {
 		c.Issuer = issuer[0]
 	}
@@ -174,25 +243,49 @@ const maxSeconds = 253402300799
 
 var errDate = errors.New("a time out of range")
 
-func (v *Verifier) parse(text string) (User, error) {
+func (v *Verifier) parse(text string) (*verified, error) {
+	if !plainHeader(text) {
+		return nil, ErrInvalid
+	}
 	var c claims
-	t, err := v.parser.ParseWithClaims(text, &c, v.key)
+	var key *verifyKey
+	t, err := v.parser.ParseWithClaims(text, &c, func(t *jwt.Token) (any, error) {
+		if key = v.choose(t); key == nil {
+			return nil, errKey
+		}
+		return key.key, nil
+	})
 	switch {
 	case err == nil && t.Valid:
 	case errors.Is(err, jwt.ErrTokenExpired):
-		return User{}, ErrExpired
+		return nil, ErrExpired
 	case errors.Is(err, jwt.ErrTokenNotValidYet), errors.Is(err, jwt.ErrTokenUsedBeforeIssued):
-		return User{}, ErrEarly
+		return nil, ErrEarly
 	default:
-		return User{}, ErrInvalid
+		return nil, ErrInvalid
 	}
 	if !v.fulfils(t, &c) {
-		return User{}, ErrInvalid
+		return nil, ErrInvalid
 	}
 	if !wire.ValidUID(c.Subject) {
-		return User{}, ErrSubject
+		return nil, ErrSubject
 	}
-	return User{c.Subject, c.ExpiresAt.Time}, nil
+	out := &verified{User: User{c.Subject, c.ExpiresAt.Time}, key: key, uid: uidKey(c.Subject), issued: math.MinInt64}
+	if c.IssuedAt != nil {
+		out.issued = c.IssuedAt.UnixMilli()
+	}
+	if c.ID != "" {
+		out.jti, out.hasJTI = jtiKey(c.ID), true
+	}
+	return out, nil
+}
+
+// plainHeader reports whether a token's header is a JSON object with no member twice: golang-jwt would take the last one.
+func plainHeader(text string) bool {
+	header, _, _ := strings.Cut(text, ".")
+	b, err := base64.RawURLEncoding.Strict().DecodeString(header)
+	var members map[string]jsontext.Value
+	return err == nil && json.Unmarshal(b, &members) == nil
 }
 
 // fulfils reports whether a token, whose signature and times are good, is as the rules say.
@@ -229,18 +322,17 @@ func mediaType(typ string) string {
 
 var errKey = errors.New("no such key")
 
-// key chooses the key by the token's kid; the algorithm must be the key's own.
-func (v *Verifier) key(t *jwt.Token) (any, error) {
+// choose is the key that the token's kid names, if the token's algorithm is the key's own; nil: there is none.
+func (v *Verifier) choose(t *jwt.Token) *verifyKey {
 	kid, ok := t.Header["kid"].(string)
-	if !ok {
-		return nil, errKey
+	if !ok || kid == "" || len(kid) > maxKID {
+		return nil
 	}
 	if _, critical := t.Header["crit"]; critical {
-		return nil, errKey // an extension that must be understood; none is known here
+		return nil // an extension that must be understood; none is known here
 	}
-	k, ok := v.keys[kid]
-	if !ok || t.Method.Alg() != k.alg {
-		return nil, errKey
+	if k := v.find(kid); k != nil && t.Method.Alg() == k.alg {
+		return k
 	}
-	return k.key, nil
+	return nil
 }

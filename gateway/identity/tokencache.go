@@ -13,6 +13,16 @@ const (
 	maxCached = 1024
 )
 
+// verified is what is remembered of a token whose signature, times and claims are good.
+type verified struct {
+	User
+	key    *verifyKey // a token of a key that is gone counts no more
+	issued int64      // iat in milliseconds; the beginning of time where there is none
+	// For the lists of revoked tokens.
+	uid, jti revokedKey
+	hasJTI   bool
+}
+
 // tokenCache holds verified tokens, by all of their bytes. In a full shard a new token replaces a random one.
 type tokenCache struct {
 	seed   maphash.Seed
@@ -22,13 +32,13 @@ type tokenCache struct {
 // tokenShard is one part; mu guards tokens.
 type tokenShard struct {
 	mu     sync.RWMutex
-	tokens map[string]User
+	tokens map[string]*verified
 }
 
 func newTokenCache() *tokenCache {
 	c := &tokenCache{seed: maphash.MakeSeed()}
 	for i := range c.shards {
-		c.shards[i].tokens = map[string]User{}
+		c.shards[i].tokens = map[string]*verified{}
 	}
 	return c
 }
@@ -37,15 +47,16 @@ func (c *tokenCache) shard(token []byte) *tokenShard {
 	return &c.shards[maphash.Bytes(c.seed, token)%shards]
 }
 
-func (c *tokenCache) get(token []byte) (User, bool) {
+// get is nil for a token that is not there.
+func (c *tokenCache) get(token []byte) *verified {
 	s := c.shard(token)
 	s.mu.RLock()
-	user, ok := s.tokens[string(token)]
+	t := s.tokens[string(token)]
 	s.mu.RUnlock()
-	return user, ok
+	return t
 }
 
-func (c *tokenCache) put(token string, user User) {
+func (c *tokenCache) put(token string, t *verified) {
 	if len(token) > maxCached {
 		return
 	}
@@ -58,7 +69,7 @@ func (c *tokenCache) put(token string, user User) {
 			break
 		}
 	}
-	s.tokens[token] = user
+	s.tokens[token] = t
 }
 
 func (c *tokenCache) remove(token []byte) {

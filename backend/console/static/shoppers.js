@@ -49,6 +49,10 @@ export function shoppers(alive, query) {
       title: (banned ? 'Lift the ban of ' : 'Ban ') + uid, ok: banned ? 'Lift it' : 'Ban', danger: !banned, words: 'It reaches every backend within a second. Orders that there are stand.',
       send: (_, key) => change(banned ? { remove: [uid] } : { add: [uid] }, key), done: () => { one(); look(); },
     });
+    $('revoke').onclick = () => ask({
+      title: 'Sign ' + uid + ' out everywhere', ok: 'Sign out', danger: true, words: 'Tokens that were issued before now are refused within a second. Orders that there are stand.',
+      send: (_, key) => api('POST', '/revocations', { body: { uid }, key }), done: one,
+    });
     $('orders').href = '#/orders?' + wanted;
     if (sale) await story(uid, sale);
   };

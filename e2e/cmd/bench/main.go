@@ -61,7 +61,7 @@ const roundSize = 8000
 const usualRounds = 15
 
 type measureCommand struct {
-	Only   []string `help:"Some of the parts gateway, connections, memory, overload, backend, idle (default: all)." placeholder:"PART"`
+	Only   []string `help:"Some of the parts gateway, visits, connections, memory, overload, backend, idle (default: all)." placeholder:"PART"`
 	Rounds int      `default:"${rounds}" help:"Of each comparison of CPU time, from 3 to 1000."`
 	Out    string   `default:"build" help:"Where bench.json, bench.html and speed.md are written."`
 	Bin    string   `default:"build" help:"Where the binaries backend and gateway are."`

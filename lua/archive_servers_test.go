@@ -8,12 +8,12 @@ import (
 	"floodgate.internal/lua"
 )
 
-func (s *sale) forget() []string {
+func (s *sale) forget() lua.Reply {
 	s.t.Helper()
 	return s.forgetUnder(1)
 }
 
-func (s *sale) forgetUnder(token int64) []string {
+func (s *sale) forgetUnder(token int64) lua.Reply {
 	s.t.Helper()
 	return s.call(lua.SaleForget, keys(s.state, s.orders, s.buyers, s.idem, s.outbox, s.applied), n(token))
 }

@@ -11,8 +11,8 @@ var lockTake string
 var LockTake = script(lockTake)
 
 const (
-	Granted = "granted"
-	Held    = "held"
+	Granted Answer = "granted"
+	Held    Answer = "held"
 )
 
 //go:embed lock_renew.lua
@@ -24,8 +24,8 @@ var lockRenew string
 var LockRenew = script(lockRenew)
 
 const (
-	Renewed  = "renewed"
-	NotOwner = "not_owner"
+	Renewed  Answer = "renewed"
+	NotOwner Answer = "not_owner"
 )
 
 //go:embed lock_release.lua
@@ -36,4 +36,4 @@ var lockRelease string
 // Answers: Freed, Kept, NotOwner.
 var LockRelease = script(lockRelease)
 
-const Freed = "freed"
+const Freed Answer = "freed"

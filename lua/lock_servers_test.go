@@ -36,7 +36,7 @@ func (m *mutex) forget(keys ...string) {
 }
 
 // lock returns the answer, its word aside, as numbers.
-func (m *mutex) lock(owner string, lease time.Duration) (word string, numbers []int64) {
+func (m *mutex) lock(owner string, lease time.Duration) (word lua.Answer, numbers []int64) {
 	m.t.Helper()
 	words := m.call(lua.LockTake, keys(m.holder, m.fence), owner, n(lease.Milliseconds()))
 	for _, w := range words[1:] {
@@ -46,7 +46,7 @@ func (m *mutex) lock(owner string, lease time.Duration) (word string, numbers []
 		}
 		numbers = append(numbers, i)
 	}
-	return words[0], numbers
+	return words.Answer(), numbers
 }
 
 // granted takes a hold, which must be given, and returns its fence.
@@ -59,12 +59,12 @@ func (m *mutex) granted(owner string, lease time.Duration, holds int64) (fence i
 	return v[0]
 }
 
-func (m *mutex) renew(owner string, lease time.Duration) []string {
+func (m *mutex) renew(owner string, lease time.Duration) lua.Reply {
 	m.t.Helper()
 	return m.call(lua.LockRenew, keys(m.holder, m.fence), owner, n(lease.Milliseconds()))
 }
 
-func (m *mutex) unlock(owner string) []string {
+func (m *mutex) unlock(owner string) lua.Reply {
 	m.t.Helper()
 	return m.call(lua.LockRelease, keys(m.holder), owner)
 }

@@ -6,6 +6,7 @@ package lua
 import (
 	"crypto/sha1"
 	"encoding/hex"
+	"strconv"
 )
 
 // Script is the text of a script and the name by which EVALSHA calls it.
@@ -38,17 +39,40 @@ func Witness(incarnation, history string) Script {
 	return inIncarnation("-- in the history "+history+"\n", incarnation)
 }
 
-// Answers that scripts about different things give. The comment of each script lists its answers.
+// Answer is what a script decided. The comment of each script lists its answers.
+type Answer string
+
+// Reply is all that a script returned: its Answer, and what follows from it.
+type Reply []string
+
+// Answer is the first member.
+func (r Reply) Answer() Answer { return Answer(r[0]) }
+
+// Text is the member i; what is not there is "".
+func (r Reply) Text(i int) string {
+	if i >= len(r) {
+		return ""
+	}
+	return r[i]
+}
+
+// Int is the member i as a number; what is not there, or is no number, is 0.
+func (r Reply) Int(i int) int64 {
+	n, _ := strconv.ParseInt(r.Text(i), 10, 64)
+	return n
+}
+
+// Answers that scripts about different things give.
 const (
-	OK         = "ok"
-	Done       = "done"
-	Lost       = "lost"
-	Kept       = "kept"
-	NotEnough  = "not_enough"
-	GateClosed = "gate_closed"
-	NotLoaded  = "not_loaded"
-	Applied    = "applied"
-	Present    = "present"
+	OK         Answer = "ok"
+	Done       Answer = "done"
+	Lost       Answer = "lost"
+	Kept       Answer = "kept"
+	NotEnough  Answer = "not_enough"
+	GateClosed Answer = "gate_closed"
+	NotLoaded  Answer = "not_loaded"
+	Applied    Answer = "applied"
+	Present    Answer = "present"
 )
 
 // Gates, as the state of a sale or a SKU has them.

@@ -69,7 +69,7 @@ func TestEveryAnswerHasItsNameInGo(t *testing.T) {
 		source += string(text)
 	}
 	words := map[string]string{} // by the constant's name
-	for _, m := range regexp.MustCompile(`(?m)^(?:\t|const )(\w+) += "([a-z_]+)"`).FindAllStringSubmatch(source, -1) {
+	for _, m := range regexp.MustCompile(`(?m)^(?:\t|const )(\w+) +Answer += "([a-z_]+)"`).FindAllStringSubmatch(source, -1) {
 		words[m[1]] = m[2]
 	}
 	for file, s := range scripts {

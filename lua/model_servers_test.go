@@ -59,7 +59,7 @@ func (m *model) clone() *model {
 
 // step is what a call must answer, and does to the model what the call does to Redis. What Redis alone can know, the id of a
 // new outbox entry and the time of a press, is taken from got, its answer: the id must be greater than every one before.
-func (m *model) step(c call, got []string) []string {
+func (m *model) step(c call, got lua.Reply) lua.Reply {
 	a := c.args
 	switch c.name {
 	case "reserve":
@@ -159,7 +159,7 @@ func (m *model) step(c call, got []string) []string {
 	panic("BUG: no call " + c.name)
 }
 
-func (m *model) reserve(epoch, uid string, quantity int64, order, key, trace, line string, most int64, got []string) []string {
+func (m *model) reserve(epoch, uid string, quantity int64, order, key, trace, line string, most int64, got lua.Reply) lua.Reply {
 	switch {
 	case m.gate == "":
 		return words(lua.NotLoaded)
@@ -214,7 +214,7 @@ func (m *model) available() int64 {
 }
 
 // shut is the answer of a sale that sells nothing for another reason than that nothing is left; else nil.
-func (m *model) shut() []string {
+func (m *model) shut() lua.Reply {
 	switch d := m.definition; {
 	case d["closed"] == "1" || number(d["ends"]) == longAgo:
 		return words(lua.Ended)
@@ -226,7 +226,7 @@ func (m *model) shut() []string {
 	return nil
 }
 
-func (m *model) standby(step, arg string) []string {
+func (m *model) standby(step, arg string) lua.Reply {
 	if m.gate == "" {
 		return words(lua.NotLoaded)
 	}
@@ -260,7 +260,7 @@ func (m *model) standby(step, arg string) []string {
 	return words(lua.Joinable)
 }
 
-func (m *model) adopt(epoch, order, uid string, quantity int64, key, at, trace string, got []string) []string {
+func (m *model) adopt(epoch, order, uid string, quantity int64, key, at, trace string, got lua.Reply) lua.Reply {
 	switch {
 	case m.gate != lua.GateOpen && m.gate != lua.GateAdopt:
 		return words(lua.GateClosed)
@@ -311,7 +311,7 @@ func (m *model) forget(entry string) {
 	delete(m.pending, entry)
 }
 
-func (m *model) load(token, step string, a []string) []string {
+func (m *model) load(token, step string, a []string) lua.Reply {
 	if m.gate != lua.GateShut || m.token != number(token) {
 		return words(lua.Lost)
 	}
@@ -445,8 +445,8 @@ func (m *model) content() content {
 // failed is the answer of a call that ends with an error.
 const failed = "error"
 
-func words(all ...any) []string {
-	out := []string{}
+func words(all ...any) lua.Reply {
+	out := lua.Reply{}
 	for _, w := range all {
 		out = append(out, fmt.Sprint(w))
 	}

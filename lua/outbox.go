@@ -10,7 +10,7 @@ var outboxGroup string
 // Answers: Made, Done, NotLoaded.
 var OutboxGroup = script(outboxGroup)
 
-const Made = "made"
+const Made Answer = "made"
 
 //go:embed outbox_retire.lua
 var outboxRetire string

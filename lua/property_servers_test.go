@@ -328,7 +328,7 @@ func (c *client) learn(did call, answer []string) {
 	if did.name != "load" || did.args[1] == lua.StepFinish {
 		c.last = did
 	}
-	switch first := part(answer, 0); {
+	switch first := lua.Answer(part(answer, 0)); {
 	case first == lua.StaleEpoch && len(answer) > 1:
 		c.epoch = number(answer[1])
 	case did.name == "load" && did.args[1] == lua.StepFinish && first == lua.OK:
@@ -393,7 +393,7 @@ func (c *client) send(do call) (answer any, err error) {
 		stock, _ = c.conn.Do(ctx, b.Hget().Key(k["open"][0]).Field("stock").Build()).ToString()
 	}
 	got, err := s.try(c.scripts[do.name], k[do.name], do.args...)
-	if err == nil && c.inTwo && got[0] == lua.Reserved {
+	if err == nil && c.inTwo && got.Answer() == lua.Reserved {
 		err = c.conn.Do(ctx, b.Hset().Key(k["open"][0]).FieldValue().FieldValue("stock", n(number(stock)-number(do.args[2]))).Build()).Error()
 	}
 	if e, ok := rueidis.IsRedisErr(err); ok {
@@ -493,7 +493,7 @@ func judge(m *model, did call, answer any) string {
 			return ""
 		}
 		return gocmp.Diff(want, got)
-	case []string:
+	case lua.Reply:
 		if did.name == "flush" || slices.Equal(got, words(noScript)) {
 			return "" // nothing is done
 		}
@@ -542,7 +542,7 @@ func (c *client) next() (did call, answer any, err error) {
 	switch got := answer.(type) {
 	case content:
 		c.see(got)
-	case []string:
+	case lua.Reply:
 		if slices.Equal(got, words(noScript)) {
 			return did, answer, nil
 		}
@@ -684,7 +684,7 @@ func newTally() *tally { return &tally{answers: map[string]int{}} }
 
 func (y *tally) count(did call, answer any) {
 	what := did.name
-	if got, ok := answer.([]string); ok && number(part(got, 0)) == 0 {
+	if got, ok := answer.(lua.Reply); ok && number(part(got, 0)) == 0 {
 		what += " " + part(got, 0)
 	}
 	y.calls.Add(1)

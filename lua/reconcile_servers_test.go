@@ -17,7 +17,7 @@ func TestCloseTakesTheHighestToken(t *testing.T) {
 	want(t, s.call(lua.SaleClose, keys(s.state), "4"), lua.Lost, "5")
 	want(t, s.call(lua.SaleClose, keys(s.state), "10"), lua.Closed, "1") // by number, not by text
 	want(t, s.call(lua.SaleClose, keys(s.state), "9"), lua.Lost, "10")
-	got := all(t, 200, func(i int) ([]string, error) { return s.try(lua.SaleClose, keys(s.state), n(int64(11+i%50))) })
+	got := all(t, 200, func(i int) (lua.Reply, error) { return s.try(lua.SaleClose, keys(s.state), n(int64(11+i%50))) })
 	if st := s.hash(s.state); st["token"] != "60" || st["gate"] != lua.GateShut || got[lua.Closed]+got[lua.Lost] != 200 {
 		t.Errorf("got %v and %v, want token 60, closed", st, got)
 	}
@@ -152,10 +152,10 @@ func TestAdjustHappensOnce(t *testing.T) {
 	adjust := func(intent, units string) []string {
 		return s.call(lua.SaleAdjust, keys(s.state, s.applied), intent, units)
 	}
-	got := all(t, 200, func(i int) ([]string, error) {
+	got := all(t, 200, func(i int) (lua.Reply, error) {
 		return s.try(lua.SaleAdjust, keys(s.state, s.applied), fmt.Sprint(i%10), "5")
 	})
-	counted(t, got, map[string]int{lua.Applied: 10, lua.Done: 190})
+	counted(t, got, map[lua.Answer]int{lua.Applied: 10, lua.Done: 190})
 	want(t, adjust("20", "-60"), lua.Applied, "0", "0")
 	want(t, adjust("20", "-60"), lua.Done)
 	want(t, adjust("21", "3"), lua.Applied, "3", "3")
@@ -194,7 +194,7 @@ func TestAdoptTakesAUnitOrRefuses(t *testing.T) {
 	want(t, s.adopt(2, old, "1,2"), lua.Present, x[0].ID) // also when it is open
 	// other slots than it had, because those are taken
 	want(t, s.reserve(press{epoch: 2, uid: "bob", order: "o2"}), lua.Reserved, "o2", "1", "3")
-	if got := s.adopt(2, press{uid: "bob", order: "o3"}, "1"); got[0] != lua.Adopted {
+	if got := s.adopt(2, press{uid: "bob", order: "o3"}, "1"); got.Answer() != lua.Adopted {
 		t.Errorf("got %v, want adopted", got)
 	}
 	if got := s.hash(s.buyers)["bob"]; got != "1=o2,2=o3" {
@@ -244,7 +244,7 @@ func TestAdoptReplacesAnOldEntry(t *testing.T) {
 		t.Errorf("the old entry is still pending: %d, %v", left, err)
 	}
 	// one that MySQL has holds no entry; it gets one, and no second unit
-	if got := s.adopt(2, press{uid: "bob", order: "o2"}, "1"); got[0] != lua.Adopted {
+	if got := s.adopt(2, press{uid: "bob", order: "o2"}, "1"); got.Answer() != lua.Adopted {
 		t.Errorf("got %v, want adopted", got)
 	}
 	if got := s.hash(s.state)["stock"]; got != "1" {

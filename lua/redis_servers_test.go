@@ -99,7 +99,7 @@ func (s *sale) load(token, epoch int64, o options) {
 	}
 }
 
-func (s *sale) step(token int64, args ...string) []string {
+func (s *sale) step(token int64, args ...string) lua.Reply {
 	s.t.Helper()
 	return s.call(lua.SaleLoad, keys(s.state, s.orders, s.buyers, s.idem, s.applied), append([]string{n(token)}, args...)...)
 }
@@ -117,7 +117,7 @@ func (s *sale) set(field, value string) {
 }
 
 // call runs a script by EVALSHA; all its keys must share one hash slot.
-func (s *sale) call(script lua.Script, keys []string, args ...string) []string {
+func (s *sale) call(script lua.Script, keys []string, args ...string) lua.Reply {
 	s.t.Helper()
 	words, err := s.try(script, keys, args...)
 	if err != nil {
@@ -126,7 +126,7 @@ func (s *sale) call(script lua.Script, keys []string, args ...string) []string {
 	return words
 }
 
-func (s *sale) try(script lua.Script, keys []string, args ...string) ([]string, error) {
+func (s *sale) try(script lua.Script, keys []string, args ...string) (lua.Reply, error) {
 	for _, k := range keys[1:] {
 		if slot(k) != slot(keys[0]) {
 			return nil, fmt.Errorf("keys %s and %s are in the slots %d and %d", keys[0], k, slot(keys[0]), slot(k))
@@ -192,11 +192,11 @@ type press struct {
 	most           int64  // orders that may have ended; 0: any number
 }
 
-func (s *sale) tryReserve(p press) ([]string, error) {
+func (s *sale) tryReserve(p press) (lua.Reply, error) {
 	return s.try(lua.SaleReserve, keys(s.state, s.orders, s.buyers, s.idem, s.outbox), n(max(1, p.epoch)), p.uid, n(max(1, p.quantity)), p.order, p.key, p.tr, p.line, n(p.most))
 }
 
-func (s *sale) reserve(p press) []string {
+func (s *sale) reserve(p press) lua.Reply {
 	s.t.Helper()
 	words, err := s.tryReserve(p)
 	if err != nil {
@@ -206,9 +206,9 @@ func (s *sale) reserve(p press) []string {
 }
 
 // withoutEntry holds what a reserved order's answer says of its outbox entry against the outbox, and cuts it off.
-func (s *sale) withoutEntry(words []string) []string {
+func (s *sale) withoutEntry(words lua.Reply) lua.Reply {
 	s.t.Helper()
-	if words[0] != lua.Reserved {
+	if words.Answer() != lua.Reserved {
 		return words
 	}
 	if len(words) != 7 {
@@ -221,22 +221,26 @@ func (s *sale) withoutEntry(words []string) []string {
 	return words[:4]
 }
 
-func (s *sale) release(order string) []string {
+func (s *sale) release(order string) lua.Reply {
 	s.t.Helper()
 	return s.call(lua.SaleRelease, keys(s.state, s.orders, s.buyers, s.idem), order)
 }
 
 // adopt calls sale_adopt.lua for an order as a message of an older epoch carries it.
-func (s *sale) adopt(epoch int64, p press, slots string) []string {
+func (s *sale) adopt(epoch int64, p press, slots string) lua.Reply {
 	s.t.Helper()
 	return s.call(lua.SaleAdopt, keys(s.state, s.orders, s.buyers, s.idem, s.outbox), n(epoch), p.order, p.uid, n(max(1, p.quantity)), slots, p.key, "1234", p.tr, "orders")
 }
 
-func want(t *testing.T, got []string, words ...string) {
+func want(t *testing.T, got lua.Reply, answer lua.Answer, more ...string) {
 	t.Helper()
-	if !slices.Equal(got, words) {
-		t.Errorf("got %q, want %q", got, words)
+	if w := reply(answer, more...); !slices.Equal(got, w) {
+		t.Errorf("got %q, want %q", got, w)
 	}
+}
+
+func reply(answer lua.Answer, more ...string) lua.Reply {
+	return append(lua.Reply{string(answer)}, more...)
 }
 
 func (s *sale) hash(key string) map[string]string {
@@ -313,10 +317,10 @@ func (s *sale) adds(limit int) {
 }
 
 // all runs f in n goroutines at once and counts the words that its answers begin with.
-func all(t *testing.T, n int, f func(i int) ([]string, error)) map[string]int {
+func all(t *testing.T, n int, f func(i int) (lua.Reply, error)) map[lua.Answer]int {
 	t.Helper()
 	var mu sync.Mutex // guards count
-	count := map[string]int{}
+	count := map[lua.Answer]int{}
 	var wg sync.WaitGroup
 	begin := make(chan struct{})
 	for i := range n {
@@ -329,7 +333,7 @@ func all(t *testing.T, n int, f func(i int) ([]string, error)) map[string]int {
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			count[words[0]]++
+			count[words.Answer()]++
 		})
 	}
 	close(begin)
@@ -337,7 +341,7 @@ func all(t *testing.T, n int, f func(i int) ([]string, error)) map[string]int {
 	return count
 }
 
-func counted(t *testing.T, got, want map[string]int) {
+func counted(t *testing.T, got, want map[lua.Answer]int) {
 	t.Helper()
 	if !maps.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)

@@ -78,27 +78,27 @@ func TestReserveRefuses(t *testing.T) {
 		o     options
 		first func(*sale)
 		p     press
-		want  []string
+		want  lua.Reply
 	}{
-		"gate closed":                 {first: closed(lua.GateShut), p: press{uid: "ann", order: "o"}, want: []string{lua.GateClosed}},
-		"gate adopts":                 {first: closed(lua.GateAdopt), p: press{uid: "ann", order: "o"}, want: []string{lua.GateClosed}},
-		"an older epoch":              {first: func(s *sale) { s.set("epoch", "2") }, p: press{uid: "ann", order: "o"}, want: []string{lua.StaleEpoch, "2"}},
-		"a newer epoch":               {p: press{epoch: 2, uid: "ann", order: "o"}, want: []string{lua.StaleEpoch, "1"}},
-		"same order again":            {o: options{limit: 3}, first: one, p: press{uid: "ann", order: "o1"}, want: []string{lua.Repeated, "o1"}},
-		"same key again":              {o: options{limit: 3}, first: one, p: press{uid: "ann", quantity: 2, order: "o2", key: "k"}, want: []string{lua.Repeated, "o1"}},
-		"same key, other quantity":    {o: options{limit: 3}, first: one, p: press{uid: "ann", quantity: 1, order: "o2", key: "k"}, want: []string{lua.KeyReused, "o1"}},
-		"the limit":                   {o: options{limit: 3}, first: one, p: press{uid: "ann", quantity: 2, order: "o2"}, want: []string{lua.AlreadyOrdered, "o1"}},
-		"more than the limit":         {o: options{limit: 3}, p: press{uid: "ann", quantity: 4, order: "o2"}, want: []string{lua.NotEnough, "3"}},
-		"not started":                 {o: options{starts: far}, p: press{uid: "ann", order: "o"}, want: []string{lua.NotStarted, n(far)}},
-		"ended":                       {o: options{ends: 1}, p: press{uid: "ann", order: "o"}, want: []string{lua.Ended}},
-		"closed for good":             {o: options{starts: far, closed: "1"}, p: press{uid: "ann", order: "o"}, want: []string{lua.Ended}},
-		"paused":                      {o: options{paused: "1"}, p: press{uid: "ann", order: "o"}, want: []string{lua.Paused}},
-		"sold out":                    {o: options{stock: 2, limit: 3}, first: one, p: press{uid: "bob", order: "o"}, want: []string{lua.SoldOut}},
-		"less than asked for":         {o: options{stock: 3, limit: 3}, first: one, p: press{uid: "bob", quantity: 2, order: "o"}, want: []string{lua.NotEnough, "1"}},
-		"all is to come":              {o: options{stock: 5, later: n(far) + ":5"}, p: press{uid: "bob", order: "o"}, want: []string{lua.SoldOut}},
-		"more is to come than stock":  {o: options{stock: 5, later: n(far) + ":3 " + n(far+1) + ":4"}, p: press{uid: "bob", order: "o"}, want: []string{lua.SoldOut}},
-		"a part is to come":           {o: options{stock: 5, limit: 9, later: "5:1 " + n(far) + ":3"}, p: press{uid: "bob", quantity: 3, order: "o"}, want: []string{lua.NotEnough, "2"}},
-		"repeats are known when over": {o: options{limit: 3}, first: func(s *sale) { one(s); s.set("ends", "1"); s.set("stock", "0") }, p: press{uid: "ann", quantity: 2, order: "o2", key: "k"}, want: []string{lua.Repeated, "o1"}},
+		"gate closed":                 {first: closed(lua.GateShut), p: press{uid: "ann", order: "o"}, want: reply(lua.GateClosed)},
+		"gate adopts":                 {first: closed(lua.GateAdopt), p: press{uid: "ann", order: "o"}, want: reply(lua.GateClosed)},
+		"an older epoch":              {first: func(s *sale) { s.set("epoch", "2") }, p: press{uid: "ann", order: "o"}, want: reply(lua.StaleEpoch, "2")},
+		"a newer epoch":               {p: press{epoch: 2, uid: "ann", order: "o"}, want: reply(lua.StaleEpoch, "1")},
+		"same order again":            {o: options{limit: 3}, first: one, p: press{uid: "ann", order: "o1"}, want: reply(lua.Repeated, "o1")},
+		"same key again":              {o: options{limit: 3}, first: one, p: press{uid: "ann", quantity: 2, order: "o2", key: "k"}, want: reply(lua.Repeated, "o1")},
+		"same key, other quantity":    {o: options{limit: 3}, first: one, p: press{uid: "ann", quantity: 1, order: "o2", key: "k"}, want: reply(lua.KeyReused, "o1")},
+		"the limit":                   {o: options{limit: 3}, first: one, p: press{uid: "ann", quantity: 2, order: "o2"}, want: reply(lua.AlreadyOrdered, "o1")},
+		"more than the limit":         {o: options{limit: 3}, p: press{uid: "ann", quantity: 4, order: "o2"}, want: reply(lua.NotEnough, "3")},
+		"not started":                 {o: options{starts: far}, p: press{uid: "ann", order: "o"}, want: reply(lua.NotStarted, n(far))},
+		"ended":                       {o: options{ends: 1}, p: press{uid: "ann", order: "o"}, want: reply(lua.Ended)},
+		"closed for good":             {o: options{starts: far, closed: "1"}, p: press{uid: "ann", order: "o"}, want: reply(lua.Ended)},
+		"paused":                      {o: options{paused: "1"}, p: press{uid: "ann", order: "o"}, want: reply(lua.Paused)},
+		"sold out":                    {o: options{stock: 2, limit: 3}, first: one, p: press{uid: "bob", order: "o"}, want: reply(lua.SoldOut)},
+		"less than asked for":         {o: options{stock: 3, limit: 3}, first: one, p: press{uid: "bob", quantity: 2, order: "o"}, want: reply(lua.NotEnough, "1")},
+		"all is to come":              {o: options{stock: 5, later: n(far) + ":5"}, p: press{uid: "bob", order: "o"}, want: reply(lua.SoldOut)},
+		"more is to come than stock":  {o: options{stock: 5, later: n(far) + ":3 " + n(far+1) + ":4"}, p: press{uid: "bob", order: "o"}, want: reply(lua.SoldOut)},
+		"a part is to come":           {o: options{stock: 5, limit: 9, later: "5:1 " + n(far) + ":3"}, p: press{uid: "bob", quantity: 3, order: "o"}, want: reply(lua.NotEnough, "2")},
+		"repeats are known when over": {o: options{limit: 3}, first: func(s *sale) { one(s); s.set("ends", "1"); s.set("stock", "0") }, p: press{uid: "ann", quantity: 2, order: "o2", key: "k"}, want: reply(lua.Repeated, "o1")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := openSale(t, c.o)
@@ -106,7 +106,7 @@ func TestReserveRefuses(t *testing.T) {
 				c.first(s)
 			}
 			before := s.content()
-			want(t, s.reserve(c.p), c.want...)
+			want(t, s.reserve(c.p), c.want.Answer(), c.want[1:]...)
 			if after := s.content(); after != before {
 				t.Errorf("it changed\n%s\ninto\n%s", before, after)
 			}
@@ -151,7 +151,7 @@ func TestNothingOfASaleExpires(t *testing.T) {
 	want(t, s.step(2, lua.StepKeys, "bob:k", "o2 1"), lua.OK)
 	want(t, s.step(2, lua.StepIntent, "1"), lua.OK)
 	want(t, s.step(2, lua.StepFinish, "2", "10", "11", "0", "9999999999999", "3", "0", "0", "", "1", "0"), lua.OK)
-	if got := s.adopt(2, press{uid: "dan", order: "o5", key: "k"}, "1"); got[0] != lua.Adopted {
+	if got := s.adopt(2, press{uid: "dan", order: "o5", key: "k"}, "1"); got.Answer() != lua.Adopted {
 		t.Errorf("got %q, want adopted", got)
 	}
 	never("a load and an adoption")
@@ -166,10 +166,10 @@ func TestTheNewestOrderIsNamedAtTheLimit(t *testing.T) {
 }
 
 // untilAnswer reserves until the answer's first word is another one, and returns it.
-func (s *sale) untilAnswer(old string, p press) []string {
+func (s *sale) untilAnswer(old lua.Answer, p press) lua.Reply {
 	s.t.Helper()
 	for {
-		if words := s.reserve(p); words[0] != old {
+		if words := s.reserve(p); words.Answer() != old {
 			return words
 		}
 	}
@@ -196,7 +196,7 @@ func TestTheWindowIsJudgedByRedisTime(t *testing.T) {
 	ends := s.now() + 150
 	s.define(3, starts, ends, "")
 	for i := 0; ; i++ {
-		if words := s.reserve(press{uid: fmt.Sprint("u", i), order: fmt.Sprint("o", i)}); words[0] != lua.Reserved {
+		if words := s.reserve(press{uid: fmt.Sprint("u", i), order: fmt.Sprint("o", i)}); words.Answer() != lua.Reserved {
 			want(t, words, lua.Ended)
 			break
 		}
@@ -267,10 +267,10 @@ func TestFreedSlotsAreUsedAgain(t *testing.T) {
 func TestACrowdGetsExactlyTheStock(t *testing.T) {
 	t.Attr("row", "A2")
 	s := openSale(t, options{stock: 50, limit: 1})
-	got := all(t, 200, func(i int) ([]string, error) {
+	got := all(t, 200, func(i int) (lua.Reply, error) {
 		return s.tryReserve(press{uid: fmt.Sprint("u", i), order: fmt.Sprint("o", i)})
 	})
-	counted(t, got, map[string]int{lua.Reserved: 50, lua.SoldOut: 150})
+	counted(t, got, map[lua.Answer]int{lua.Reserved: 50, lua.SoldOut: 150})
 	if len(s.hash(s.buyers)) != 50 || len(s.hash(s.orders)) != 50 || len(s.entries()) != 50 {
 		t.Errorf("%d buyers, %d orders, %d entries; want 50 each", len(s.hash(s.buyers)), len(s.hash(s.orders)), len(s.entries()))
 	}
@@ -281,7 +281,7 @@ func TestACrowdGetsExactlyTheStock(t *testing.T) {
 func TestACrowdWithQuantitiesGetsExactlyTheStock(t *testing.T) {
 	t.Attr("row", "D12")
 	s := openSale(t, options{stock: 70, limit: 3})
-	got := all(t, 200, func(i int) ([]string, error) { // 40 buyers press five times each
+	got := all(t, 200, func(i int) (lua.Reply, error) { // 40 buyers press five times each
 		return s.tryReserve(press{uid: fmt.Sprint("u", i%40), quantity: int64(i/40)%3 + 1, order: fmt.Sprintf("o%03d", i)})
 	})
 	s.adds(3)
@@ -299,22 +299,22 @@ func TestACrowdWithQuantitiesGetsExactlyTheStock(t *testing.T) {
 func TestOneBuyerPressing200TimesGetsOne(t *testing.T) {
 	t.Attr("row", "A4")
 	s := openSale(t, options{stock: 50, limit: 1})
-	got := all(t, 200, func(i int) ([]string, error) { return s.tryReserve(press{uid: "ann", order: fmt.Sprint("o", i)}) })
-	counted(t, got, map[string]int{lua.Reserved: 1, lua.AlreadyOrdered: 199})
+	got := all(t, 200, func(i int) (lua.Reply, error) { return s.tryReserve(press{uid: "ann", order: fmt.Sprint("o", i)}) })
+	counted(t, got, map[lua.Answer]int{lua.Reserved: 1, lua.AlreadyOrdered: 199})
 	s.adds(1)
 }
 
 func TestOneKeyFrom200CallersIsOneOrder(t *testing.T) {
 	s := openSale(t, options{stock: 50, limit: 3})
 	answers := make([]string, 200)
-	got := all(t, 200, func(i int) ([]string, error) {
+	got := all(t, 200, func(i int) (lua.Reply, error) {
 		words, err := s.tryReserve(press{uid: "ann", quantity: 2, order: fmt.Sprint("o", i), key: "key"})
 		if err == nil {
 			answers[i] = words[1]
 		}
 		return words, err
 	})
-	counted(t, got, map[string]int{lua.Reserved: 1, lua.Repeated: 199})
+	counted(t, got, map[lua.Answer]int{lua.Reserved: 1, lua.Repeated: 199})
 	if ids := slices.Compact(answers); len(ids) != 1 {
 		t.Errorf("the callers were told of the orders %v", ids)
 	}
@@ -327,10 +327,10 @@ func TestOneKeyFrom200CallersIsOneOrder(t *testing.T) {
 func TestAReleaseHappensOnce(t *testing.T) {
 	s := openSale(t, options{stock: 5, limit: 3})
 	s.reserve(press{uid: "ann", quantity: 3, order: "o1"})
-	got := all(t, 200, func(int) ([]string, error) {
+	got := all(t, 200, func(int) (lua.Reply, error) {
 		return s.try(lua.SaleRelease, keys(s.state, s.orders, s.buyers, s.idem), "o1")
 	})
-	counted(t, got, map[string]int{lua.Released: 1, lua.Done: 199})
+	counted(t, got, map[lua.Answer]int{lua.Released: 1, lua.Done: 199})
 	if got := s.hash(s.state)["stock"]; got != "5" {
 		t.Errorf("stock: got %s, want 5", got)
 	}
@@ -345,10 +345,10 @@ func TestAReleaseHappensOnce(t *testing.T) {
 // TestASessionKeepsItsSums mixes everything at once.
 func TestASessionKeepsItsSums(t *testing.T) {
 	s := openSale(t, options{stock: 30, limit: 2})
-	all(t, 200, func(i int) ([]string, error) {
+	all(t, 200, func(i int) (lua.Reply, error) {
 		id := fmt.Sprintf("o%03d", i)
 		words, err := s.tryReserve(press{uid: fmt.Sprint("u", i%25), quantity: int64(i%2) + 1, order: id, key: fmt.Sprint("k", i%7)})
-		if err == nil && words[0] == lua.Reserved && i%3 == 0 {
+		if err == nil && words.Answer() == lua.Reserved && i%3 == 0 {
 			return s.try(lua.SaleRelease, keys(s.state, s.orders, s.buyers, s.idem), id)
 		}
 		return words, err
@@ -408,9 +408,9 @@ func TestTheStandbyLineKeepsWhatIsAvailable(t *testing.T) {
 	none := newSale(t)
 	want(t, none.call(lua.SaleStandby, keys(none.state, none.buyers), lua.StepWait, "1"), lua.NotLoaded)
 	want(t, none.call(lua.SaleStandby, keys(none.state, none.buyers), lua.StepLook, "ann"), lua.NotLoaded)
-	for what, o := range map[string]options{lua.NotStarted: {starts: 1 << 51}, lua.Ended: {ends: 1}, lua.Paused: {paused: "1"}} {
+	for what, o := range map[lua.Answer]options{lua.NotStarted: {starts: 1 << 51}, lua.Ended: {ends: 1}, lua.Paused: {paused: "1"}} {
 		shut := openSale(t, o)
-		if got := shut.call(lua.SaleStandby, keys(shut.state, shut.buyers), lua.StepLook, "ann"); got[0] != what {
+		if got := shut.call(lua.SaleStandby, keys(shut.state, shut.buyers), lua.StepLook, "ann"); got.Answer() != what {
 			t.Errorf("got %q, want %s", got, what)
 		}
 	}

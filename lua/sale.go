@@ -15,16 +15,16 @@ var SaleReserve = script(saleReserve)
 func SaleReserveIn(incarnation string) Script { return inIncarnation(saleReserve, incarnation) }
 
 const (
-	Reserved       = "reserved"
-	Repeated       = "repeated"
-	KeyReused      = "key_reused"
-	AlreadyOrdered = "already_ordered"
-	SoldOut        = "sold_out"
-	TooMany        = "too_many"
-	NotStarted     = "not_started"
-	Ended          = "ended"
-	Paused         = "paused"
-	StaleEpoch     = "stale_epoch"
+	Reserved       Answer = "reserved"
+	Repeated       Answer = "repeated"
+	KeyReused      Answer = "key_reused"
+	AlreadyOrdered Answer = "already_ordered"
+	SoldOut        Answer = "sold_out"
+	TooMany        Answer = "too_many"
+	NotStarted     Answer = "not_started"
+	Ended          Answer = "ended"
+	Paused         Answer = "paused"
+	StaleEpoch     Answer = "stale_epoch"
 
 	ForLine = "line" // the argument of a call on behalf of the standby line
 )
@@ -37,7 +37,7 @@ var saleRelease string
 // Answers: Released, Done, GateClosed, NotLoaded.
 var SaleRelease = script(saleRelease)
 
-const Released = "released"
+const Released Answer = "released"
 
 //go:embed sale_close.lua
 var saleClose string
@@ -47,7 +47,7 @@ var saleClose string
 // Answers: Closed, Lost.
 var SaleClose = script(saleClose)
 
-const Closed = "closed"
+const Closed Answer = "closed"
 
 //go:embed sale_load.lua
 var saleLoad string
@@ -71,7 +71,7 @@ var saleOpen string
 // Answers: Opened, Lost.
 var SaleOpen = script(saleOpen)
 
-const Opened = "opened"
+const Opened Answer = "opened"
 
 //go:embed sale_beat.lua
 var saleBeat string
@@ -81,7 +81,7 @@ var saleBeat string
 // Answers: Beating, Lost.
 var SaleBeat = script(saleBeat)
 
-const Beating = "beating"
+const Beating Answer = "beating"
 
 //go:embed sale_adopt.lua
 var saleAdopt string
@@ -95,8 +95,8 @@ var SaleAdopt = script(saleAdopt)
 func SaleAdoptIn(incarnation string) Script { return inIncarnation(saleAdopt, incarnation) }
 
 const (
-	Adopted = "adopted"
-	Limit   = "limit"
+	Adopted Answer = "adopted"
+	Limit   Answer = "limit"
 )
 
 //go:embed sale_adjust.lua
@@ -116,8 +116,8 @@ var saleDefine string
 var SaleDefine = script(saleDefine)
 
 const (
-	Defined = "defined"
-	Older   = "older"
+	Defined Answer = "defined"
+	Older   Answer = "older"
 )
 
 //go:embed sale_forget.lua
@@ -129,8 +129,8 @@ var saleForget string
 var SaleForget = script(saleForget)
 
 const (
-	Forgotten = "forgotten"
-	Queued    = "queued"
+	Forgotten Answer = "forgotten"
+	Queued    Answer = "queued"
 )
 
 //go:embed sale_standby.lua
@@ -142,8 +142,8 @@ var saleStandby string
 var SaleStandby = script(saleStandby)
 
 const (
-	Joinable  = "joinable"
-	Available = "available"
+	Joinable  Answer = "joinable"
+	Available Answer = "available"
 
 	StepLook = "look"
 	StepWait = "wait"

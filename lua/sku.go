@@ -15,8 +15,8 @@ var SKULock = script(skuLock)
 func SKULockIn(incarnation string) Script { return inIncarnation(skuLock, incarnation) }
 
 const (
-	Reduced        = "reduced"
-	AlreadyApplied = "already_applied"
+	Reduced        Answer = "reduced"
+	AlreadyApplied Answer = "already_applied"
 )
 
 //go:embed sku_unlock.lua
@@ -28,7 +28,7 @@ var skuUnlock string
 var SKUUnlock = script(skuUnlock)
 
 const (
-	Unlocked = "unlocked"
+	Unlocked Answer = "unlocked"
 
 	ToSold = "sold"
 	ToBack = "back"
@@ -51,7 +51,7 @@ var skuLoad string
 var SKULoad = script(skuLoad)
 
 const (
-	Claimed = "claimed"
+	Claimed Answer = "claimed"
 
 	StepClaim = "claim"
 	StepDrop  = "drop"

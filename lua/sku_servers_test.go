@@ -44,7 +44,7 @@ func openSKU(t *testing.T, available int64) *sku {
 
 const lease = "600000"
 
-func (s *sku) claim(token string, force bool) []string {
+func (s *sku) claim(token string, force bool) lua.Reply {
 	s.t.Helper()
 	words, err := s.tryClaim(token, force)
 	if err != nil {
@@ -53,13 +53,13 @@ func (s *sku) claim(token string, force bool) []string {
 	return words
 }
 
-func (s *sku) tryClaim(token string, force bool) ([]string, error) {
+func (s *sku) tryClaim(token string, force bool) (lua.Reply, error) {
 	again := "0"
 	if force {
 		again = "1"
 	}
 	words, err := s.try(lua.SKULoad, s.keys(), token, lua.StepClaim, lease, again)
-	if err == nil && words[0] == lua.GateClosed {
+	if err == nil && words.Answer() == lua.GateClosed {
 		if left, e := strconv.Atoi(words[1]); e != nil || left < 1 || left > 600_000 {
 			return nil, fmt.Errorf("%q: it may be taken over after %q ms", words, words[1])
 		}
@@ -68,18 +68,18 @@ func (s *sku) tryClaim(token string, force bool) ([]string, error) {
 	return words, err
 }
 
-func (s *sku) step(token string, args ...string) []string {
+func (s *sku) step(token string, args ...string) lua.Reply {
 	s.t.Helper()
 	return s.call(lua.SKULoad, s.keys(), append([]string{token}, args...)...)
 }
 
 func (s *sku) keys() []string { return keys(s.state, s.orders, s.open, s.applied) }
 
-func (s *sku) tryReduce(order string, units int64) ([]string, error) {
+func (s *sku) tryReduce(order string, units int64) (lua.Reply, error) {
 	return s.try(lua.SKULock, keys(s.state, s.orders, s.open), order, n(units))
 }
 
-func (s *sku) reduce(order string, units int64) []string {
+func (s *sku) reduce(order string, units int64) lua.Reply {
 	s.t.Helper()
 	words, err := s.tryReduce(order, units)
 	if err != nil {
@@ -88,11 +88,11 @@ func (s *sku) reduce(order string, units int64) []string {
 	return words
 }
 
-func (s *sku) tryUnlock(order, lock, to string) ([]string, error) {
+func (s *sku) tryUnlock(order, lock, to string) (lua.Reply, error) {
 	return s.try(lua.SKUUnlock, keys(s.state, s.orders, s.open), order, lock, to)
 }
 
-func (s *sku) unlock(order, lock, to string) []string {
+func (s *sku) unlock(order, lock, to string) lua.Reply {
 	s.t.Helper()
 	words, err := s.tryUnlock(order, lock, to)
 	if err != nil {
@@ -101,7 +101,7 @@ func (s *sku) unlock(order, lock, to string) []string {
 	return words
 }
 
-func (s *sku) adjust(intent, units int64) []string {
+func (s *sku) adjust(intent, units int64) lua.Reply {
 	s.t.Helper()
 	return s.call(lua.SKUAdjust, keys(s.state, s.applied), n(intent), n(units))
 }
@@ -275,13 +275,13 @@ func TestLoadSKUIsTakenOver(t *testing.T) {
 
 func TestReduceFrom200Callers(t *testing.T) {
 	s := openSKU(t, 100)
-	got := all(t, 200, func(i int) ([]string, error) { return s.tryReduce(fmt.Sprint("o", i), 1) })
-	counted(t, got, map[string]int{lua.Reduced: 100, lua.NotEnough: 100})
+	got := all(t, 200, func(i int) (lua.Reply, error) { return s.tryReduce(fmt.Sprint("o", i), 1) })
+	counted(t, got, map[lua.Answer]int{lua.Reduced: 100, lua.NotEnough: 100})
 	s.numbers(0, 100, 0)
 
 	s = openSKU(t, 100)
-	got = all(t, 200, func(int) ([]string, error) { return s.tryReduce("one", 3) })
-	counted(t, got, map[string]int{lua.Reduced: 1, lua.AlreadyApplied: 199})
+	got = all(t, 200, func(int) (lua.Reply, error) { return s.tryReduce("one", 3) })
+	counted(t, got, map[lua.Answer]int{lua.Reduced: 1, lua.AlreadyApplied: 199})
 	s.numbers(97, 3, 0)
 
 	var orders []string
@@ -289,39 +289,39 @@ func TestReduceFrom200Callers(t *testing.T) {
 		orders = append(orders, fmt.Sprint("o", i))
 		s.reduce(orders[i], 2)
 	}
-	got = all(t, 200, func(i int) ([]string, error) {
+	got = all(t, 200, func(i int) (lua.Reply, error) {
 		to := lua.ToSold
 		if i%2 == 0 {
 			to = lua.ToBack
 		}
 		return s.tryUnlock(orders[i%48], fmt.Sprint("3.", 2+i%48), to)
 	})
-	counted(t, got, map[string]int{lua.Unlocked: 48, lua.Done: 152})
+	counted(t, got, map[lua.Answer]int{lua.Unlocked: 48, lua.Done: 152})
 	m := s.hash(s.state)
 	sold, _ := strconv.ParseInt(m["sold"], 10, 64)
 	s.numbers(97-sold, 3, sold)
 
-	got = all(t, 200, func(i int) ([]string, error) {
+	got = all(t, 200, func(i int) (lua.Reply, error) {
 		return s.try(lua.SKUAdjust, keys(s.state, s.applied), n(int64(11+i%20)), "5")
 	})
-	counted(t, got, map[string]int{lua.Applied: 20, lua.Done: 180})
+	counted(t, got, map[lua.Answer]int{lua.Applied: 20, lua.Done: 180})
 	s.numbers(197-sold, 3, sold)
 }
 
 func TestLoadSKUFrom200Callers(t *testing.T) {
 	s := newSKU(t)
-	got := all(t, 200, func(i int) ([]string, error) { return s.tryClaim(fmt.Sprint("t", i), false) })
-	counted(t, got, map[string]int{lua.Claimed: 1, lua.GateClosed: 199})
+	got := all(t, 200, func(i int) (lua.Reply, error) { return s.tryClaim(fmt.Sprint("t", i), false) })
+	counted(t, got, map[lua.Answer]int{lua.Claimed: 1, lua.GateClosed: 199})
 	token := s.hash(s.state)["token"]
-	got = all(t, 200, func(i int) ([]string, error) {
+	got = all(t, 200, func(i int) (lua.Reply, error) {
 		return s.try(lua.SKULoad, s.keys(), fmt.Sprint("t", i), lua.StepFinish, "1", "5", "0", "0", "0")
 	})
-	counted(t, got, map[string]int{lua.OK: 1, lua.Lost: 199})
+	counted(t, got, map[lua.Answer]int{lua.OK: 1, lua.Lost: 199})
 	if m := s.hash(s.state); m["token"] != token {
 		t.Errorf("loaded by %s, claimed by %s", m["token"], token)
 	}
-	got = all(t, 200, func(i int) ([]string, error) { return s.tryClaim(fmt.Sprint("u", i), false) })
-	if !maps.Equal(got, map[string]int{lua.Present: 200}) {
+	got = all(t, 200, func(i int) (lua.Reply, error) { return s.tryClaim(fmt.Sprint("u", i), false) })
+	if !maps.Equal(got, map[lua.Answer]int{lua.Present: 200}) {
 		t.Errorf("got %v", got)
 	}
 	s.numbers(5, 0, 0)

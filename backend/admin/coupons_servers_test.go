@@ -74,7 +74,7 @@ func TestPublishing(t *testing.T) {
 	o := newOffice(t, 4)
 	s := do[adminapi.Sale](o, 201, "POST", "/admin/v1/coupons", `{"title":"secret","published":false,`+window(-time.Minute, time.Hour)+`,"total":1}`)
 	path, sale := fmt.Sprintf("/admin/v1/coupons/%d", s.ID), fmt.Sprintf("/admin/v1/sales/%d", s.ID)
-	press := func(want string) {
+	press := func(want lua.Answer) {
 		t.Helper()
 		v, err := o.Redis.Reserve(t.Context(), reserve.Request{Sale: s.ID, UID: "ann", Quantity: 1, OrderID: wire.NewOrderID("0190163d-8694-739b-aea5-966c26f8ad91", s.ID), Epoch: o.state(s.ID).Epoch})
 		if err != nil || v.Answer != want {

@@ -359,7 +359,7 @@ func TestInFlightIsBounded(t *testing.T) {
 
 // Every verdict of the script is either an acceptance or stands in the table.
 func TestEveryVerdictHasAnAnswer(t *testing.T) {
-	for _, answer := range []string{lua.KeyReused, lua.AlreadyOrdered, lua.SoldOut, lua.NotEnough, lua.TooMany, lua.NotStarted, lua.Ended, lua.Paused, lua.StaleEpoch} {
+	for _, answer := range []lua.Answer{lua.KeyReused, lua.AlreadyOrdered, lua.SoldOut, lua.NotEnough, lua.TooMany, lua.NotStarted, lua.Ended, lua.Paused, lua.StaleEpoch} {
 		if _, ok := refusals[answer]; !ok {
 			t.Errorf("%s has no answer", answer)
 		}

@@ -29,7 +29,7 @@ import (
 )
 
 // refusals maps each of the script's refusals to what the shopper is told.
-var refusals = map[string]struct {
+var refusals = map[lua.Answer]struct {
 	code   problem.Code
 	detail string
 	soon   bool // passes by itself: Retry-After
@@ -339,7 +339,7 @@ func neverRan(err error) bool {
 func (s *Server) refusal(sale int64, v reserve.Verdict) *problem.Problem {
 	row, ok := refusals[v.Answer]
 	if !ok {
-		panic("BUG: no refusal for " + v.Answer)
+		panic("BUG: no refusal for " + string(v.Answer))
 	}
 	p := by(answerRules[v.Answer], problem.New(row.code, row.detail))
 	if row.soon {

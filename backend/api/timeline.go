@@ -87,7 +87,7 @@ func by(rule verdict.Rule, p *problem.Problem) *problem.Problem {
 }
 
 // answerRules is what a refusal of the script is recorded as.
-var answerRules = map[string]verdict.Rule{lua.Paused: verdict.Paused, lua.StaleEpoch: verdict.Checking}
+var answerRules = map[lua.Answer]verdict.Rule{lua.Paused: verdict.Paused, lua.StaleEpoch: verdict.Checking}
 
 // lineRules is what a refusal of the line is recorded as.
 var lineRules = map[error]verdict.Rule{admission.ErrFull: verdict.AdmissionFull, admission.ErrLong: verdict.AdmissionLong, admission.ErrLate: verdict.AdmissionLate}

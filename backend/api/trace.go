@@ -39,7 +39,7 @@ func (r *request) endSpan(result string) {
 func endReserve(span *tracing.Span, sale int64, v reserve.Verdict, err error) {
 	span.Text("db.system.name", "redis")
 	span.Number("sale", sale)
-	span.Text("answer", v.Answer)
+	span.Text("answer", string(v.Answer))
 	span.Text("order_id", v.OrderID)
 	span.End(time.Now(), tracing.Failed(err, "no verdict"))
 }

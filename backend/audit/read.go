@@ -11,6 +11,7 @@ import (
 
 	"floodgate.internal/backend/eligibility"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/wire"
 )
 
@@ -266,17 +267,7 @@ func (m *saleRows) readSKU(ctx context.Context, tx *sql.Tx) error {
 }
 
 func each(ctx context.Context, tx *sql.Tx, table, query string, arg int64, row func(*sql.Rows) error) error {
-	rows, err := tx.QueryContext(ctx, query, arg)
-	if err != nil {
-		return fmt.Errorf("%s: %w", table, err)
-	}
-	defer rows.Close()
-	for rows.Next() {
-		if err := row(rows); err != nil {
-			return fmt.Errorf("%s: %w", table, err)
-		}
-	}
-	if err := rows.Err(); err != nil {
+	if err := store.Each(ctx, tx, row, query, arg); err != nil {
 		return fmt.Errorf("%s: %w", table, err)
 	}
 	return nil

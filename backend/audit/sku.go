@@ -6,10 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"floodgate.internal/backend/sku"
+	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/wire"
 )
@@ -60,20 +60,11 @@ type SKURedis struct {
 
 // SKUs returns the ids of the SKUs that carts can hold.
 func (a *Auditor) SKUs(ctx context.Context) ([]int64, error) {
-	rows, err := a.db.QueryContext(ctx, `SELECT id FROM skus WHERE own = FALSE ORDER BY id`)
+	ids, err := store.Column[int64](ctx, a.db, `SELECT id FROM skus WHERE own = FALSE ORDER BY id`)
 	if err != nil {
 		return nil, fmt.Errorf("audit: SKUs: %w", err)
 	}
-	defer rows.Close()
-	var ids []int64
-	for rows.Next() {
-		var id int64
-		if err := rows.Scan(&id); err != nil {
-			return nil, fmt.Errorf("audit: SKUs: %w", err)
-		}
-		ids = append(ids, id)
-	}
-	return ids, rows.Err()
+	return ids, nil
 }
 
 // SKU audits one SKU. It returns ErrUnknownSKU, or the error of a server that does not answer.
@@ -295,21 +286,14 @@ func (m *skuRows) readHeld(ctx context.Context, tx *sql.Tx, skuID int64, orders 
 		}
 	}
 	for part := range slices.Chunk(ids, 500) {
-		rows, err := tx.QueryContext(ctx, `SELECT l.order_id, o.status FROM cart_lines l JOIN orders o ON o.id = l.order_id WHERE l.sku_id = ? AND l.order_id IN (`+
-			strings.TrimSuffix(strings.Repeat("?, ", len(part)), ", ")+`)`, append([]any{skuID}, part...)...)
-		if err != nil {
-			return fmt.Errorf("orders: %w", err)
-		}
-		defer rows.Close()
-		for rows.Next() {
+		err := store.Each(ctx, tx, func(rows *sql.Rows) error {
 			var id string
 			var status wire.OrderStatus
-			if err := rows.Scan(&id, &status); err != nil {
-				return fmt.Errorf("orders: %w", err)
-			}
+			err := rows.Scan(&id, &status)
 			m.held[id] = status
-		}
-		if err := errors.Join(rows.Err(), rows.Close()); err != nil {
+			return err
+		}, `SELECT l.order_id, o.status FROM cart_lines l JOIN orders o ON o.id = l.order_id WHERE l.sku_id = ? AND l.order_id IN (`+store.Marks(len(part))+`)`, append([]any{skuID}, part...)...)
+		if err != nil {
 			return fmt.Errorf("orders: %w", err)
 		}
 	}

@@ -25,8 +25,8 @@ import (
 	"floodgate.internal/shared/wire"
 )
 
-// store is carts on the real stores.
-type store struct {
+// carts is carts on the real stores.
+type carts struct {
 	t       *testing.T
 	db      *sql.DB
 	redis   *reserve.Store
@@ -37,9 +37,9 @@ type store struct {
 	n       int
 }
 
-func newStore(t *testing.T) *store {
+func newCarts(t *testing.T) *carts {
 	t.Helper()
-	s := &store{t: t, db: backendtest.MySQL(t), redis: backendtest.Redis(t)}
+	s := &carts{t: t, db: backendtest.MySQL(t), redis: backendtest.Redis(t)}
 	clk, log, reg := new(clock.Clock), backendtest.Log(t), prometheus.NewRegistry()
 	s.skus = sku.NewCache(sku.Config{DB: s.db, Redis: s.redis.Client(), Log: log, Register: reg})
 	s.carts = cart.New(cart.Config{PayWithin: time.Minute, MaxInFlight: 10, DB: s.db, SKUs: s.skus, Clock: clk, Log: log, Register: reg})
@@ -48,20 +48,20 @@ func newStore(t *testing.T) *store {
 	return s
 }
 
-func (s *store) must(err error) {
+func (s *carts) must(err error) {
 	s.t.Helper()
 	if err != nil {
 		s.t.Fatal(err)
 	}
 }
 
-func (s *store) exec(query string, args ...any) {
+func (s *carts) exec(query string, args ...any) {
 	s.t.Helper()
 	_, err := s.db.ExecContext(s.t.Context(), query, args...)
 	s.must(err)
 }
 
-func (s *store) cart(skuID, units int64) string {
+func (s *carts) cart(skuID, units int64) string {
 	s.t.Helper()
 	s.n++
 	body, _, err := s.carts.Place(s.t.Context(), "ann", fmt.Sprint(s.n), []wire.CartItem{{SKU: skuID, Quantity: units}})
@@ -75,7 +75,7 @@ func (s *store) cart(skuID, units int64) string {
 }
 
 // sku has 20 units: 11 available, 2 of an unpaid order, 3 of a paid one, 4 allotted to a sale; and an order was cancelled.
-func (s *store) sku() (skuID int64, unpaid, paid string) {
+func (s *carts) sku() (skuID int64, unpaid, paid string) {
 	s.t.Helper()
 	skuID = backendtest.SKU(s.t, s.db, 20, 100, "EUR")
 	sale := backendtest.Sale(s.t, s.db, backendtest.SaleOptions{Stock: 4})
@@ -92,13 +92,13 @@ func (s *store) sku() (skuID int64, unpaid, paid string) {
 	return skuID, unpaid, paid
 }
 
-func (s *store) redisSet(skuID int64, name, field, value string) {
+func (s *carts) redisSet(skuID int64, name, field, value string) {
 	s.t.Helper()
 	c := s.redis.Client()
 	s.must(c.Do(s.t.Context(), c.B().Hset().Key(fmt.Sprintf("%s{sku:%d}:%s", s.redis.Client().Prefix(), skuID, name)).FieldValue().FieldValue(field, value).Build()).Error())
 }
 
-func (s *store) redisDel(skuID int64, name string) {
+func (s *carts) redisDel(skuID int64, name string) {
 	s.t.Helper()
 	c := s.redis.Client()
 	s.must(c.Do(s.t.Context(), c.B().Del().Key(fmt.Sprintf("%s{sku:%d}:%s", s.redis.Client().Prefix(), skuID, name)).Build()).Error())
@@ -107,7 +107,7 @@ func (s *store) redisDel(skuID int64, name string) {
 // Row E1, Row E5: a SKU that is in order, loaded or not, and with something in flight.
 func TestASKUInOrderIsBalanced(t *testing.T) {
 	t.Attr("row", "E1 E5")
-	s := newStore(t)
+	s := newCarts(t)
 	skuID, unpaid, _ := s.sku()
 	a := New(Config{DB: s.db, Redis: s.redis, QueuedBound: time.Hour})
 	want := func(f func(SKU) bool) {
@@ -148,7 +148,7 @@ func TestASKUInOrderIsBalanced(t *testing.T) {
 
 // Each of these is found, and named.
 func TestWhatIsWrongWithASKUIsFound(t *testing.T) {
-	s := newStore(t)
+	s := newCarts(t)
 	for name, c := range map[string]struct {
 		plant    func(skuID int64, unpaid, paid string)
 		equation string

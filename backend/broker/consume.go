@@ -55,24 +55,34 @@ func (b *Broker) Consume(ctx context.Context, batch int, wait time.Duration,
 // errGone ends a consuming connection.
 var errGone = errors.New("the connection, a channel or a queue is gone")
 
-func (b *Broker) consumeOnce(ctx context.Context, batch int, wait time.Duration,
-	settle func(context.Context, []queued.Entry) error, settled func(context.Context, []queued.Entry)) error {
-	conn, err := b.dial(ctx, "consume")
-	b.m.connects.WithLabelValues("consume", result(err)).Inc()
+// dialToConsume opens a connection on which nothing is published. In watch is what ends with the connection: end hangs up and waits
+// for it.
+func (b *Broker) dialToConsume(ctx context.Context, name, label string) (conn *amqp.Connection, watch *errgroup.Group, end func(), err error) {
+	conn, err = b.dial(ctx, name)
+	b.m.connects.WithLabelValues(label, result(err)).Inc()
 	if err != nil {
-		return err
+		return nil, nil, nil, err
 	}
-	var watch errgroup.Group // ends with the connection
+	watch = new(errgroup.Group)
 	blockings := conn.NotifyBlocked(make(chan amqp.Blocking, 1))
 	watch.Go(func() error {
-		for range blockings { // nothing is published here, but the channel must be drained
+		for range blockings { // the channel must be drained
 		}
 		return nil
 	})
-	defer func() {
+	return conn, watch, func() {
 		hangUp(conn)
 		_ = watch.Wait() // always nil
-	}()
+	}, nil
+}
+
+func (b *Broker) consumeOnce(ctx context.Context, batch int, wait time.Duration,
+	settle func(context.Context, []queued.Entry) error, settled func(context.Context, []queued.Entry)) error {
+	conn, watch, end, err := b.dialToConsume(ctx, "consume", "consume")
+	if err != nil {
+		return err
+	}
+	defer end()
 	g, gctx := errgroup.WithContext(ctx)
 	// The library's calls take no context, and a queue without a leader (after a crash) may block one for long. So until every
 	// consumer runs, the end of one of them or of ctx ends the connection.
@@ -96,7 +106,7 @@ func (b *Broker) consumeOnce(ctx context.Context, batch int, wait time.Duration,
 	partition := func(queue string, c consumer) {
 		c.b, c.queue, c.ask, c.patience = b, queue, ask, b.cfg.StallAfter
 		g.Go(func() error {
-			return c.keep(gctx, conn, &watch, &starting, func() {
+			return c.keep(gctx, conn, watch, &starting, func() {
 				opened.Do(func() { b.log.Info("rabbitmq: consuming connection is open", "partitions", b.cfg.Partitions) })
 			})
 		})

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
-	"golang.org/x/sync/errgroup"
 
 	"floodgate.internal/backend/queued"
 )
@@ -33,22 +32,11 @@ func (b *Broker) ConsumeDead(ctx context.Context, take func(context.Context, que
 }
 
 func (b *Broker) consumeDeadOnce(ctx context.Context, take func(context.Context, queued.DeadMessage) error) error {
-	conn, err := b.dial(ctx, "dead letters")
-	b.m.connects.WithLabelValues("dead", result(err)).Inc()
+	conn, watch, end, err := b.dialToConsume(ctx, "dead letters", "dead")
 	if err != nil {
 		return err
 	}
-	var watch errgroup.Group // ends with the connection
-	blockings := conn.NotifyBlocked(make(chan amqp.Blocking, 1))
-	watch.Go(func() error {
-		for range blockings { // nothing is published here, but the channel must be drained
-		}
-		return nil
-	})
-	defer func() {
-		hangUp(conn)
-		_ = watch.Wait() // always nil
-	}()
+	defer end()
 	// The library's calls take no context.
 	unwatch := context.AfterFunc(ctx, func() { hangUp(conn) })
 	defer unwatch()

@@ -309,7 +309,7 @@ func (c *Carts) lock(ctx context.Context, r *request) error {
 			case lua.NotLoaded:
 				absent = append(absent, ask[i].SKU)
 			default:
-				panic("BUG: sku_lock.lua answered " + v.Answer)
+				panic("BUG: sku_lock.lua answered " + string(v.Answer))
 			}
 		}
 		if len(absent) == 0 {

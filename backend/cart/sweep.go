@@ -2,6 +2,7 @@ package cart
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"slices"
@@ -108,21 +109,15 @@ func (c *Carts) compare(ctx context.Context, holds []sku.Hold) (n int, err error
 
 // answered reads which of the order ids belong to requests, and whether these are decided.
 func (c *Carts) answered(ctx context.Context, orders []string) (map[string]bool, error) {
-	rows, err := c.db.QueryContext(ctx, `SELECT order_id, answer IS NOT NULL FROM cart_requests WHERE order_id IN (`+store.Marks(len(orders))+`)`, store.Anys(orders)...)
-	if err != nil {
-		return nil, fmt.Errorf("requests of %d orders: %w", len(orders), err)
-	}
-	defer rows.Close()
 	found := map[string]bool{}
-	for rows.Next() {
+	err := store.Each(ctx, c.db, func(rows *sql.Rows) error {
 		var order string
 		var decided bool
-		if err := rows.Scan(&order, &decided); err != nil {
-			return nil, fmt.Errorf("requests of %d orders: %w", len(orders), err)
-		}
+		err := rows.Scan(&order, &decided)
 		found[order] = decided
-	}
-	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
+		return err
+	}, `SELECT order_id, answer IS NOT NULL FROM cart_requests WHERE order_id IN (`+store.Marks(len(orders))+`)`, store.Anys(orders)...)
+	if err != nil {
 		return nil, fmt.Errorf("requests of %d orders: %w", len(orders), err)
 	}
 	return found, nil
@@ -147,21 +142,15 @@ func (c *Carts) retire(ctx context.Context, order string) (bool, error) {
 
 // stands reads, by the holds that lines of orders were made with, how these orders stand.
 func (c *Carts) stands(ctx context.Context, orders []string) (map[sku.Hold]wire.OrderStatus, error) {
-	rows, err := c.db.QueryContext(ctx, `SELECT l.sku_id, l.order_id, l.lock_id, o.status FROM cart_lines l JOIN orders o ON o.id = l.order_id WHERE l.order_id IN (`+store.Marks(len(orders))+`)`, store.Anys(orders)...)
-	if err != nil {
-		return nil, fmt.Errorf("lines of %d orders: %w", len(orders), err)
-	}
-	defer rows.Close()
 	found := map[sku.Hold]wire.OrderStatus{}
-	for rows.Next() {
+	err := store.Each(ctx, c.db, func(rows *sql.Rows) error {
 		var h sku.Hold
 		var status wire.OrderStatus
-		if err := rows.Scan(&h.SKU, &h.Order, &h.Lock, &status); err != nil {
-			return nil, fmt.Errorf("lines of %d orders: %w", len(orders), err)
-		}
+		err := rows.Scan(&h.SKU, &h.Order, &h.Lock, &status)
 		found[h] = status
-	}
-	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
+		return err
+	}, `SELECT l.sku_id, l.order_id, l.lock_id, o.status FROM cart_lines l JOIN orders o ON o.id = l.order_id WHERE l.order_id IN (`+store.Marks(len(orders))+`)`, store.Anys(orders)...)
+	if err != nil {
 		return nil, fmt.Errorf("lines of %d orders: %w", len(orders), err)
 	}
 	return found, nil

@@ -7,11 +7,12 @@ import (
 	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/backend/sale"
 	"floodgate.internal/backend/standby"
+	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/wire"
 )
 
 // Sales are sales as operators see them.
-func (m *Maker) Sales(ctx context.Context, q sale.Queryer, records ...sale.Record) ([]adminapi.Sale, error) {
+func (m *Maker) Sales(ctx context.Context, q store.Queryer, records ...sale.Record) ([]adminapi.Sale, error) {
 	views := make([]adminapi.Sale, len(records))
 	if len(records) == 0 {
 		return views, nil

@@ -150,22 +150,14 @@ func (c *Claims) List(ctx context.Context, uid, cursor string, limit int) (wire.
 }
 
 // read reads claims as they stand at now: one that is due is expired, whether or not the timer has come to it.
-func read(ctx context.Context, q interface {
-	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
-}, now time.Time, where string, args ...any) ([]wire.Claim, error) {
-	rows, err := q.QueryContext(ctx, `SELECT c.id, c.order_id, c.sale_id, s.title, s.category, c.state, c.claimed_at, c.valid_until, c.ended_at
-		FROM coupon_claims c JOIN sales s ON s.id = c.sale_id WHERE `+where, args...)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
+func read(ctx context.Context, q store.Queryer, now time.Time, where string, args ...any) ([]wire.Claim, error) {
 	list := []wire.Claim{}
-	for rows.Next() {
+	err := store.Each(ctx, q, func(rows *sql.Rows) error {
 		var x wire.Claim
 		var claimed, until time.Time
 		var ended sql.NullTime
 		if err := rows.Scan(&x.ClaimID, &x.OrderID, &x.SaleID, &x.Title, &x.Category, &x.State, &claimed, &until, &ended); err != nil {
-			return nil, err
+			return err
 		}
 		x.ClaimedAt, x.ValidUntil = wire.At(claimed), wire.At(until)
 		if x.State == wire.ClaimNew && !now.Before(until) {
@@ -176,11 +168,13 @@ func read(ctx context.Context, q interface {
 			x.UsedAt = &at
 		}
 		list = append(list, x)
-	}
-	if err := rows.Err(); err != nil {
+		return nil
+	}, `SELECT c.id, c.order_id, c.sale_id, s.title, s.category, c.state, c.claimed_at, c.valid_until, c.ended_at
+		FROM coupon_claims c JOIN sales s ON s.id = c.sale_id WHERE `+where, args...)
+	if err != nil {
 		return nil, err
 	}
-	return list, rows.Close()
+	return list, nil
 }
 
 // expireOnce bounds one pass of Expire.
@@ -212,22 +206,7 @@ func (c *Claims) Expire(ctx context.Context) (int, error) {
 
 // due are the ids of claims to expire.
 func (c *Claims) due(ctx context.Context, tx *sql.Tx, now time.Time) ([]any, error) {
-	rows, err := tx.QueryContext(ctx, fmt.Sprintf(`SELECT id FROM coupon_claims WHERE state = ? AND valid_until <= ? ORDER BY valid_until LIMIT %d`, expireOnce),
+	ids, err := store.Column[string](ctx, tx, fmt.Sprintf(`SELECT id FROM coupon_claims WHERE state = ? AND valid_until <= ? ORDER BY valid_until LIMIT %d`, expireOnce),
 		string(wire.ClaimNew), now)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	var ids []any
-	for rows.Next() {
-		var id string
-		if err := rows.Scan(&id); err != nil {
-			return nil, err
-		}
-		ids = append(ids, id)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, err
-	}
-	return ids, rows.Close()
+	return store.Anys(ids), err
 }

@@ -69,20 +69,14 @@ func (s *Store) List(ctx context.Context, below, limit int64, open bool) ([]Mess
 	if open {
 		where += ` AND d.replayed_at IS NULL`
 	}
-	rows, err := s.db.QueryContext(ctx, `SELECT `+columns+where+` ORDER BY d.id DESC LIMIT ?`, below, limit)
-	if err != nil {
-		return nil, fmt.Errorf("dead letters: %w", err)
-	}
-	defer rows.Close()
 	list := []Message{}
-	for rows.Next() {
+	err := store.Each(ctx, s.db, func(rows *sql.Rows) error {
 		var m Message
-		if err := m.scan(rows); err != nil {
-			return nil, fmt.Errorf("dead letters: %w", err)
-		}
+		err := m.scan(rows)
 		list = append(list, m)
-	}
-	if err := rows.Err(); err != nil {
+		return err
+	}, `SELECT `+columns+where+` ORDER BY d.id DESC LIMIT ?`, below, limit)
+	if err != nil {
 		return nil, fmt.Errorf("dead letters: %w", err)
 	}
 	return list, nil

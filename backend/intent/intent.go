@@ -8,7 +8,6 @@ package intent
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -129,11 +128,6 @@ func EndLocks(ctx context.Context, w Writer, at time.Time, sold bool, holds []sk
 	return nil
 }
 
-// Queryer is a *sql.DB or a *sql.Tx.
-type Queryer interface {
-	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
-}
-
 // Done marks intents of sales as done, for a reconciler that loaded what they say.
 func Done(ctx context.Context, w Writer, at time.Time, ids []int64) error {
 	return ofSales.done(ctx, w, at, ids)
@@ -148,7 +142,7 @@ func (t *table) done(ctx context.Context, w Writer, at time.Time, ids []int64) e
 }
 
 // Releasing returns those of the orders that an open intent is to release.
-func Releasing(ctx context.Context, q Queryer, orders []string) ([]string, error) {
+func Releasing(ctx context.Context, q store.Queryer, orders []string) ([]string, error) {
 	list, err := ofSales.open(ctx, q, ` AND order_id IN (`+store.Marks(len(orders))+`)`, store.Anys(orders)...)
 	ids := make([]string, len(list))
 	for n, i := range list {
@@ -158,21 +152,15 @@ func Releasing(ctx context.Context, q Queryer, orders []string) ([]string, error
 }
 
 // open reads intents that are not done.
-func (t *table) open(ctx context.Context, q Queryer, where string, args ...any) ([]Intent, error) {
-	rows, err := q.QueryContext(ctx, `SELECT id, kind, `+t.of+`, quantity, order_id, `+t.lock+` FROM `+t.name+` WHERE done_at IS NULL`+where, args...)
-	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", t.name, err)
-	}
-	defer rows.Close()
+func (t *table) open(ctx context.Context, q store.Queryer, where string, args ...any) ([]Intent, error) {
 	var list []Intent
-	for rows.Next() {
+	err := store.Each(ctx, q, func(rows *sql.Rows) error {
 		var i Intent
-		if err := rows.Scan(&i.ID, &i.Kind, &i.Of, &i.Units, &i.Order, &i.Lock); err != nil {
-			return nil, fmt.Errorf("read %s: %w", t.name, err)
-		}
+		err := rows.Scan(&i.ID, &i.Kind, &i.Of, &i.Units, &i.Order, &i.Lock)
 		list = append(list, i)
-	}
-	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
+		return err
+	}, `SELECT id, kind, `+t.of+`, quantity, order_id, `+t.lock+` FROM `+t.name+` WHERE done_at IS NULL`+where, args...)
+	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", t.name, err)
 	}
 	return list, nil

@@ -330,19 +330,8 @@ func (r *Runner) forget(ctx context.Context, id int64) error {
 
 // known returns those of the orders that MySQL has.
 func (r *Runner) known(ctx context.Context, orders []string) (known []string, err error) {
-	rows, err := r.db.QueryContext(ctx, `SELECT id FROM orders WHERE id IN (`+store.Marks(len(orders))+`)`, store.Anys(orders)...)
+	known, err = store.Column[string](ctx, r.db, `SELECT id FROM orders WHERE id IN (`+store.Marks(len(orders))+`)`, store.Anys(orders)...)
 	if err != nil {
-		return nil, fmt.Errorf("look for %d orders: %w", len(orders), err)
-	}
-	defer rows.Close()
-	for rows.Next() {
-		var id string
-		if err := rows.Scan(&id); err != nil {
-			return nil, fmt.Errorf("look for %d orders: %w", len(orders), err)
-		}
-		known = append(known, id)
-	}
-	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
 		return nil, fmt.Errorf("look for %d orders: %w", len(orders), err)
 	}
 	return known, nil

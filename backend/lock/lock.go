@@ -134,19 +134,19 @@ func (h *Hold) take(ctx context.Context) error {
 		return fmt.Errorf("lock %s: %w", h.name, err)
 	}
 	asked := time.Now()
-	answer, err := h.l.call(context.WithoutCancel(ctx), lua.LockTake, []string{h.l.holder(h.name), h.l.fence(h.name)}, string(h.owner), millis(h.lease))
+	reply, err := h.l.client.Call(context.WithoutCancel(ctx), lua.LockTake, []string{h.l.holder(h.name), h.l.fence(h.name)}, string(h.owner), millis(h.lease))
 	if err != nil {
 		return fmt.Errorf("lock %s: %w", h.name, err)
 	}
-	switch {
-	case answer.word == lua.Held && len(answer.numbers) == 1:
-		return &HeldError{h.name, time.Duration(answer.numbers[0]) * time.Millisecond}
-	case answer.word == lua.Granted && len(answer.numbers) == 2:
+	switch reply.Answer() {
+	case lua.Held:
+		return &HeldError{h.name, time.Duration(reply.Int(1)) * time.Millisecond}
+	case lua.Granted:
 	default:
-		panic(fmt.Sprintf("BUG: lock_take.lua answered %+v", answer))
+		panic(fmt.Sprintf("BUG: lock_take.lua answered %q", reply))
 	}
 	h.l.granted.Inc()
-	h.fence = answer.numbers[0]
+	h.fence = reply.Int(1)
 	h.ctx, h.end = context.WithCancelCause(ctx)
 	h.until, h.watched = asked.Add(h.lease), make(chan struct{})
 	go h.watch()
@@ -223,12 +223,12 @@ func (h *Hold) watch() {
 		}
 		ctx, cancel := context.WithDeadline(h.ctx, h.until)
 		asked := time.Now()
-		answer, err := h.l.call(ctx, lua.LockRenew, []string{h.l.holder(h.name), h.l.fence(h.name)}, string(h.owner), millis(h.lease))
+		reply, err := h.l.client.Call(ctx, lua.LockRenew, []string{h.l.holder(h.name), h.l.fence(h.name)}, string(h.owner), millis(h.lease))
 		cancel()
 		switch {
 		case err != nil: // it may or may not have been renewed
 			pause = h.lease / 12
-		case answer.word == lua.Renewed:
+		case reply.Answer() == lua.Renewed:
 			h.until, pause = asked.Add(h.lease), h.lease/3
 		case h.ctx.Err() == nil:
 			h.lose()
@@ -250,37 +250,14 @@ func (h *Hold) Release() error {
 	if h.released.Swap(true) {
 		return fmt.Errorf("release lock %s: %w", h.name, ErrNotOwner)
 	}
-	answer, err := h.l.call(context.Background(), lua.LockRelease, []string{h.l.holder(h.name)}, string(h.owner))
+	reply, err := h.l.client.Call(context.Background(), lua.LockRelease, []string{h.l.holder(h.name)}, string(h.owner))
 	if err != nil {
 		return fmt.Errorf("release lock %s: %w", h.name, err)
 	}
-	if answer.word == lua.NotOwner {
+	if reply.Answer() == lua.NotOwner {
 		return fmt.Errorf("release lock %s: %w", h.name, ErrNotOwner)
 	}
 	return nil
-}
-
-// answer is what a script answered: its word, and the numbers that follow.
-type answer struct {
-	word    string
-	numbers []int64
-}
-
-// call runs a script.
-func (l *Locks) call(ctx context.Context, script lua.Script, keys []string, args ...string) (a answer, err error) {
-	list, err := l.client.Call(ctx, script, keys, args...)
-	if err != nil {
-		return a, err
-	}
-	a.word = list[0]
-	for _, text := range list[1:] {
-		n, err := strconv.ParseInt(text, 10, 64)
-		if err != nil {
-			return a, fmt.Errorf("a script's answer: %w", err)
-		}
-		a.numbers = append(a.numbers, n)
-	}
-	return a, nil
 }
 
 func millis(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }

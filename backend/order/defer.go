@@ -75,20 +75,9 @@ func (c *settling) ahead(ctx context.Context, entries []queued.Entry) ([]queued.
 }
 
 // deferredOf reads which sales have deferred orders.
-func deferredOf(ctx context.Context, q querier, where string, args ...any) (sales []int64, err error) {
-	rows, err := q.QueryContext(ctx, `SELECT DISTINCT sale_id FROM deferred_orders`+where, args...)
+func deferredOf(ctx context.Context, q store.Queryer, where string, args ...any) (sales []int64, err error) {
+	sales, err = store.Column[int64](ctx, q, `SELECT DISTINCT sale_id FROM deferred_orders`+where, args...)
 	if err != nil {
-		return nil, fmt.Errorf("read which sales have deferred orders: %w", err)
-	}
-	defer rows.Close()
-	for rows.Next() {
-		var sale int64
-		if err := rows.Scan(&sale); err != nil {
-			return nil, fmt.Errorf("read which sales have deferred orders: %w", err)
-		}
-		sales = append(sales, sale)
-	}
-	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
 		return nil, fmt.Errorf("read which sales have deferred orders: %w", err)
 	}
 	return sales, nil

@@ -201,13 +201,8 @@ func queuedRow(h reserve.Held, sale, price int64) row {
 	return row{id: h.ID, uid: h.UID, sale: sale, amount: price * int64(h.Quantity), quantity: h.Quantity, status: wire.Queued, created: time.UnixMilli(h.At)}
 }
 
-// querier is a *sql.DB or a *sql.Tx.
-type querier interface {
-	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
-}
-
 // find reads those of the orders that MySQL has.
-func find(ctx context.Context, q querier, ids []string) (map[string]row, error) {
+func find(ctx context.Context, q store.Queryer, ids []string) (map[string]row, error) {
 	found := make(map[string]row, len(ids))
 	if len(ids) == 0 {
 		return found, nil
@@ -226,28 +221,22 @@ func find(ctx context.Context, q querier, ids []string) (map[string]row, error) 
 }
 
 // read runs a query of columns.
-func read(ctx context.Context, q querier, query string, args ...any) ([]row, error) {
-	rows, err := q.QueryContext(ctx, query, args...)
+func read(ctx context.Context, q store.Queryer, query string, args ...any) ([]row, error) {
+	var out []row
+	err := store.Each(ctx, q, func(rows *sql.Rows) error {
+		var r row
+		err := r.scan(rows)
+		out = append(out, r)
+		return err
+	}, query, args...)
 	if err != nil {
 		return nil, err
 	}
-	defer rows.Close()
-	var out []row
-	for rows.Next() {
-		var r row
-		if err := r.scan(rows); err != nil {
-			return nil, err
-		}
-		out = append(out, r)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, err
-	}
-	return out, rows.Close()
+	return out, nil
 }
 
 // readItems reads the lines of those of the orders that are carts'.
-func readItems(ctx context.Context, q querier, orders []row) error {
+func readItems(ctx context.Context, q store.Queryer, orders []row) error {
 	at := map[string]*row{}
 	var ids []any
 	for i := range orders {
@@ -259,40 +248,30 @@ func readItems(ctx context.Context, q querier, orders []row) error {
 	if len(ids) == 0 {
 		return nil
 	}
-	rows, err := q.QueryContext(ctx, `SELECT order_id, sku_id, quantity, price FROM cart_lines WHERE order_id IN (`+store.Marks(len(ids))+`) ORDER BY order_id, sku_id`, ids...)
-	if err != nil {
-		return fmt.Errorf("lines of %d carts: %w", len(ids), err)
-	}
-	defer rows.Close()
-	for rows.Next() {
+	err := store.Each(ctx, q, func(rows *sql.Rows) error {
 		var id string
 		var item wire.OrderItem
-		if err := rows.Scan(&id, &item.SKU, &item.Quantity, &item.Price); err != nil {
-			return fmt.Errorf("lines of %d carts: %w", len(ids), err)
-		}
+		err := rows.Scan(&id, &item.SKU, &item.Quantity, &item.Price)
 		at[id].items = append(at[id].items, item)
-	}
-	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
+		return err
+	}, `SELECT order_id, sku_id, quantity, price FROM cart_lines WHERE order_id IN (`+store.Marks(len(ids))+`) ORDER BY order_id, sku_id`, ids...)
+	if err != nil {
 		return fmt.Errorf("lines of %d carts: %w", len(ids), err)
 	}
 	return nil
 }
 
 // price reads what one unit of a sale costs; 0 for a sale that MySQL does not have.
-func price(ctx context.Context, q querier, sale int64) (int64, error) {
-	rows, err := q.QueryContext(ctx, `SELECT price FROM sales WHERE id = ?`, sale)
+func price(ctx context.Context, q store.Queryer, sale int64) (int64, error) {
+	var p int64
+	err := store.Each(ctx, q, func(rows *sql.Rows) error {
+		if err := rows.Scan(&p); err != nil {
+			return err
+		}
+		return nil
+	}, `SELECT price FROM sales WHERE id = ?`, sale)
 	if err != nil {
 		return 0, fmt.Errorf("price of sale %d: %w", sale, err)
 	}
-	defer rows.Close()
-	var p int64
-	for rows.Next() {
-		if err := rows.Scan(&p); err != nil {
-			return 0, fmt.Errorf("price of sale %d: %w", sale, err)
-		}
-	}
-	if err := rows.Err(); err != nil {
-		return 0, fmt.Errorf("price of sale %d: %w", sale, err)
-	}
-	return p, rows.Close()
+	return p, nil
 }

@@ -17,6 +17,7 @@ import (
 
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/sale"
+	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/backoff"
 	"floodgate.internal/shared/wire"
 )
@@ -214,7 +215,7 @@ func (r *Reader) order(ctx context.Context, orderID string) (row, error) {
 
 // uncertain reads Lookup's error for an order that Redis does not hold. unsure: it may still be queued, for the sale is
 // being loaded into Redis, or has to be. err: the answer is unknown.
-func uncertain(ctx context.Context, q querier, id int64, lookup error) (unsure, err error) {
+func uncertain(ctx context.Context, q store.Queryer, id int64, lookup error) (unsure, err error) {
 	switch {
 	case errors.Is(lookup, reserve.ErrGateClosed):
 		return lookup, nil

@@ -114,24 +114,20 @@ func (s *Store) facts(ctx context.Context, entries []queued.Entry) (map[int64]fa
 	if len(sales) == 0 {
 		return known, nil
 	}
-	rows, err := s.db.QueryContext(ctx, `SELECT s.id, s.kind, s.stock_guard, s.ends_at, s.price, s.pay_within_s, s.archived_at IS NOT NULL, k.epoch FROM sales s JOIN sale_stock k ON k.sale_id = s.id
-		WHERE s.id IN (`+store.Marks(len(sales))+`)`, store.Anys(sales)...)
-	if err != nil {
-		return nil, fmt.Errorf("read %d sales: %w", len(sales), err)
-	}
-	defer rows.Close()
-	for rows.Next() {
+	err := store.Each(ctx, s.db, func(rows *sql.Rows) error {
 		var id, seconds int64
 		var kind wire.SaleKind
 		var guard string
 		var f facts
 		if err := rows.Scan(&id, &kind, &guard, &f.ends, &f.price, &seconds, &f.archived, &f.epoch); err != nil {
-			return nil, fmt.Errorf("read %d sales: %w", len(sales), err)
+			return err
 		}
 		f.coupon, f.versioned, f.payWithin = kind == wire.Coupon, guard == GuardVersion, time.Duration(seconds)*time.Second
 		known[id] = f
-	}
-	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
+		return nil
+	}, `SELECT s.id, s.kind, s.stock_guard, s.ends_at, s.price, s.pay_within_s, s.archived_at IS NOT NULL, k.epoch FROM sales s JOIN sale_stock k ON k.sale_id = s.id
+		WHERE s.id IN (`+store.Marks(len(sales))+`)`, store.Anys(sales)...)
+	if err != nil {
 		return nil, fmt.Errorf("read %d sales: %w", len(sales), err)
 	}
 	return known, nil

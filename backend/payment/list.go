@@ -3,10 +3,10 @@ package payment
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"fmt"
 	"time"
 
+	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/wire"
 )
 
@@ -62,20 +62,14 @@ func List(ctx context.Context, db *sql.DB, f Filter, below, limit int64) ([]Paym
 	if f.OrderID != "" {
 		query, args = query+` AND order_id = ?`, append(args, f.OrderID)
 	}
-	rows, err := db.QueryContext(ctx, query+` ORDER BY id DESC LIMIT ?`, append(args, limit)...)
-	if err != nil {
-		return nil, fmt.Errorf("payments: %w", err)
-	}
-	defer rows.Close()
 	list := []Payment{}
-	for rows.Next() {
+	err := store.Each(ctx, db, func(rows *sql.Rows) error {
 		var p Payment
-		if err := p.scan(rows); err != nil {
-			return nil, fmt.Errorf("payments: %w", err)
-		}
+		err := p.scan(rows)
 		list = append(list, p)
-	}
-	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
+		return err
+	}, query+` ORDER BY id DESC LIMIT ?`, append(args, limit)...)
+	if err != nil {
 		return nil, fmt.Errorf("payments: %w", err)
 	}
 	return list, nil

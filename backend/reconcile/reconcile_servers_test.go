@@ -698,7 +698,7 @@ func (s *system) loadStep(sale, token int64, step string) {
 	for _, name := range []string{"state", "orders", "buyers", "idem", "applied"} {
 		keys = append(keys, prefix+name)
 	}
-	if answer, err := s.redis.Client().Call(s.t.Context(), lua.SaleLoad, keys, fmt.Sprint(token), step); err != nil || answer[0] != lua.OK {
+	if answer, err := s.redis.Client().Call(s.t.Context(), lua.SaleLoad, keys, fmt.Sprint(token), step); err != nil || answer.Answer() != lua.OK {
 		s.t.Fatalf("got %v, %v", answer, err)
 	}
 }

@@ -11,43 +11,55 @@ import (
 	"floodgate.internal/lua"
 )
 
-// Call runs a script and returns its answer, each member as text, nil as ""; an answer that is no list has one
+// Call runs a script and returns its reply, each member as text, nil as ""; a reply that is no list has one
 // member. A script that Redis does not have is sent whole, but for those of an incarnation: then the error is ErrRestarted.
-func (c *Client) Call(ctx context.Context, script lua.Script, keys []string, args ...string) ([]string, error) {
+func (c *Client) Call(ctx context.Context, script lua.Script, keys []string, args ...string) (lua.Reply, error) {
 	return CallOn(ctx, c, script, keys, args...)
 }
 
 // CallOn is Call over a connection that is held.
-func CallOn(ctx context.Context, conn rueidis.CoreClient, script lua.Script, keys []string, args ...string) ([]string, error) {
+func CallOn(ctx context.Context, conn rueidis.CoreClient, script lua.Script, keys []string, args ...string) (lua.Reply, error) {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
 	r := conn.Do(ctx, conn.B().Evalsha().Sha1(script.SHA).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build())
 	if noScript(r) && !script.InIncarnation {
 		r = conn.Do(ctx, conn.B().Eval().Script(script.Source).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build())
 	}
-	return Answer(r)
+	return Reply(r)
 }
 
 // Args is one call of several: they may be for different slots of a cluster.
 type Args struct{ Keys, Args []string }
 
-// CallAll runs a script of an incarnation once for each of calls, in one pipeline, and returns the answers in their order. An
+// CallAll runs a script of an incarnation once for each of calls, in one pipeline, and returns the replies in their order. An
 // error may leave some of them done, so the calls must be idempotent.
-func (c *Client) CallAll(ctx context.Context, script lua.Script, calls []Args) ([][]string, error) {
+func (c *Client) CallAll(ctx context.Context, script lua.Script, calls []Args) ([]lua.Reply, error) {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
 	commands := make(rueidis.Commands, len(calls))
 	for i, a := range calls {
 		commands[i] = c.B().Evalsha().Sha1(script.SHA).Numkeys(int64(len(a.Keys))).Key(a.Keys...).Arg(a.Args...).Build()
 	}
-	answers := make([][]string, len(calls))
+	replies := make([]lua.Reply, len(calls))
 	for i, r := range c.DoMulti(ctx, commands...) {
 		var err error
-		if answers[i], err = Answer(r); err != nil {
+		if replies[i], err = Reply(r); err != nil {
 			return nil, err
 		}
 	}
-	return answers, nil
+	return replies, nil
+}
+
+// Multi runs commands for one slot in one MULTI, and returns what each answered.
+func Multi(ctx context.Context, c rueidis.DedicatedClient, commands ...rueidis.Completed) ([]rueidis.RedisMessage, error) {
+	all := append(append(rueidis.Commands{c.B().Multi().Build()}, commands...), c.B().Exec().Build())
+	rs := c.DoMulti(ctx, all...)
+	for _, r := range rs {
+		if err := r.Error(); err != nil {
+			return nil, err
+		}
+	}
+	return rs[len(rs)-1].ToArray()
 }
 
 func noScript(r rueidis.RedisResult) bool {
@@ -55,8 +67,8 @@ func noScript(r rueidis.RedisResult) bool {
 	return ok && e.IsNoScript()
 }
 
-// Answer reads what a script answered, as Call does.
-func Answer(r rueidis.RedisResult) ([]string, error) {
+// Reply reads what a script replied, as Call does.
+func Reply(r rueidis.RedisResult) (lua.Reply, error) {
 	if noScript(r) {
 		return nil, ErrRestarted
 	}
@@ -70,7 +82,7 @@ func Answer(r rueidis.RedisResult) ([]string, error) {
 			err = errors.New("it is empty")
 		}
 	}
-	out := make([]string, len(list))
+	out := make(lua.Reply, len(list))
 	for i := 0; err == nil && i < len(list); i++ {
 		switch {
 		case list[i].IsNil():
@@ -83,7 +95,7 @@ func Answer(r rueidis.RedisResult) ([]string, error) {
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("a script's answer: %w", err)
+		return nil, fmt.Errorf("a script's reply: %w", err)
 	}
 	return out, nil
 }

@@ -20,23 +20,23 @@ func (s *Store) Shut(ctx context.Context, sale, token int64) (present bool, err 
 }
 
 func (s *Store) shut(ctx context.Context, conn rueidis.CoreClient, sale, token int64) (present bool, err error) {
-	list, err := redis.CallOn(ctx, conn, lua.SaleClose, []string{s.state(sale)}, strconv.FormatInt(token, 10))
+	reply, err := redis.CallOn(ctx, conn, lua.SaleClose, []string{s.state(sale)}, strconv.FormatInt(token, 10))
 	if err != nil {
 		return false, fmt.Errorf("close sale %d: %w", sale, err)
 	}
-	if list[0] == lua.Lost {
+	if reply.Answer() == lua.Lost {
 		return false, ErrLost
 	}
-	return number(list, 1) == 1, nil
+	return reply.Int(1) == 1, nil
 }
 
 // Beat raises the beat of the reconciler with this token. ErrLost: the gate is not its own any more.
 func (s *Store) Beat(ctx context.Context, sale, token int64) error {
-	list, err := s.client.Call(ctx, lua.SaleBeat, []string{s.state(sale)}, strconv.FormatInt(token, 10))
+	reply, err := s.client.Call(ctx, lua.SaleBeat, []string{s.state(sale)}, strconv.FormatInt(token, 10))
 	if err != nil {
 		return fmt.Errorf("beat of sale %d: %w", sale, err)
 	}
-	if list[0] == lua.Lost {
+	if reply.Answer() == lua.Lost {
 		return ErrLost
 	}
 	return nil
@@ -82,11 +82,11 @@ func (s *Store) Load(ctx context.Context, sale, token int64, l Loaded) error {
 func (s *Store) load(ctx context.Context, conn rueidis.CoreClient, sale, token int64, l Loaded) error {
 	keys := []string{s.state(sale), s.orders(sale), s.buyers(sale), s.idem(sale), s.applied(sale)}
 	step := func(name string, args ...string) error {
-		list, err := redis.CallOn(ctx, conn, lua.SaleLoad, keys, append([]string{strconv.FormatInt(token, 10), name}, args...)...)
+		reply, err := redis.CallOn(ctx, conn, lua.SaleLoad, keys, append([]string{strconv.FormatInt(token, 10), name}, args...)...)
 		if err != nil {
 			return fmt.Errorf("load sale %d, step %s: %w", sale, name, err)
 		}
-		if list[0] == lua.Lost {
+		if reply.Answer() == lua.Lost {
 			return ErrLost
 		}
 		return nil
@@ -155,11 +155,11 @@ func (s *Store) load(ctx context.Context, conn rueidis.CoreClient, sale, token i
 
 // Unlock opens the gate of a loaded sale. ErrLost: another reconciler took over, or the gate is open already.
 func (s *Store) Unlock(ctx context.Context, sale, token int64) error {
-	list, err := s.client.Call(ctx, lua.SaleOpen, []string{s.state(sale)}, strconv.FormatInt(token, 10))
+	reply, err := s.client.Call(ctx, lua.SaleOpen, []string{s.state(sale)}, strconv.FormatInt(token, 10))
 	if err != nil {
 		return fmt.Errorf("open sale %d: %w", sale, err)
 	}
-	if list[0] == lua.Lost {
+	if reply.Answer() == lua.Lost {
 		return ErrLost
 	}
 	return nil
@@ -172,15 +172,15 @@ var ErrQueued = errors.New("the outbox still holds orders of the sale")
 // MySQL has then: see sale.Reader.ArchiveToken. ErrQueued: nothing was done, its orders must be settled and retired first. ErrLost: nothing was
 // done, a reconciler with a newer token was here. Idempotent.
 func (s *Store) Forget(ctx context.Context, sale, token int64) error {
-	list, err := s.client.Call(ctx, lua.SaleForget, []string{s.state(sale), s.orders(sale), s.buyers(sale), s.idem(sale), s.OutboxKey(sale), s.applied(sale)}, strconv.FormatInt(token, 10))
+	reply, err := s.client.Call(ctx, lua.SaleForget, []string{s.state(sale), s.orders(sale), s.buyers(sale), s.idem(sale), s.OutboxKey(sale), s.applied(sale)}, strconv.FormatInt(token, 10))
 	if err != nil {
 		return fmt.Errorf("forget sale %d: %w", sale, err)
 	}
-	if list[0] == lua.Lost {
-		return fmt.Errorf("forget sale %d under token %d, redis has %d: %w", sale, token, number(list, 1), ErrLost)
+	if reply.Answer() == lua.Lost {
+		return fmt.Errorf("forget sale %d under token %d, redis has %d: %w", sale, token, reply.Int(1), ErrLost)
 	}
-	if list[0] == lua.Queued {
-		return fmt.Errorf("forget sale %d, %d in the outbox: %w", sale, number(list, 1), ErrQueued)
+	if reply.Answer() == lua.Queued {
+		return fmt.Errorf("forget sale %d, %d in the outbox: %w", sale, reply.Int(1), ErrQueued)
 	}
 	return nil
 }

@@ -56,11 +56,11 @@ func (s *Store) whole(sale int64) rueidis.Completed {
 }
 
 func isWhole(r rueidis.RedisResult) (bool, error) {
-	list, err := redis.Answer(r)
+	reply, err := redis.Reply(r)
 	if errors.Is(err, redis.ErrRestarted) {
 		return false, nil
 	}
-	return err == nil && list[0] == lua.StaleEpoch, err
+	return err == nil && reply.Answer() == lua.StaleEpoch, err
 }
 
 // OrdersOf returns the ids of the orders that hold a buyer's slots in each of the sales, in one round trip. Of those in unsure

@@ -17,11 +17,11 @@ import (
 // Join makes the consumer group of a sale's outbox, from its first entry on, where there is none; false: nothing of the
 // sale is in Redis.
 func (s *Store) Join(ctx context.Context, sale int64) (bool, error) {
-	list, err := s.client.Call(ctx, lua.OutboxGroup, []string{s.state(sale), s.OutboxKey(sale)}, Group)
+	reply, err := s.client.Call(ctx, lua.OutboxGroup, []string{s.state(sale), s.OutboxKey(sale)}, Group)
 	if err != nil {
 		return false, fmt.Errorf("make the group of sale %d's outbox: %w", sale, err)
 	}
-	return list[0] != lua.NotLoaded, nil
+	return reply.Answer() != lua.NotLoaded, nil
 }
 
 // outboxPage is how many entries one call reads of an outbox: Redis answers nobody else meanwhile.

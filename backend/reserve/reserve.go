@@ -74,20 +74,6 @@ func (s *Store) buyers(sale int64) string  { return s.key(sale, "buyers") }
 func (s *Store) idem(sale int64) string    { return s.key(sale, "idem") }
 func (s *Store) applied(sale int64) string { return s.key(sale, "applied") }
 
-// number reads a member of a script's answer; what is not there is 0.
-func number(answer []string, i int) int64 {
-	n, _ := strconv.ParseInt(text(answer, i), 10, 64)
-	return n
-}
-
-// text reads a member of a script's answer; what is not there is "".
-func text(answer []string, i int) string {
-	if i >= len(answer) {
-		return ""
-	}
-	return answer[i]
-}
-
 // Request is one press of the button.
 type Request struct {
 	Sale     int64
@@ -102,15 +88,15 @@ type Request struct {
 
 // Verdict is what sale_reserve.lua decided.
 type Verdict struct {
-	Answer    string // lua.Reserved, Repeated, KeyReused, AlreadyOrdered, SoldOut, NotEnough, TooMany, NotStarted, Ended, Paused, StaleEpoch
-	OrderID   string // Reserved, Repeated, KeyReused, AlreadyOrdered
-	Available int64  // after a Reserved, and for NotEnough
-	Reserved  int64  // units, after a Reserved
-	StartsAt  int64  // NotStarted, in milliseconds
-	Epoch     int64  // StaleEpoch
-	Entry     string // after a Reserved: its id in the outbox
-	Slots     string // after a Reserved: "1,2"
-	At        int64  // after a Reserved: when, by Redis's clock, in milliseconds
+	Answer    lua.Answer // Reserved, Repeated, KeyReused, AlreadyOrdered, SoldOut, NotEnough, TooMany, NotStarted, Ended, Paused, StaleEpoch
+	OrderID   string     // Reserved, Repeated, KeyReused, AlreadyOrdered
+	Available int64      // after a Reserved, and for NotEnough
+	Reserved  int64      // units, after a Reserved
+	StartsAt  int64      // NotStarted, in milliseconds
+	Epoch     int64      // StaleEpoch
+	Entry     string     // after a Reserved: its id in the outbox
+	Slots     string     // after a Reserved: "1,2"
+	At        int64      // after a Reserved: when, by Redis's clock, in milliseconds
 }
 
 // Entry is the outbox entry of an order that was Reserved.
@@ -126,32 +112,32 @@ func (s *Store) Reserve(ctx context.Context, r Request) (Verdict, error) {
 	if r.Line {
 		line = lua.ForLine
 	}
-	list, err := s.client.Call(ctx, s.client.Incarnation().Reserve,
+	reply, err := s.client.Call(ctx, s.client.Incarnation().Reserve,
 		[]string{s.state(r.Sale), s.orders(r.Sale), s.buyers(r.Sale), s.idem(r.Sale), s.OutboxKey(r.Sale)},
 		strconv.FormatInt(r.Epoch, 10), r.UID, strconv.Itoa(r.Quantity), r.OrderID, r.Key, r.Trace, line, strconv.Itoa(s.maxEnded))
 	if err != nil {
 		return Verdict{}, fmt.Errorf("reserve sale %d for uid %s: %w", r.Sale, r.UID, err)
 	}
-	v := Verdict{Answer: list[0]}
+	v := Verdict{Answer: reply.Answer()}
 	switch v.Answer {
 	case lua.NotLoaded:
 		return v, ErrNotLoaded
 	case lua.GateClosed:
 		return v, ErrGateClosed
 	case lua.Reserved:
-		v.OrderID, v.Available, v.Reserved = text(list, 1), number(list, 2), number(list, 3)
-		v.Entry, v.Slots, v.At = text(list, 4), text(list, 5), number(list, 6)
+		v.OrderID, v.Available, v.Reserved = reply.Text(1), reply.Int(2), reply.Int(3)
+		v.Entry, v.Slots, v.At = reply.Text(4), reply.Text(5), reply.Int(6)
 	case lua.Repeated, lua.KeyReused, lua.AlreadyOrdered:
-		v.OrderID = text(list, 1)
+		v.OrderID = reply.Text(1)
 	case lua.NotEnough:
-		v.Available = number(list, 1)
+		v.Available = reply.Int(1)
 	case lua.NotStarted:
-		v.StartsAt = number(list, 1)
+		v.StartsAt = reply.Int(1)
 	case lua.StaleEpoch:
-		v.Epoch = number(list, 1)
+		v.Epoch = reply.Int(1)
 	case lua.SoldOut, lua.TooMany, lua.Ended, lua.Paused:
 	default:
-		panic("BUG: sale_reserve.lua answered " + v.Answer)
+		panic("BUG: sale_reserve.lua answered " + string(v.Answer))
 	}
 	return v, nil
 }
@@ -159,11 +145,11 @@ func (s *Store) Reserve(ctx context.Context, r Request) (Verdict, error) {
 // Release gives the units of an order that ended back. It is true when this call did it, false when there was nothing to
 // give back. Errors: ErrNotLoaded and ErrGateClosed say that the intent must be kept and tried again later.
 func (s *Store) Release(ctx context.Context, sale int64, orderID string) (bool, error) {
-	list, err := s.client.Call(ctx, lua.SaleRelease, []string{s.state(sale), s.orders(sale), s.buyers(sale), s.idem(sale)}, orderID)
+	reply, err := s.client.Call(ctx, lua.SaleRelease, []string{s.state(sale), s.orders(sale), s.buyers(sale), s.idem(sale)}, orderID)
 	if err != nil {
 		return false, fmt.Errorf("release order %s: %w", orderID, err)
 	}
-	switch list[0] {
+	switch reply.Answer() {
 	case lua.Released:
 		return true, nil
 	case lua.Done:
@@ -178,11 +164,11 @@ func (s *Store) Release(ctx context.Context, sale int64, orderID string) (bool, 
 // Adjust applies the change of stock of one intent, once. Errors: ErrNotLoaded (loading will include it), ErrGateClosed
 // and ErrNotEnough say that the intent must be kept and tried again later.
 func (s *Store) Adjust(ctx context.Context, sale int64, intent int64, units int64) error {
-	list, err := s.client.Call(ctx, lua.SaleAdjust, []string{s.state(sale), s.applied(sale)}, strconv.FormatInt(intent, 10), strconv.FormatInt(units, 10))
+	reply, err := s.client.Call(ctx, lua.SaleAdjust, []string{s.state(sale), s.applied(sale)}, strconv.FormatInt(intent, 10), strconv.FormatInt(units, 10))
 	if err != nil {
 		return fmt.Errorf("adjust sale %d by %d: %w", sale, units, err)
 	}
-	switch list[0] {
+	switch reply.Answer() {
 	case lua.Applied, lua.Done:
 		return nil
 	case lua.NotLoaded:
@@ -229,11 +215,11 @@ func bit(b bool) string {
 
 // Define applies a definition if it is newer than Redis's. ErrNotLoaded: loading the sale will bring it.
 func (s *Store) Define(ctx context.Context, sale int64, d Definition) error {
-	list, err := s.client.Call(ctx, lua.SaleDefine, []string{s.state(sale)}, append([]string{strconv.FormatInt(d.Version, 10)}, d.args()...)...)
+	reply, err := s.client.Call(ctx, lua.SaleDefine, []string{s.state(sale)}, append([]string{strconv.FormatInt(d.Version, 10)}, d.args()...)...)
 	if err != nil {
 		return fmt.Errorf("define sale %d: %w", sale, err)
 	}
-	if list[0] == lua.NotLoaded {
+	if reply.Answer() == lua.NotLoaded {
 		return ErrNotLoaded
 	}
 	return nil
@@ -243,7 +229,7 @@ func (s *Store) Define(ctx context.Context, sale int64, d Definition) error {
 // answers, in the order of entries, are lua.Adopted and Present (drop the old message: the outbox has a new one), SoldOut,
 // Limit and KeyReused (reject it), and GateClosed (hold it, ask again). Any error, redis.ErrRestarted among them: hold them all, though some may be
 // adopted.
-func (s *Store) Adopt(ctx context.Context, entries []queued.Entry, epochs map[int64]int64) ([]string, error) {
+func (s *Store) Adopt(ctx context.Context, entries []queued.Entry, epochs map[int64]int64) ([]lua.Answer, error) {
 	calls := make([]redis.Args, len(entries))
 	for i, e := range entries {
 		calls[i] = redis.Args{
@@ -251,13 +237,13 @@ func (s *Store) Adopt(ctx context.Context, entries []queued.Entry, epochs map[in
 			Args: []string{strconv.FormatInt(epochs[e.Sale], 10), e.ID, e.UID, strconv.Itoa(e.Quantity), e.Slots, e.Key, strconv.FormatInt(e.At, 10), e.Trace, Group},
 		}
 	}
-	lists, err := s.client.CallAll(ctx, s.client.Incarnation().Adopt, calls)
+	replies, err := s.client.CallAll(ctx, s.client.Incarnation().Adopt, calls)
 	if err != nil {
 		return nil, fmt.Errorf("adopt %d orders: %w", len(entries), err)
 	}
-	answers := make([]string, len(lists))
-	for i, list := range lists {
-		if answers[i] = list[0]; answers[i] == lua.StaleEpoch {
+	answers := make([]lua.Answer, len(replies))
+	for i, reply := range replies {
+		if answers[i] = reply.Answer(); answers[i] == lua.StaleEpoch {
 			answers[i] = lua.GateClosed
 		}
 	}

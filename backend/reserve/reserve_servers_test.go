@@ -115,7 +115,7 @@ func TestErrors(t *testing.T) {
 			t.Errorf("%s: got %v, want %v", what, err, want)
 		}
 	}
-	adopt := func(what string, sale int64, answer string, want error) {
+	adopt := func(what string, sale int64, answer lua.Answer, want error) {
 		t.Helper()
 		answers, err := s.Adopt(ctx, []queued.Entry{{ID: "o", Sale: sale, UID: "u", Quantity: 1}}, map[int64]int64{sale: 1})
 		is(what, err, want)

@@ -12,20 +12,20 @@ import (
 // Available (something is to be had, and nobody waits), AlreadyOrdered, NotStarted, Ended or Paused, with what Reserve gives.
 // Errors: ErrNotLoaded, ErrGateClosed.
 func (s *Store) LookStandby(ctx context.Context, sale int64, uid string) (Verdict, error) {
-	list, err := s.client.Call(ctx, lua.SaleStandby, []string{s.state(sale), s.buyers(sale)}, lua.StepLook, uid)
+	reply, err := s.client.Call(ctx, lua.SaleStandby, []string{s.state(sale), s.buyers(sale)}, lua.StepLook, uid)
 	if err != nil {
 		return Verdict{}, fmt.Errorf("the standby line of sale %d: %w", sale, err)
 	}
-	v := Verdict{Answer: list[0]}
+	v := Verdict{Answer: reply.Answer()}
 	switch v.Answer {
 	case lua.NotLoaded:
 		return v, ErrNotLoaded
 	case lua.GateClosed:
 		return v, ErrGateClosed
 	case lua.AlreadyOrdered:
-		v.OrderID = text(list, 1)
+		v.OrderID = reply.Text(1)
 	case lua.NotStarted:
-		v.StartsAt = number(list, 1)
+		v.StartsAt = reply.Int(1)
 	}
 	return v, nil
 }
@@ -43,11 +43,11 @@ func (s *Store) Rest(ctx context.Context, sale, place int64) error {
 }
 
 func (s *Store) note(ctx context.Context, sale int64, step string, place int64) error {
-	list, err := s.client.Call(ctx, lua.SaleStandby, []string{s.state(sale), s.buyers(sale)}, step, strconv.FormatInt(place, 10))
+	reply, err := s.client.Call(ctx, lua.SaleStandby, []string{s.state(sale), s.buyers(sale)}, step, strconv.FormatInt(place, 10))
 	if err != nil {
 		return fmt.Errorf("the standby line of sale %d, %s %d: %w", sale, step, place, err)
 	}
-	if list[0] == lua.NotLoaded {
+	if reply.Answer() == lua.NotLoaded {
 		return ErrNotLoaded
 	}
 	return nil

@@ -105,21 +105,13 @@ func (s *Store) Snapshot(ctx context.Context, sale int64) (Snapshot, error) {
 	defer cancel()
 	var snap Snapshot
 	err := s.client.Dedicated(func(c rueidis.DedicatedClient) error {
-		rs := c.DoMulti(ctx,
-			c.B().Multi().Build(),
+		all, err := redis.Multi(ctx, c,
 			c.B().Hgetall().Key(s.state(sale)).Build(),
 			c.B().Hgetall().Key(s.orders(sale)).Build(),
 			c.B().Hgetall().Key(s.buyers(sale)).Build(),
 			c.B().Xrange().Key(s.OutboxKey(sale)).Start("-").End("+").Build(),
 			c.B().Smembers().Key(s.applied(sale)).Build(),
-			c.B().Exists().Key(s.state(sale), s.orders(sale), s.buyers(sale), s.idem(sale), s.OutboxKey(sale), s.applied(sale)).Build(),
-			c.B().Exec().Build())
-		for _, r := range rs {
-			if err := r.Error(); err != nil {
-				return err
-			}
-		}
-		all, err := rs[len(rs)-1].ToArray()
+			c.B().Exists().Key(s.state(sale), s.orders(sale), s.buyers(sale), s.idem(sale), s.OutboxKey(sale), s.applied(sale)).Build())
 		if err != nil {
 			return err
 		}

@@ -9,6 +9,7 @@ import (
 	"floodgate.internal/backend/eligibility"
 	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/ledger"
+	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/failpoint"
 )
 
@@ -140,8 +141,8 @@ type Seen struct {
 }
 
 // Token is the fencing token of the newest reconciler of a sale.
-func Token(ctx context.Context, q Queryer, sale int64) (int64, error) {
-	tokens, err := idsOf(ctx, q, `SELECT token FROM sale_stock WHERE sale_id = ?`, sale)
+func Token(ctx context.Context, q store.Queryer, sale int64) (int64, error) {
+	tokens, err := store.Column[int64](ctx, q, `SELECT token FROM sale_stock WHERE sale_id = ?`, sale)
 	if err == nil && len(tokens) == 0 {
 		err = sql.ErrNoRows
 	}
@@ -152,8 +153,8 @@ func Token(ctx context.Context, q Queryer, sale int64) (int64, error) {
 }
 
 // OpenIntents counts the intents of a sale that are not done.
-func OpenIntents(ctx context.Context, q Queryer, sale int64) (int64, error) {
-	counts, err := idsOf(ctx, q, `SELECT COUNT(*) FROM intents WHERE sale_id = ? AND done_at IS NULL`, sale)
+func OpenIntents(ctx context.Context, q store.Queryer, sale int64) (int64, error) {
+	counts, err := store.Column[int64](ctx, q, `SELECT COUNT(*) FROM intents WHERE sale_id = ? AND done_at IS NULL`, sale)
 	if err != nil {
 		return 0, fmt.Errorf("open intents of sale %d: %w", sale, err)
 	}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"floodgate.internal/backend/reserve"
@@ -14,17 +13,12 @@ import (
 	"floodgate.internal/shared/wire"
 )
 
-// Queryer is a *sql.DB or a *sql.Tx.
-type Queryer interface {
-	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
-}
-
 // Read reads the sales with these ids (at most MaxLive), archived ones too, or without ids every sale that is not archived
 // (at most MaxLive, the oldest). They come by ascending id; what is not there is left out.
 //
 // The sale is read before its tranches: outside a transaction the tranches may be newer than Version says, never older,
 // and then the change that made them brings the rest.
-func Read(ctx context.Context, q Queryer, ids ...int64) ([]Sale, error) {
+func Read(ctx context.Context, q store.Queryer, ids ...int64) ([]Sale, error) {
 	where, args := "archived_at IS NULL", []any(nil)
 	if len(ids) > 0 {
 		where, args = in("id", ids)
@@ -98,7 +92,7 @@ func (r *Record) State(now time.Time) wire.SaleState {
 }
 
 // Records reads the sales with these ids and their units, by ascending id; what is not there is left out.
-func Records(ctx context.Context, q Queryer, ids ...int64) ([]Record, error) {
+func Records(ctx context.Context, q store.Queryer, ids ...int64) ([]Record, error) {
 	if len(ids) == 0 {
 		return nil, nil
 	}
@@ -133,7 +127,7 @@ func Records(ctx context.Context, q Queryer, ids ...int64) ([]Record, error) {
 }
 
 // Get reads one sale and its units. ErrNotFound.
-func Get(ctx context.Context, q Queryer, id int64) (Record, error) {
+func Get(ctx context.Context, q store.Queryer, id int64) (Record, error) {
 	records, err := Records(ctx, q, id)
 	if err != nil {
 		return Record{}, err
@@ -158,12 +152,12 @@ func Lock(ctx context.Context, tx *sql.Tx, id int64) (Record, error) {
 }
 
 // Newest returns the ids of the sales below an id, newest first, at most limit; of coupon campaigns alone where it is asked.
-func Newest(ctx context.Context, q Queryer, coupons bool, below, limit int64) ([]int64, error) {
+func Newest(ctx context.Context, q store.Queryer, coupons bool, below, limit int64) ([]int64, error) {
 	where := ""
 	if coupons {
 		where = "kind = 'coupon' AND "
 	}
-	ids, err := idsOf(ctx, q, `SELECT id FROM sales WHERE `+where+`id < ? ORDER BY id DESC LIMIT ?`, below, limit)
+	ids, err := store.Column[int64](ctx, q, `SELECT id FROM sales WHERE `+where+`id < ? ORDER BY id DESC LIMIT ?`, below, limit)
 	if err != nil {
 		return nil, fmt.Errorf("sales: %w", err)
 	}
@@ -171,8 +165,8 @@ func Newest(ctx context.Context, q Queryer, coupons bool, below, limit int64) ([
 }
 
 // Unsold returns the ids of the closed sales above an id that are not archived and have units left, ascending, at most limit.
-func Unsold(ctx context.Context, q Queryer, above int64, limit int) ([]int64, error) {
-	ids, err := idsOf(ctx, q, `SELECT s.id FROM sales s JOIN sale_stock k ON k.sale_id = s.id
+func Unsold(ctx context.Context, q store.Queryer, above int64, limit int) ([]int64, error) {
+	ids, err := store.Column[int64](ctx, q, `SELECT s.id FROM sales s JOIN sale_stock k ON k.sale_id = s.id
 		WHERE s.id > ? AND s.closed_at IS NOT NULL AND s.archived_at IS NULL AND k.available > 0 ORDER BY s.id LIMIT ?`, above, limit)
 	if err != nil {
 		return nil, fmt.Errorf("closed sales with unsold units: %w", err)
@@ -181,8 +175,8 @@ func Unsold(ctx context.Context, q Queryer, above int64, limit int) ([]int64, er
 }
 
 // Over returns the ids of the sales above an id that are not archived and ended at or before at, ascending, at most limit.
-func Over(ctx context.Context, q Queryer, at time.Time, above int64, limit int) ([]int64, error) {
-	ids, err := idsOf(ctx, q, `SELECT id FROM sales WHERE archived_at IS NULL AND id > ? AND (closed_at <= ? OR ends_at <= ?) ORDER BY id LIMIT ?`,
+func Over(ctx context.Context, q store.Queryer, at time.Time, above int64, limit int) ([]int64, error) {
+	ids, err := store.Column[int64](ctx, q, `SELECT id FROM sales WHERE archived_at IS NULL AND id > ? AND (closed_at <= ? OR ends_at <= ?) ORDER BY id LIMIT ?`,
 		above, at, at, limit)
 	if err != nil {
 		return nil, fmt.Errorf("sales that are over: %w", err)
@@ -191,8 +185,8 @@ func Over(ctx context.Context, q Queryer, at time.Time, above int64, limit int) 
 }
 
 // Live returns the ids of every sale that is not archived, ascending.
-func Live(ctx context.Context, q Queryer) ([]int64, error) {
-	ids, err := idsOf(ctx, q, `SELECT id FROM sales WHERE archived_at IS NULL ORDER BY id`)
+func Live(ctx context.Context, q store.Queryer) ([]int64, error) {
+	ids, err := store.Column[int64](ctx, q, `SELECT id FROM sales WHERE archived_at IS NULL ORDER BY id`)
 	if err != nil {
 		return nil, fmt.Errorf("live sales: %w", err)
 	}
@@ -201,7 +195,7 @@ func Live(ctx context.Context, q Queryer) ([]int64, error) {
 
 // LiveByStart returns the ids of every sale that is not archived, those that start first first: on are those that are on or to
 // come at now, over those that have ended.
-func LiveByStart(ctx context.Context, q Queryer, now time.Time) (on, over []int64, err error) {
+func LiveByStart(ctx context.Context, q store.Queryer, now time.Time) (on, over []int64, err error) {
 	err = store.Each(ctx, q, func(rows *sql.Rows) error {
 		var id int64
 		var ended bool
@@ -222,8 +216,8 @@ func LiveByStart(ctx context.Context, q Queryer, now time.Time) (on, over []int6
 }
 
 // IsLive reports whether there is such a sale, and it is not archived.
-func IsLive(ctx context.Context, q Queryer, id int64) (bool, error) {
-	ids, err := idsOf(ctx, q, `SELECT id FROM sales WHERE id = ? AND archived_at IS NULL`, id)
+func IsLive(ctx context.Context, q store.Queryer, id int64) (bool, error) {
+	ids, err := store.Column[int64](ctx, q, `SELECT id FROM sales WHERE id = ? AND archived_at IS NULL`, id)
 	if err != nil {
 		return false, fmt.Errorf("look for sale %d: %w", id, err)
 	}
@@ -231,8 +225,8 @@ func IsLive(ctx context.Context, q Queryer, id int64) (bool, error) {
 }
 
 // NewestArchived returns the ids of the sales that were archived last, at most limit, ascending.
-func NewestArchived(ctx context.Context, q Queryer, limit int) ([]int64, error) {
-	ids, err := idsOf(ctx, q, `SELECT id FROM sales WHERE archived_at IS NOT NULL ORDER BY archived_at DESC, id DESC LIMIT `+fmt.Sprint(limit))
+func NewestArchived(ctx context.Context, q store.Queryer, limit int) ([]int64, error) {
+	ids, err := store.Column[int64](ctx, q, `SELECT id FROM sales WHERE archived_at IS NOT NULL ORDER BY archived_at DESC, id DESC LIMIT `+fmt.Sprint(limit))
 	if err != nil {
 		return nil, fmt.Errorf("read archived sales: %w", err)
 	}
@@ -241,14 +235,12 @@ func NewestArchived(ctx context.Context, q Queryer, limit int) ([]int64, error) 
 }
 
 // ArchivedAfter is a page of the archived sales with an id above last, ascending, with the tokens that their archives took.
-func ArchivedAfter(ctx context.Context, q Queryer, last int64, limit int) (ids, tokens []int64, err error) {
+func ArchivedAfter(ctx context.Context, q store.Queryer, last int64, limit int) (ids, tokens []int64, err error) {
 	err = store.Each(ctx, q, func(rows *sql.Rows) error {
 		var id, token int64
-		if err := rows.Scan(&id, &token); err != nil {
-			return err
-		}
+		err := rows.Scan(&id, &token)
 		ids, tokens = append(ids, id), append(tokens, token)
-		return nil
+		return err
 	}, `SELECT s.id, k.token FROM sales s JOIN sale_stock k ON k.sale_id = s.id
 		WHERE s.id > ? AND s.archived_at IS NOT NULL ORDER BY s.id LIMIT ?`, last, limit)
 	if err != nil {
@@ -274,7 +266,7 @@ func (r Reader) Definition(ctx context.Context, id int64) (reserve.Definition, e
 
 // ArchiveToken implements intent.Sales: the newest token that the stock row has.
 func (r Reader) ArchiveToken(ctx context.Context, id int64) (token int64, archived bool, err error) {
-	tokens, err := idsOf(ctx, r.DB, `SELECT k.token FROM sales s JOIN sale_stock k ON k.sale_id = s.id WHERE s.id = ? AND s.archived_at IS NOT NULL`, id)
+	tokens, err := store.Column[int64](ctx, r.DB, `SELECT k.token FROM sales s JOIN sale_stock k ON k.sale_id = s.id WHERE s.id = ? AND s.archived_at IS NOT NULL`, id)
 	if err != nil || len(tokens) == 0 {
 		return 0, false, err
 	}
@@ -284,31 +276,14 @@ func (r Reader) ArchiveToken(ctx context.Context, id int64) (token int64, archiv
 // Archived implements intent.Sales.
 func (r Reader) Archived(ctx context.Context, ids []int64) ([]int64, error) {
 	where, args := in("id", ids)
-	archived, err := idsOf(ctx, r.DB, `SELECT id FROM sales WHERE archived_at IS NOT NULL AND `+where, args...)
+	archived, err := store.Column[int64](ctx, r.DB, `SELECT id FROM sales WHERE archived_at IS NOT NULL AND `+where, args...)
 	if err != nil {
 		return nil, fmt.Errorf("look for archived sales: %w", err)
 	}
 	return archived, nil
 }
 
-// idsOf runs a query of one column of numbers.
-func idsOf(ctx context.Context, q Queryer, query string, args ...any) (ids []int64, err error) {
-	err = store.Each(ctx, q, func(rows *sql.Rows) error {
-		var id int64
-		if err := rows.Scan(&id); err != nil {
-			return err
-		}
-		ids = append(ids, id)
-		return nil
-	}, query, args...)
-	return ids, err
-}
-
 // in is "column IN (?,?)" and its arguments.
 func in(column string, ids []int64) (where string, args []any) {
-	args = make([]any, len(ids))
-	for i, id := range ids {
-		args[i] = id
-	}
-	return column + " IN (" + strings.TrimSuffix(strings.Repeat("?,", len(ids)), ",") + ")", args
+	return column + " IN (" + store.Marks(len(ids)) + ")", store.Anys(ids)
 }

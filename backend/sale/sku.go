@@ -24,7 +24,7 @@ type SKU struct {
 }
 
 // SKUs returns at most limit SKUs with ids below one, the newest first.
-func SKUs(ctx context.Context, q Queryer, below, limit int64) ([]SKU, error) {
+func SKUs(ctx context.Context, q store.Queryer, below, limit int64) ([]SKU, error) {
 	list, err := readSKUs(ctx, q, `id < ? ORDER BY id DESC LIMIT ?`, below, limit)
 	if err != nil {
 		return nil, fmt.Errorf("skus: %w", err)
@@ -33,7 +33,7 @@ func SKUs(ctx context.Context, q Queryer, below, limit int64) ([]SKU, error) {
 }
 
 // GetSKU reads a SKU. *NoSKUError.
-func GetSKU(ctx context.Context, q Queryer, id int64) (SKU, error) {
+func GetSKU(ctx context.Context, q store.Queryer, id int64) (SKU, error) {
 	return oneSKU(ctx, q, id, `id = ?`)
 }
 
@@ -42,7 +42,7 @@ func lockSKU(ctx context.Context, tx *sql.Tx, id int64) (SKU, error) {
 	return oneSKU(ctx, tx, id, `id = ? FOR UPDATE`)
 }
 
-func oneSKU(ctx context.Context, q Queryer, id int64, where string) (SKU, error) {
+func oneSKU(ctx context.Context, q store.Queryer, id int64, where string) (SKU, error) {
 	list, err := readSKUs(ctx, q, where, id)
 	if err != nil {
 		return SKU{}, fmt.Errorf("sku %d: %w", id, err)
@@ -53,7 +53,7 @@ func oneSKU(ctx context.Context, q Queryer, id int64, where string) (SKU, error)
 	return list[0], nil
 }
 
-func readSKUs(ctx context.Context, q Queryer, where string, args ...any) ([]SKU, error) {
+func readSKUs(ctx context.Context, q store.Queryer, where string, args ...any) ([]SKU, error) {
 	var list []SKU
 	err := store.Each(ctx, q, func(rows *sql.Rows) error {
 		var k SKU

@@ -142,11 +142,11 @@ func (s *Cache) load(ctx context.Context, sku int64, again bool) (err error) {
 	}
 	for end := time.Now().Add(waitAtMost); ; {
 		token := uuid.NewString()
-		answer, err := s.step(ctx, sku, token, lua.StepClaim, strconv.FormatInt(lease.Milliseconds(), 10), bit(again))
+		reply, err := s.step(ctx, sku, token, lua.StepClaim, strconv.FormatInt(lease.Milliseconds(), 10), bit(again))
 		if err != nil {
 			return err
 		}
-		switch answer[0] {
+		switch reply.Answer() {
 		case lua.Present:
 			result = "present"
 			return nil
@@ -160,8 +160,8 @@ func (s *Cache) load(ctx context.Context, sku int64, again bool) (err error) {
 			}
 			again = false // who took over reads MySQL later than this call began
 		default:
-			if left, err := strconv.ParseInt(answer[1], 10, 64); err != nil || !time.Now().Before(end) {
-				return fmt.Errorf("%w: it may be taken over in %d ms", ErrSlow, left)
+			if !time.Now().Before(end) {
+				return fmt.Errorf("%w: it may be taken over in %d ms", ErrSlow, reply.Int(1))
 			}
 		}
 		select {
@@ -205,15 +205,15 @@ func bit(b bool) string {
 	return "0"
 }
 
-func (s *Cache) step(ctx context.Context, sku int64, token, name string, args ...string) ([]string, error) {
-	answer, err := s.redis.Call(ctx, lua.SKULoad, keysOf(s.redis, sku).all(), append([]string{token, name}, args...)...)
+func (s *Cache) step(ctx context.Context, sku int64, token, name string, args ...string) (lua.Reply, error) {
+	reply, err := s.redis.Call(ctx, lua.SKULoad, keysOf(s.redis, sku).all(), append([]string{token, name}, args...)...)
 	if err != nil {
 		return nil, fmt.Errorf("step %s: %w", name, err)
 	}
-	if answer[0] == lua.Lost {
+	if reply.Answer() == lua.Lost {
 		return nil, reserve.ErrLost
 	}
-	return answer, nil
+	return reply, nil
 }
 
 // fill writes a SKU that token has claimed.
@@ -266,19 +266,16 @@ func readHeld(ctx context.Context, db *sql.DB, sku int64) (b held, err error) {
 		if err := tx.QueryRowContext(ctx, `SELECT COALESCE(MAX(id), 0) FROM sku_intents WHERE sku_id = ?`, sku).Scan(&b.newest); err != nil {
 			return fmt.Errorf("newest intent: %w", err)
 		}
-		rows, err := tx.QueryContext(ctx, `SELECT order_id, quantity, lock_id FROM cart_lines WHERE sku_id = ? AND held = TRUE`, sku)
+		err = store.Each(ctx, tx, func(rows *sql.Rows) error {
+			var order, units, lock string
+			err := rows.Scan(&order, &units, &lock)
+			b.orders = append(b.orders, order, units+" "+lock)
+			return err
+		}, `SELECT order_id, quantity, lock_id FROM cart_lines WHERE sku_id = ? AND held = TRUE`, sku)
 		if err != nil {
 			return fmt.Errorf("lines: %w", err)
 		}
-		defer rows.Close()
-		for rows.Next() {
-			var order, units, lock string
-			if err := rows.Scan(&order, &units, &lock); err != nil {
-				return fmt.Errorf("lines: %w", err)
-			}
-			b.orders = append(b.orders, order, units+" "+lock)
-		}
-		return errors.Join(rows.Err(), rows.Close())
+		return nil
 	})
 	return b, err
 }
@@ -391,20 +388,14 @@ func (s *Cache) skus(ctx context.Context) ([]sku, error) {
 }
 
 func (s *Cache) readList(ctx context.Context) ([]sku, error) {
-	rows, err := s.db.QueryContext(ctx, fmt.Sprintf(`SELECT id, title, price, currency, available FROM skus WHERE own = FALSE ORDER BY id DESC LIMIT %d`, listMost))
-	if err != nil {
-		return nil, fmt.Errorf("list SKUs: %w", err)
-	}
-	defer rows.Close()
 	list := []sku{}
-	for rows.Next() {
+	err := store.Each(ctx, s.db, func(rows *sql.Rows) error {
 		var k sku
-		if err := rows.Scan(&k.ID, &k.Title, &k.Price, &k.Currency, &k.available); err != nil {
-			return nil, fmt.Errorf("list SKUs: %w", err)
-		}
+		err := rows.Scan(&k.ID, &k.Title, &k.Price, &k.Currency, &k.available)
 		list = append(list, k)
-	}
-	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
+		return err
+	}, fmt.Sprintf(`SELECT id, title, price, currency, available FROM skus WHERE own = FALSE ORDER BY id DESC LIMIT %d`, listMost))
+	if err != nil {
 		return nil, fmt.Errorf("list SKUs: %w", err)
 	}
 	s.mu.Lock()
@@ -415,20 +406,8 @@ func (s *Cache) readList(ctx context.Context) ([]sku, error) {
 
 // After returns the ids of at most most SKUs that carts can hold and that follow one, ascending.
 func (s *Cache) After(ctx context.Context, sku int64, most int) ([]int64, error) {
-	rows, err := s.db.QueryContext(ctx, fmt.Sprintf(`SELECT id FROM skus WHERE own = FALSE AND id > ? ORDER BY id LIMIT %d`, most), sku)
+	ids, err := store.Column[int64](ctx, s.db, fmt.Sprintf(`SELECT id FROM skus WHERE own = FALSE AND id > ? ORDER BY id LIMIT %d`, most), sku)
 	if err != nil {
-		return nil, fmt.Errorf("SKUs after %d: %w", sku, err)
-	}
-	defer rows.Close()
-	var ids []int64
-	for rows.Next() {
-		var id int64
-		if err := rows.Scan(&id); err != nil {
-			return nil, fmt.Errorf("SKUs after %d: %w", sku, err)
-		}
-		ids = append(ids, id)
-	}
-	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
 		return nil, fmt.Errorf("SKUs after %d: %w", sku, err)
 	}
 	return ids, nil

@@ -33,11 +33,11 @@ var ErrLoading = errors.New("the SKU is being loaded into redis")
 // EndLock gives the units of a hold back in Redis (lua.ToBack) or says that they are sold (lua.ToSold). Idempotent. A SKU that is
 // not in Redis needs none: loading it brings what MySQL has. ErrLoading.
 func EndLock(ctx context.Context, redis *redis.Client, h Hold, to string) error {
-	answer, err := redis.Call(ctx, lua.SKUUnlock, keysOf(redis, h.SKU).held(), h.Order, h.Lock, to)
+	reply, err := redis.Call(ctx, lua.SKUUnlock, keysOf(redis, h.SKU).held(), h.Order, h.Lock, to)
 	if err != nil {
 		return fmt.Errorf("unlock order %s at SKU %d: %w", h.Order, h.SKU, err)
 	}
-	if answer[0] == lua.GateClosed {
+	if reply.Answer() == lua.GateClosed {
 		return ErrLoading
 	}
 	return nil
@@ -46,11 +46,11 @@ func EndLock(ctx context.Context, redis *redis.Client, h Hold, to string) error 
 // Adjust changes a SKU's available units in Redis, once for each intent. A SKU that is not in Redis needs none. ErrLoading.
 func Adjust(ctx context.Context, redis *redis.Client, sku, intent, units int64) error {
 	k := keysOf(redis, sku)
-	answer, err := redis.Call(ctx, lua.SKUAdjust, []string{k.state, k.applied}, strconv.FormatInt(intent, 10), strconv.FormatInt(units, 10))
+	reply, err := redis.Call(ctx, lua.SKUAdjust, []string{k.state, k.applied}, strconv.FormatInt(intent, 10), strconv.FormatInt(units, 10))
 	if err != nil {
 		return fmt.Errorf("adjust SKU %d by %d: %w", sku, units, err)
 	}
-	if answer[0] == lua.GateClosed {
+	if reply.Answer() == lua.GateClosed {
 		return ErrLoading
 	}
 	return nil
@@ -61,8 +61,8 @@ type Line struct{ SKU, Units int64 }
 
 // Verdict is what sku_lock.lua answered for a line.
 type Verdict struct {
-	Answer string // lua.Reduced, AlreadyApplied, NotEnough, NotLoaded
-	Lock   string // of the first two
+	Answer lua.Answer // Reduced, AlreadyApplied, NotEnough, NotLoaded
+	Lock   string     // of the first two
 }
 
 // Epoch is that of a lock: MySQL is asked in it. -1 for what is no lock.
@@ -84,7 +84,7 @@ func (s *Cache) Lock(ctx context.Context, order string, lines []Line) ([]Verdict
 		calls[i] = redis.Args{Keys: keysOf(s.redis, l.SKU).held(), Args: []string{order, strconv.FormatInt(l.Units, 10)}}
 	}
 	script := s.redis.Incarnation().Lock
-	answers, err := s.redis.CallAll(ctx, script, calls)
+	replies, err := s.redis.CallAll(ctx, script, calls)
 	if err != nil {
 		if errors.Is(err, redis.ErrRestarted) {
 			s.Wake()
@@ -92,10 +92,10 @@ func (s *Cache) Lock(ctx context.Context, order string, lines []Line) ([]Verdict
 		return nil, fmt.Errorf("lock %d SKUs for order %s: %w", len(lines), order, err)
 	}
 	verdicts := make([]Verdict, len(lines))
-	for i, a := range answers {
-		verdicts[i].Answer = a[0]
-		if a[0] == lua.Reduced || a[0] == lua.AlreadyApplied {
-			verdicts[i].Lock = a[3]
+	for i, reply := range replies {
+		v := &verdicts[i]
+		if v.Answer = reply.Answer(); v.Answer == lua.Reduced || v.Answer == lua.AlreadyApplied {
+			v.Lock = reply.Text(3)
 		}
 	}
 	return verdicts, nil
@@ -231,19 +231,11 @@ func Read(ctx context.Context, client *redis.Client, sku int64) (Snapshot, error
 	k := keysOf(client, sku)
 	snap := Snapshot{Orders: map[string]int64{}, Locks: map[string]string{}, Open: map[string]int64{}, Applied: map[int64]bool{}}
 	err := client.Dedicated(func(c rueidis.DedicatedClient) error {
-		rs := c.DoMulti(ctx,
-			c.B().Multi().Build(),
+		all, err := redis.Multi(ctx, c,
 			c.B().Hgetall().Key(k.state).Build(),
 			c.B().Hgetall().Key(k.orders).Build(),
 			c.B().Zrange().Key(k.open).Min("0").Max("-1").Withscores().Build(),
-			c.B().Smembers().Key(k.applied).Build(),
-			c.B().Exec().Build())
-		for _, r := range rs {
-			if err := r.Error(); err != nil {
-				return err
-			}
-		}
-		all, err := rs[len(rs)-1].ToArray()
+			c.B().Smembers().Key(k.applied).Build())
 		if err != nil {
 			return err
 		}

@@ -35,20 +35,14 @@ func Lock(ctx context.Context, tx *sql.Tx, skus []int64) (Rows, error) {
 	if len(skus) == 0 {
 		return locked, nil
 	}
-	rows, err := tx.QueryContext(ctx, `SELECT id, available, locked, epoch, price, currency, own FROM skus WHERE id IN (`+store.Marks(len(skus))+`) ORDER BY id FOR UPDATE`, store.Anys(skus)...)
-	if err != nil {
-		return nil, fmt.Errorf("lock %d SKUs: %w", len(skus), err)
-	}
-	defer rows.Close()
-	for rows.Next() {
+	err := store.Each(ctx, tx, func(rows *sql.Rows) error {
 		var id int64
 		var r Row
-		if err := rows.Scan(&id, &r.Available, &r.Locked, &r.Epoch, &r.Price, &r.Currency, &r.Own); err != nil {
-			return nil, fmt.Errorf("lock %d SKUs: %w", len(skus), err)
-		}
+		err := rows.Scan(&id, &r.Available, &r.Locked, &r.Epoch, &r.Price, &r.Currency, &r.Own)
 		locked[id] = &r
-	}
-	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
+		return err
+	}, `SELECT id, available, locked, epoch, price, currency, own FROM skus WHERE id IN (`+store.Marks(len(skus))+`) ORDER BY id FOR UPDATE`, store.Anys(skus)...)
+	if err != nil {
 		return nil, fmt.Errorf("lock %d SKUs: %w", len(skus), err)
 	}
 	return locked, nil
@@ -98,20 +92,15 @@ func End(ctx context.Context, tx *sql.Tx, at time.Time, kind ledger.Kind, sold b
 	if len(orders) == 0 {
 		return nil, nil
 	}
-	rows, err := tx.QueryContext(ctx, `SELECT order_id, sku_id, quantity, lock_id FROM cart_lines WHERE order_id IN (`+store.Marks(len(orders))+`) ORDER BY sku_id, order_id`, store.Anys(orders)...)
-	if err != nil {
-		return nil, fmt.Errorf("lines of %d orders: %w", len(orders), err)
-	}
-	defer rows.Close()
 	var changes []Change
 	var skus []int64
 	var holds []Hold
-	for rows.Next() {
+	err := store.Each(ctx, tx, func(rows *sql.Rows) error {
 		c := Change{Kind: kind}
 		var units int64
 		var lock string
 		if err := rows.Scan(&c.Ref, &c.SKU, &units, &lock); err != nil {
-			return nil, fmt.Errorf("lines of %d orders: %w", len(orders), err)
+			return err
 		}
 		c.Locked = -units
 		if sold {
@@ -122,8 +111,9 @@ func End(ctx context.Context, tx *sql.Tx, at time.Time, kind ledger.Kind, sold b
 		changes = append(changes, c)
 		skus = append(skus, c.SKU)
 		holds = append(holds, Hold{c.SKU, c.Ref, lock})
-	}
-	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
+		return nil
+	}, `SELECT order_id, sku_id, quantity, lock_id FROM cart_lines WHERE order_id IN (`+store.Marks(len(orders))+`) ORDER BY sku_id, order_id`, store.Anys(orders)...)
+	if err != nil {
 		return nil, fmt.Errorf("lines of %d orders: %w", len(orders), err)
 	}
 	locked, err := Lock(ctx, tx, slices.Compact(skus))

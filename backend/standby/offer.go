@@ -2,6 +2,7 @@ package standby
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"floodgate.internal/backend/eligibility"
 	"floodgate.internal/backend/redis"
 	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/failpoint"
 	"floodgate.internal/shared/wire"
@@ -22,7 +24,7 @@ const (
 )
 
 // reasons are why a user is passed over, by the answer of sale_reserve.lua.
-var reasons = map[string]string{lua.AlreadyOrdered: "limit", lua.TooMany: "too_many_orders"}
+var reasons = map[lua.Answer]string{lua.AlreadyOrdered: "limit", lua.TooMany: "too_many_orders"}
 
 // Wake says that units of a sale may have come back, or that its line has changed: Run looks at once.
 func (l *Line) Wake(sale int64) {
@@ -62,21 +64,11 @@ func (l *Line) Run(ctx context.Context) error {
 // offered a unit or passed over: call again at once until that is 0.
 func (l *Line) Sweep(ctx context.Context) (n int, err error) {
 	sales := l.catalog.Waited()
-	rows, err := l.db.QueryContext(ctx, `SELECT DISTINCT sale_id FROM standby WHERE state = ?`, waiting)
+	more, err := store.Column[int64](ctx, l.db, `SELECT DISTINCT sale_id FROM standby WHERE state = ?`, waiting)
 	if err != nil {
 		return 0, fmt.Errorf("sales with a standby line: %w", err)
 	}
-	defer rows.Close()
-	for rows.Next() {
-		var sale int64
-		if err := rows.Scan(&sale); err != nil {
-			return 0, fmt.Errorf("sales with a standby line: %w", err)
-		}
-		sales = append(sales, sale)
-	}
-	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
-		return 0, fmt.Errorf("sales with a standby line: %w", err)
-	}
+	sales = append(sales, more...)
 	slices.Sort(sales)
 	var errs []error
 	for _, sale := range slices.Compact(sales) {
@@ -126,7 +118,7 @@ func (l *Line) offer(ctx context.Context, sale int64, hasty bool) (n int, err er
 		}
 		for _, h := range heads {
 			after = h.place
-			answer, why := "", string(refused[h.uid])
+			answer, why := lua.Answer(""), string(refused[h.uid])
 			if why == "" {
 				answer, err = l.ask(ctx, sale, h, &epoch)
 				if errors.Is(err, reserve.ErrGateClosed) || errors.Is(err, reserve.ErrNotLoaded) || errors.Is(err, redis.ErrRestarted) {
@@ -182,21 +174,15 @@ func uids(heads []head) []string {
 
 // heads are the users who wait behind a place, in order, at most a page of them.
 func (l *Line) heads(ctx context.Context, sale, after int64) ([]head, error) {
-	rows, err := l.db.QueryContext(ctx, fmt.Sprintf(`SELECT place, uid, order_id FROM standby WHERE state = ? AND sale_id = ? AND place > ? ORDER BY place LIMIT %d`, page),
+	var list []head
+	err := store.Each(ctx, l.db, func(rows *sql.Rows) error {
+		var h head
+		err := rows.Scan(&h.place, &h.uid, &h.order)
+		list = append(list, h)
+		return err
+	}, fmt.Sprintf(`SELECT place, uid, order_id FROM standby WHERE state = ? AND sale_id = ? AND place > ? ORDER BY place LIMIT %d`, page),
 		waiting, sale, after)
 	if err != nil {
-		return nil, fmt.Errorf("the line of sale %d: %w", sale, err)
-	}
-	defer rows.Close()
-	var list []head
-	for rows.Next() {
-		var h head
-		if err := rows.Scan(&h.place, &h.uid, &h.order); err != nil {
-			return nil, fmt.Errorf("the line of sale %d: %w", sale, err)
-		}
-		list = append(list, h)
-	}
-	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
 		return nil, fmt.Errorf("the line of sale %d: %w", sale, err)
 	}
 	return list, nil
@@ -204,7 +190,7 @@ func (l *Line) heads(ctx context.Context, sale, after int64) ([]head, error) {
 
 // ask reserves a unit for a head, under the order id that was made at the join. It returns an answer of sale_reserve.lua.
 // It asks again if Redis has just left the epoch.
-func (l *Line) ask(ctx context.Context, sale int64, h head, epoch *int64) (string, error) {
+func (l *Line) ask(ctx context.Context, sale int64, h head, epoch *int64) (lua.Answer, error) {
 	for {
 		v, err := l.redis.Reserve(ctx, reserve.Request{Sale: sale, UID: h.uid, Quantity: 1, OrderID: h.order, Key: wire.OfferKey(h.order), Epoch: *epoch, Line: true})
 		if err != nil {

@@ -24,7 +24,6 @@ import (
 
 	"floodgate.internal/backend/catalog"
 	"floodgate.internal/backend/reserve"
-	"floodgate.internal/backend/sale"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/failpoint"
@@ -279,23 +278,17 @@ type Length struct {
 }
 
 // Lengths are those of the sales that have a line.
-func Lengths(ctx context.Context, q sale.Queryer, sales []int64) (map[int64]Length, error) {
+func Lengths(ctx context.Context, q store.Queryer, sales []int64) (map[int64]Length, error) {
 	args := []any{string(wire.PendingPayment), waiting, offered}
 	for _, id := range sales {
 		args = append(args, id)
 	}
-	rows, err := q.QueryContext(ctx, `SELECT w.sale_id, w.state, COUNT(*) FROM standby w LEFT JOIN orders o ON o.id = w.order_id AND o.status = ?
-		WHERE (w.state = ? OR w.state = ? AND o.id IS NOT NULL) AND w.sale_id IN (`+store.Marks(len(sales))+`) GROUP BY w.sale_id, w.state`, args...)
-	if err != nil {
-		return nil, fmt.Errorf("standby lines: %w", err)
-	}
-	defer rows.Close()
 	lengths := map[int64]Length{}
-	for rows.Next() {
+	err := store.Each(ctx, q, func(rows *sql.Rows) error {
 		var sale, n int64
 		var state string
 		if err := rows.Scan(&sale, &state, &n); err != nil {
-			return nil, fmt.Errorf("standby lines: %w", err)
+			return err
 		}
 		l := lengths[sale]
 		if state == waiting {
@@ -304,8 +297,10 @@ func Lengths(ctx context.Context, q sale.Queryer, sales []int64) (map[int64]Leng
 			l.Offers = n
 		}
 		lengths[sale] = l
-	}
-	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
+		return nil
+	}, `SELECT w.sale_id, w.state, COUNT(*) FROM standby w LEFT JOIN orders o ON o.id = w.order_id AND o.status = ?
+		WHERE (w.state = ? OR w.state = ? AND o.id IS NOT NULL) AND w.sale_id IN (`+store.Marks(len(sales))+`) GROUP BY w.sale_id, w.state`, args...)
+	if err != nil {
 		return nil, fmt.Errorf("standby lines: %w", err)
 	}
 	return lengths, nil

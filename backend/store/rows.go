@@ -6,17 +6,20 @@ import (
 	"errors"
 )
 
+// Queryer is a *sql.DB or a *sql.Tx, of which rows are read.
+type Queryer interface {
+	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+}
+
 // Querier is a *sql.DB or a *sql.Tx.
 type Querier interface {
-	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+	Queryer
 	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
 	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
 }
 
 // Each runs a query and gives every row to scan.
-func Each(ctx context.Context, q interface {
-	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
-}, scan func(*sql.Rows) error, query string, args ...any) error {
+func Each(ctx context.Context, q Queryer, scan func(*sql.Rows) error, query string, args ...any) error {
 	rows, err := q.QueryContext(ctx, query, args...)
 	if err != nil {
 		return err
@@ -28,6 +31,17 @@ func Each(ctx context.Context, q interface {
 		}
 	}
 	return errors.Join(rows.Err(), rows.Close())
+}
+
+// Column runs a query of one column and returns its values; nil where there are none.
+func Column[T any](ctx context.Context, q Queryer, query string, args ...any) (list []T, err error) {
+	err = Each(ctx, q, func(rows *sql.Rows) error {
+		var v T
+		err := rows.Scan(&v)
+		list = append(list, v)
+		return err
+	}, query, args...)
+	return list, err
 }
 
 // Changed is how many rows a statement changed: Changed(tx.ExecContext(...)).

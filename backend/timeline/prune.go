@@ -73,12 +73,8 @@ func (s *Store) Prune(ctx context.Context) (n int, err error) {
 // deleteOld deletes the old records of the users of a sale that have the oldest. It first finds these along the index
 // made for it: a DELETE by age would read all of the sale's rows.
 func deleteOld(ctx context.Context, tx *sql.Tx, sale int64, before time.Time) (gone int64, err error) {
-	rows, err := tx.QueryContext(ctx, fmt.Sprintf(`SELECT uid FROM timeline FORCE INDEX (timeline_age) WHERE sale_id = ? AND last_at < ? ORDER BY last_at LIMIT %d`, pruneOnce), sale, before)
-	if err != nil {
-		return 0, err
-	}
 	seen, args := map[string]bool{}, []any{sale, before}
-	err = each(rows, func() error {
+	err = store.Each(ctx, tx, func(rows *sql.Rows) error {
 		var uid string
 		err := rows.Scan(&uid)
 		if !seen[uid] {
@@ -86,11 +82,11 @@ func deleteOld(ctx context.Context, tx *sql.Tx, sale int64, before time.Time) (g
 			args = append(args, uid)
 		}
 		return err
-	})
+	}, fmt.Sprintf(`SELECT uid FROM timeline FORCE INDEX (timeline_age) WHERE sale_id = ? AND last_at < ? ORDER BY last_at LIMIT %d`, pruneOnce), sale, before)
 	if err != nil || len(seen) == 0 {
 		return 0, err
 	}
-	r, err := tx.ExecContext(ctx, `DELETE FROM timeline WHERE sale_id = ? AND last_at < ? AND uid IN (`+list("?", len(seen))+`)`, args...)
+	r, err := tx.ExecContext(ctx, `DELETE FROM timeline WHERE sale_id = ? AND last_at < ? AND uid IN (`+store.Marks(len(seen))+`)`, args...)
 	if err != nil {
 		return 0, err
 	}

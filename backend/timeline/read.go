@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"floodgate.internal/backend/order"
+	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/verdict"
 	"floodgate.internal/shared/wire"
 )
@@ -110,12 +111,8 @@ func (s *Store) history(ctx context.Context, t *telling) error {
 	case unlisted > 0:
 		t.miss("the sale's state changed %d more times, up to %s, than are listed", unlisted, at(stateAt.Time))
 	}
-	rows, err := s.db.QueryContext(ctx, `SELECT at, state, sure FROM sale_states WHERE sale_id = ? ORDER BY n`, t.Sale)
-	if err != nil {
-		return err
-	}
 	last, unsure := -1, 0
-	err = each(rows, func() error {
+	err = store.Each(ctx, s.db, func(rows *sql.Rows) error {
 		var began time.Time
 		var state string
 		var sure bool
@@ -133,7 +130,7 @@ func (s *Store) history(ctx context.Context, t *telling) error {
 		last = len(t.Events)
 		t.add(e)
 		return nil
-	})
+	}, `SELECT at, state, sure FROM sale_states WHERE sale_id = ? ORDER BY n`, t.Sale)
 	if unsure > 0 {
 		t.miss("the sale's own history may lack changes: nobody watched just before %d of those that are listed", unsure)
 	}
@@ -142,13 +139,9 @@ func (s *Store) history(ctx context.Context, t *telling) error {
 
 // presses adds what gateways answered to the user.
 func (s *Store) presses(ctx context.Context, t *telling) error {
-	rows, err := s.db.QueryContext(ctx, `SELECT rule, first_at, last_at, times FROM timeline WHERE sale_id = ? AND uid = ? ORDER BY first_at, rule`, t.Sale, t.UID)
-	if err != nil {
-		return err
-	}
 	var all verdict.Event
 	var list []verdict.Event
-	err = each(rows, func() error {
+	err := store.Each(ctx, s.db, func(rows *sql.Rows) error {
 		var rule verdict.Rule
 		var first, last time.Time
 		var n int64
@@ -165,7 +158,7 @@ func (s *Store) presses(ctx context.Context, t *telling) error {
 		}
 		all.Count += n
 		return nil
-	})
+	}, `SELECT rule, first_at, last_at, times FROM timeline WHERE sale_id = ? AND uid = ? ORDER BY first_at, rule`, t.Sale, t.UID)
 	if all.Count > 0 {
 		all.What, all.Detail = verdict.Arrived, "Your presses reached us and were looked at; what became of them is told below."
 		t.add(all)

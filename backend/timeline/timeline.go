@@ -12,11 +12,9 @@ package timeline
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -173,14 +171,10 @@ func lockSales(ctx context.Context, tx *sql.Tx, sales map[int64]*part) error {
 	for i, id := range ids {
 		args[i] = id
 	}
-	if _, err := tx.ExecContext(ctx, `INSERT INTO timeline_sales (sale_id) VALUES `+list("(?)", len(ids))+` ON DUPLICATE KEY UPDATE sale_id = VALUES(sale_id)`, args...); err != nil {
+	if _, err := tx.ExecContext(ctx, `INSERT INTO timeline_sales (sale_id) VALUES `+store.Tuples(len(ids), 1)+` ON DUPLICATE KEY UPDATE sale_id = VALUES(sale_id)`, args...); err != nil {
 		return fmt.Errorf("note %d sales: %w", len(ids), err)
 	}
-	rows, err := tx.QueryContext(ctx, `SELECT sale_id, held, oldest_at FROM timeline_sales WHERE sale_id IN (`+list("?", len(ids))+`) ORDER BY sale_id FOR UPDATE`, args...)
-	if err != nil {
-		return fmt.Errorf("lock %d sales: %w", len(ids), err)
-	}
-	return each(rows, func() error {
+	err := store.Each(ctx, tx, func(rows *sql.Rows) error {
 		var id, held int64
 		var oldest sql.NullTime
 		if err := rows.Scan(&id, &held, &oldest); err != nil {
@@ -188,7 +182,11 @@ func lockSales(ctx context.Context, tx *sql.Tx, sales map[int64]*part) error {
 		}
 		sales[id].held, sales[id].oldest = held, oldest
 		return nil
-	})
+	}, `SELECT sale_id, held, oldest_at FROM timeline_sales WHERE sale_id IN (`+store.Marks(len(ids))+`) ORDER BY sale_id FOR UPDATE`, args...)
+	if err != nil {
+		return fmt.Errorf("lock %d sales: %w", len(ids), err)
+	}
+	return nil
 }
 
 // write adds up the part as far as the sale has room, and returns how many presses it kept. The sale is locked.
@@ -214,7 +212,7 @@ func (p *part) write(ctx context.Context, tx *sql.Tx, now time.Time, most int64)
 		}
 	}
 	if len(args) > 0 {
-		if _, err := tx.ExecContext(ctx, `INSERT INTO timeline (sale_id, uid, rule, first_at, last_at, times) VALUES `+list("(?, ?, ?, ?, ?, ?)", len(args)/6)+
+		if _, err := tx.ExecContext(ctx, `INSERT INTO timeline (sale_id, uid, rule, first_at, last_at, times) VALUES `+store.Tuples(len(args)/6, 6)+
 			` ON DUPLICATE KEY UPDATE first_at = LEAST(first_at, VALUES(first_at)), last_at = GREATEST(last_at, VALUES(last_at)), times = times + VALUES(times)`, args...); err != nil {
 			return 0, err
 		}
@@ -251,31 +249,11 @@ func (p *part) known(ctx context.Context, tx *sql.Tx) (map[name]bool, error) {
 			args = append(args, r.UID)
 		}
 	}
-	rows, err := tx.QueryContext(ctx, `SELECT uid, rule FROM timeline WHERE sale_id = ? AND uid IN (`+list("?", len(args)-1)+`)`, args...)
-	if err != nil {
-		return nil, err
-	}
 	known := map[name]bool{}
-	return known, each(rows, func() error {
+	return known, store.Each(ctx, tx, func(rows *sql.Rows) error {
 		var n name
 		err := rows.Scan(&n.uid, &n.rule)
 		known[n] = true
 		return err
-	})
-}
-
-// each calls f for each row, and closes them.
-func each(rows *sql.Rows, f func() error) error {
-	defer rows.Close()
-	for rows.Next() {
-		if err := f(); err != nil {
-			return err
-		}
-	}
-	return errors.Join(rows.Err(), rows.Close())
-}
-
-// list is "one, one, one": n of them.
-func list(one string, n int) string {
-	return strings.TrimSuffix(strings.Repeat(one+", ", n), ", ")
+	}, `SELECT uid, rule FROM timeline WHERE sale_id = ? AND uid IN (`+store.Marks(len(args)-1)+`)`, args...)
 }

@@ -143,11 +143,7 @@ func TestEachBatchIsTakenOnce(t *testing.T) {
 	}
 	wg.Wait()
 	got := map[string]int64{}
-	rows, err := d.db.QueryContext(t.Context(), `SELECT sale_id, uid, rule, times, first_at, last_at FROM timeline`)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := each(rows, func() error {
+	if err := store.Each(t.Context(), d.db, func(rows *sql.Rows) error {
 		var sale, n int64
 		var uid, rule string
 		var first, last time.Time
@@ -157,7 +153,7 @@ func TestEachBatchIsTakenOnce(t *testing.T) {
 			t.Errorf("%d %s %s: from %v to %v", sale, uid, rule, first, last)
 		}
 		return err
-	}); err != nil {
+	}, `SELECT sale_id, uid, rule, times, first_at, last_at FROM timeline`); err != nil {
 		t.Fatal(err)
 	}
 	if !maps.Equal(got, want) {

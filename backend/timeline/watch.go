@@ -185,11 +185,7 @@ func withKnown(ctx context.Context, tx *sql.Tx, sales map[int64]wire.Sale, known
 		}
 	}
 	for part := range slices.Chunk(ids, 500) {
-		rows, err := tx.QueryContext(ctx, `SELECT sale_id, state, state_at, changes FROM timeline_sales WHERE sale_id IN (`+list("?", len(part))+`)`, part...)
-		if err != nil {
-			return nil, fmt.Errorf("read the states of %d sales: %w", len(part), err)
-		}
-		err = each(rows, func() error {
+		err := store.Each(ctx, tx, func(rows *sql.Rows) error {
 			var id int64
 			var k written
 			var at sql.NullTime
@@ -197,7 +193,7 @@ func withKnown(ctx context.Context, tx *sql.Tx, sales map[int64]wire.Sale, known
 			k.at = at.Time
 			next[id] = k
 			return err
-		})
+		}, `SELECT sale_id, state, state_at, changes FROM timeline_sales WHERE sale_id IN (`+store.Marks(len(part))+`)`, part...)
 		if err != nil {
 			return nil, fmt.Errorf("read the states of %d sales: %w", len(part), err)
 		}

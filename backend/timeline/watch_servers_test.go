@@ -4,6 +4,7 @@ package timeline
 
 import (
 	"context"
+	"database/sql"
 	"fmt"
 	"slices"
 	"strings"
@@ -12,17 +13,14 @@ import (
 	"time"
 
 	"floodgate.internal/backend/backendtest"
+	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/wire"
 )
 
 // told is a sale's history, as "state seconds-after-base", with a ? where it is not sure.
 func (d *desk) told(sale int64, base time.Time) (list []string) {
 	d.t.Helper()
-	rows, err := d.db.QueryContext(d.t.Context(), `SELECT at, state, sure FROM sale_states WHERE sale_id = ? ORDER BY n`, sale)
-	if err != nil {
-		d.t.Fatal(err)
-	}
-	if err := each(rows, func() error {
+	if err := store.Each(d.t.Context(), d.db, func(rows *sql.Rows) error {
 		var at time.Time
 		var state string
 		var sure bool
@@ -30,7 +28,7 @@ func (d *desk) told(sale int64, base time.Time) (list []string) {
 		mark := map[bool]string{false: "?"}[sure]
 		list = append(list, fmt.Sprintf("%s %.1f%s", state, at.Sub(base).Seconds(), mark))
 		return err
-	}); err != nil {
+	}, `SELECT at, state, sure FROM sale_states WHERE sale_id = ? ORDER BY n`, sale); err != nil {
 		d.t.Fatal(err)
 	}
 	return list

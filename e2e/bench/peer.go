@@ -236,7 +236,7 @@ func (s *script) reserve(ctx context.Context, uid, key string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if word, err := answer[0].ToString(); err != nil || word != lua.Reserved {
+	if word, err := answer[0].ToString(); err != nil || lua.Answer(word) != lua.Reserved {
 		return "", fmt.Errorf("sale_reserve.lua: %s, %v", word, err)
 	}
 	return order, nil

@@ -146,7 +146,7 @@ func TestReserveAnswers(t *testing.T) {
 
 	for i, c := range []struct {
 		change func(*reserve.Definition)
-		want   string
+		want   lua.Answer
 	}{
 		{func(d *reserve.Definition) { d.Paused = true }, lua.Paused},
 		{func(d *reserve.Definition) { d.Closed = true }, lua.Ended},
@@ -213,7 +213,7 @@ func TestLoadAdoptRetire(t *testing.T) {
 	second.ID, second.UID = orderID(3), "c"
 	again, full := first, first
 	again.ID, full.ID, full.Key = orderID(4), orderID(5), "kb2"
-	adopt := func(epoch int64, entries []queued.Entry, want ...string) {
+	adopt := func(epoch int64, entries []queued.Entry, want ...lua.Answer) {
 		t.Helper()
 		if got, err := s.Adopt(ctx, entries, map[int64]int64{sale: epoch}); err != nil || !slices.Equal(got, want) {
 			t.Errorf("adopt: got %s, %v; want %s", got, err, want)
@@ -263,7 +263,7 @@ func TestConcurrentBuyersNeverOversell(t *testing.T) {
 	const stock, buyers = 50, 200
 	s := openRedis(t)
 	load(t, s, 1, reserve.Loaded{Definition: definition(t, s), Stock: stock, Total: stock})
-	answers := make([]string, buyers)
+	answers := make([]lua.Answer, buyers)
 	var wg sync.WaitGroup
 	for i := range buyers {
 		wg.Go(func() {
@@ -275,7 +275,7 @@ func TestConcurrentBuyersNeverOversell(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	counts := map[string]int{}
+	counts := map[lua.Answer]int{}
 	for _, a := range answers {
 		counts[a]++
 	}

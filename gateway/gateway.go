@@ -71,6 +71,17 @@ const tracesTime = 2 * time.Second
 
 // serve runs the gateway until ctx is done, and drains it. now is time.Now but in tests.
 func serve(ctx context.Context, path string, now func() time.Time, stderr io.Writer) error {
+	in, err := inherit()
+	if err != nil {
+		return err
+	}
+	err = serveOn(ctx, in, path, now, stderr)
+	in.fail(err)
+	return err
+}
+
+// serveOn is serve with what the process inherits; in is nil where it inherits nothing.
+func serveOn(ctx context.Context, in *inherited, path string, now func() time.Time, stderr io.Writer) error {
 	c, hash, err := Load(path)
 	if err != nil {
 		return &cli.UsageError{Err: err}
@@ -86,23 +97,13 @@ func serve(ctx context.Context, path string, now func() time.Time, stderr io.Wri
 		return &cli.UsageError{Err: err}
 	}
 	current := p.current.Load()
-	opsListener, err := net.Listen("tcp", current.Listen.Ops)
+	listeners, err := p.open(in)
 	if err != nil {
-		return fmt.Errorf("listen for operators: %w", err)
+		return err
 	}
-	publicListener, err := net.Listen("tcp", current.Listen.Public)
-	if err != nil {
-		opsListener.Close()
-		return fmt.Errorf("listen for the public: %w", err)
-	}
-	var redirectListener net.Listener
-	if current.Listen.Redirect != "" {
-		if redirectListener, err = net.Listen("tcp", current.Listen.Redirect); err != nil {
-			opsListener.Close()
-			publicListener.Close()
-			return fmt.Errorf("listen for plain HTTP: %w", err)
-		}
-		log.Info("redirecting", "from", redirectListener.Addr().String())
+	publicListener, opsListener := listeners[0], listeners[1]
+	if len(listeners) > 2 {
+		log.Info("redirecting", "from", listeners[2].Addr().String())
 	}
 	public := p.listen(publicListener, reg)
 	log.Info("listening", "public", publicListener.Addr().String(), "ops", opsListener.Addr().String(), "generation", current.Generation, "hash", current.Hash)
@@ -118,8 +119,12 @@ func serve(ctx context.Context, path string, now func() time.Time, stderr io.Wri
 		p.flusher.Run(flushing)
 	}()
 	var rest errgroup.Group
+	begin := make(chan struct{}) // closed when this process may answer
+	answering, endOps := context.WithCancel(background)
+	defer endOps()
 	rest.Go(func() error {
-		return ops.Serve(background, opsListener, ops.Handler(p.opsConfig(), reg, log), log)
+		<-begin
+		return ops.Serve(answering, opsListener, ops.Handler(p.opsConfig(), reg, log), log)
 	})
 	rest.Go(func() error {
 		p.gate.Follow(background, p.pool, log, p.edge.SalesChanged)
@@ -134,7 +139,16 @@ func serve(ctx context.Context, path string, now func() time.Time, stderr io.Wri
 		return nil
 	})
 
-	err = p.servePublic(ctx, public, redirectListener)
+	if in != nil {
+		if err = in.takeOver(p); err != nil {
+			endOps()
+		}
+	}
+	close(begin)
+	if err == nil {
+		notify("READY=1")
+		err = p.servePublic(ctx, public, listeners, endOps)
+	}
 	endFlushing()
 	<-flushed
 	p.cache.Close()
@@ -155,11 +169,36 @@ func serve(ctx context.Context, path string, now func() time.Time, stderr io.Wri
 	return err
 }
 
+// open returns the listeners for the public, for operators and, where it is configured, for plain HTTP: new ones, or those that in
+// has.
+func (r *process) open(in *inherited) (all []net.Listener, err error) {
+	if in != nil {
+		return in.listeners, in.meet(r)
+	}
+	c := r.current.Load().Listen
+	for _, l := range []struct{ what, addr string }{{"the public", c.Public}, {"operators", c.Ops}, {"plain HTTP", c.Redirect}} {
+		if l.addr == "" {
+			continue
+		}
+		ln, err := net.Listen("tcp", l.addr)
+		if err != nil {
+			for _, l := range all {
+				l.Close()
+			}
+			return nil, fmt.Errorf("listen for %s: %w", l.what, err)
+		}
+		all = append(all, ln)
+	}
+	return all, nil
+}
+
 // servePublic answers on the public listener, and watches the configuration, until ctx is done. Then it drains.
-// redirect is nil where none is configured.
-func (r *process) servePublic(ctx context.Context, public *edge.Listener, redirect net.Listener) error {
+// listeners is those of open; endOps ends the ops listener when another process takes them over.
+func (r *process) servePublic(ctx context.Context, public *edge.Listener, listeners []net.Listener, endOps func()) error {
 	server := r.edge.HTTPServer()
 	told := ctx
+	ctx, end := context.WithCancel(ctx)
+	defer end()
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return r.watch(ctx, hangups(ctx)) })
 	group.Go(func() error { return r.watchTLS(ctx) })
@@ -171,9 +210,19 @@ func (r *process) servePublic(ctx context.Context, public *edge.Listener, redire
 		}
 		return nil
 	})
-	if redirect != nil {
-		group.Go(func() error { return r.serveRedirect(ctx, public, redirect) })
+	if len(listeners) > 2 {
+		group.Go(func() error { return r.serveRedirect(ctx, public, listeners[2]) })
 	}
+	group.Go(func() error {
+		return r.upgrades(ctx, listeners, func() {
+			endOps()
+			for _, l := range listeners[2:] {
+				l.Close()
+			}
+			r.leavePublic(ctx, public)
+			end()
+		})
+	})
 	group.Go(func() error {
 		<-ctx.Done()
 		r.delayShutdown(told)

@@ -71,6 +71,8 @@ type shard[K comparable] struct {
 	oldest  bucket[K] // the ring's head: next is the least, prev the most recently used
 	last    int64     // the latest time seen: time never goes back inside a shard
 	scratch rate.Limiter
+
+	elsewhere Elsewhere // decides instead; nil: the shard was not handed over
 }
 
 // bucket is a key and its buckets: 96 bytes for a string, without the string and 8 to 16 bytes of the index.
@@ -127,6 +129,10 @@ func (b *Buckets[K]) Take(key K, rule *Rule, now time.Time) Decision {
 	hash := b.hash(key)
 	s := &b.shards[hash%shards]
 	s.mu.Lock()
+	if to := s.elsewhere; to != nil {
+		s.mu.Unlock()
+		return b.takeElsewhere(to, key, rule, now)
+	}
 	at := s.monotone(int64(now.Sub(b.epoch)))
 	k := *s.chain(hash)
 	for k != nil && k.key != key {
@@ -162,7 +168,7 @@ func (b *Buckets[K]) Refuses(key K, rule *Rule, now time.Time) (Decision, bool) 
 	for k != nil && k.key != key {
 		k = k.chain
 	}
-	if k == nil || k.rule != rule {
+	if k == nil || k.rule != rule || s.elsewhere != nil {
 		return Decision{}, false
 	}
 	return k.refused(max(s.last, int64(now.Sub(b.epoch))))
@@ -210,6 +216,12 @@ func (b *Buckets[K]) insert(s *shard[K], key K, hash uint64, rule *Rule, at int6
 	}
 	k := &bucket[K]{key: key}
 	b.initialize(&k.state, rule, at)
+	b.add(s, k, hash)
+	return k
+}
+
+// add puts a key into the index. The caller holds s.mu.
+func (b *Buckets[K]) add(s *shard[K], k *bucket[K], hash uint64) {
 	if s.size++; s.size > len(s.index) {
 		old := s.index
 		s.index = make([]*bucket[K], 2*len(old))
@@ -222,7 +234,6 @@ func (b *Buckets[K]) insert(s *shard[K], key K, hash uint64, rule *Rule, at int6
 		}
 	}
 	s.link(k, hash)
-	return k
 }
 
 func (s *shard[K]) link(k *bucket[K], hash uint64) {

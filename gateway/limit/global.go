@@ -19,6 +19,8 @@ type Global struct {
 	touched time.Time
 	waiting int // requests whose token is still to come
 
+	elsewhere Elsewhere // decides instead; nil: it was not handed over
+
 	waited, late, crowded, shadow prometheus.Counter
 }
 
@@ -50,7 +52,13 @@ func NewGlobal(rule string, reg prometheus.Registerer) *Global {
 //
 // The Wait of an admission is what the method Wait returns afterwards.
 func (g *Global) Take(rule *Rule, bounds WaitBounds, now time.Time) Decision {
-	d, delay := g.reserve(rule, bounds, now, true)
+	d, delay, to := g.reserve(rule, bounds, now, true)
+	if to != nil {
+		if d, ok := to(""); ok {
+			return d.under(rule)
+		}
+		return g.Take(rule, bounds, now)
+	}
 	switch {
 	case d.Rule.laws[0].Shadow:
 		if !d.OK {
@@ -74,7 +82,7 @@ func (g *Global) Take(rule *Rule, bounds WaitBounds, now time.Time) Decision {
 
 // Replay is Take for a request of the past: it decides as Take did at that time, and does not wait. It must not be mixed with Take.
 func (g *Global) Replay(rule *Rule, bounds WaitBounds, at time.Time) Decision {
-	d, _ := g.reserve(rule, bounds, at, false)
+	d, _, _ := g.reserve(rule, bounds, at, false)
 	if d.Rule.laws[0].Shadow {
 		return Decision{OK: true, Rule: d.Rule, Shadow: !d.OK}
 	}
@@ -111,9 +119,12 @@ func (g *Global) advance(rule *Rule, now time.Time) time.Time {
 
 // reserve takes a token that is there after delay. If delay is positive and the law not in shadow, the caller, who waits then, is
 // counted as waiting. For one who does not wait, those whose tokens are still to come are.
-func (g *Global) reserve(rule *Rule, bounds WaitBounds, now time.Time, waits bool) (d Decision, delay time.Duration) {
+func (g *Global) reserve(rule *Rule, bounds WaitBounds, now time.Time, waits bool) (d Decision, delay time.Duration, to Elsewhere) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if g.elsewhere != nil {
+		return Decision{}, 0, g.elsewhere
+	}
 	now = g.advance(rule, now)
 	d.Rule = g.rule
 	waits = waits && !g.rule.laws[0].Shadow
@@ -132,11 +143,11 @@ func (g *Global) reserve(rule *Rule, bounds WaitBounds, now time.Time, waits boo
 			g.waiting++
 		}
 		d.OK, d.Wait = true, g.wait(bounds, now)
-		return d, delay
+		return d, delay, nil
 	}
 	token.CancelAt(now)
 	d.Wait = delay
-	return d, 0
+	return d, 0, nil
 }
 
 // setRule puts the bucket under the rule. A new bucket begins full. Another one earns by its old law until the new one holds,

@@ -31,7 +31,7 @@ func (w *waits) leave(now time.Time) {
 // take is Take without the sleep: it returns when the token is there.
 func (w *waits) take(law *Rule, p WaitBounds, now time.Time) (Decision, time.Time) {
 	w.leave(now)
-	d, delay := w.reserve(law, p, now, true)
+	d, delay, _ := w.reserve(law, p, now, true)
 	if delay > 0 {
 		w.until = append(w.until, now.Add(delay))
 	}

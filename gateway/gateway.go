@@ -169,6 +169,10 @@ func serveOn(ctx context.Context, in *inherited, path string, now func() time.Ti
 	return err
 }
 
+// socket makes listeners whose connections have no TCP keep-alive, which would cost each four system calls. A client that is gone
+// without a word is ended by server.idle_timeout.
+var socket = net.ListenConfig{KeepAlive: -1}
+
 // open returns the listeners for the public, for operators and, where it is configured, for plain HTTP: new ones, or those that in
 // has.
 func (r *process) open(in *inherited) (all []net.Listener, err error) {
@@ -180,7 +184,7 @@ func (r *process) open(in *inherited) (all []net.Listener, err error) {
 		if l.addr == "" {
 			continue
 		}
-		ln, err := net.Listen("tcp", l.addr)
+		ln, err := socket.Listen(context.Background(), "tcp", l.addr)
 		if err != nil {
 			for _, l := range all {
 				l.Close()

@@ -149,6 +149,9 @@ func (s *Server) Drain() { s.draining.Store(true) }
 // MaxConnections is the highest bound that a Listener may have.
 const MaxConnections = 1 << 20
 
+// writeBuffer is so large that a page of all sales is one write. A parked connection has none.
+const writeBuffer = 8 << 10
+
 // HTTPServer makes the fasthttp server around s.
 func (s *Server) HTTPServer() *fasthttp.Server {
 	c := s.HTTP
@@ -161,6 +164,7 @@ func (s *Server) HTTPServer() *fasthttp.Server {
 		IdleTimeout:                  c.IdleTimeout,
 		MaxRequestBodySize:           c.MaxBody,
 		ReadBufferSize:               c.MaxHeader,
+		WriteBufferSize:              writeBuffer,
 		Concurrency:                  MaxConnections + 1024, // the Listener's bound is the one that counts
 		NoDefaultServerHeader:        true,
 		NoDefaultContentType:         true,

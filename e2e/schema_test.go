@@ -164,7 +164,7 @@ func TestSchemasDescribe(t *testing.T) {
 		p["ops_token"].Description: "The bearer token of the ops listener",
 		p["limits"].Properties["global"].Properties["max_wait"].Default.(string): "200ms",
 		p["listen"].Properties["ops"].Description:                                "restart. Never public: metrics, pprof, reload",
-		p["identity"].Properties["keys"].Items.Properties["alg"].Description:     "or HS256",
+		p["identity"].Properties["keys"].Items.Properties["alg"].Description:     "or ES256 (P-256), RS256",
 		p["signing_key"].Properties["id"].Description:                            "",
 	} {
 		if !strings.HasPrefix(got, want) {

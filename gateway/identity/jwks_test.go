@@ -179,8 +179,8 @@ func TestAProviderThatMisbehaves(t *testing.T) {
 			io.WriteString(w, setOf(good.jwk()))
 		}},
 		{"no content", "status 204", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(204) }},
-		{"a redirect", "redirect (http.StatusFound)", func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, elsewhere.URL, 302) }},
-		{"a lasting redirect", "redirect (http.StatusPermanentRedirect)", func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, elsewhere.URL, 308) }},
+		{"a redirect", "redirect (302)", func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, elsewhere.URL, http.StatusFound) }},
+		{"a lasting redirect", "redirect (308)", func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, elsewhere.URL, http.StatusPermanentRedirect) }},
 		{"garbage", "not a JWK set", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "garbage") }},
 		{"emptied", "no key", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, `{"keys":[]}`) }},
 		{"a secret", "secret or private", func(w http.ResponseWriter, _ *http.Request) {

@@ -172,7 +172,7 @@ func (c *execCommand) Run(ctx context.Context, o *output) error {
 }
 
 type installCommand struct {
-	For []string `arg:"" enum:"servers,race,browser,bench" help:"servers (redis-server, rabbitmq-server, mariadb-server), race (gcc, libc6-dev), browser (chromium) or bench (nginx-light with Lua)."`
+	For []string `arg:"" enum:"servers,race,browser,proxies,bench" help:"servers (redis-server, rabbitmq-server, mariadb-server), race (gcc, libc6-dev), browser (chromium), proxies (haproxy, nginx-light) or bench (both, nginx with Lua)."`
 }
 
 func (c *installCommand) Run(ctx context.Context, o *output) error {

@@ -180,7 +180,9 @@ func TestAProviderThatMisbehaves(t *testing.T) {
 		}},
 		{"no content", "status 204", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(204) }},
 		{"a redirect", "redirect (302)", func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, elsewhere.URL, http.StatusFound) }},
-		{"a lasting redirect", "redirect (308)", func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, elsewhere.URL, http.StatusPermanentRedirect) }},
+		{"a lasting redirect", "redirect (308)", func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, elsewhere.URL, http.StatusPermanentRedirect)
+		}},
 		{"garbage", "not a JWK set", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "garbage") }},
 		{"emptied", "no key", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, `{"keys":[]}`) }},
 		{"a secret", "secret or private", func(w http.ResponseWriter, _ *http.Request) {

@@ -55,12 +55,17 @@ func (x *exchange) knowsUser() bool {
 	return x.isKnown
 }
 
-// verified is the user of a token of the request's header or cookie.
+// verified is the user of a token of the request's header or cookie. The next attempt with one that was not known before draws on the
+// address's generous buckets.
 func (x *exchange) verified(token []byte) (identity.User, error) {
 	if x.isKnown {
 		return x.known, nil
 	}
-	return x.set.Verifier.Verify(token)
+	user, err := x.set.Verifier.Verify(token)
+	if a := x.client(); err == nil && a.IsValid() && !x.set.Exempt.Contains(a) {
+		x.wait = max(x.wait, x.s.ipUsers.Wait(x.s.key(a), x.set.IPUsers, x.now))
+	}
+	return user, err
 }
 
 // takeUser draws on the user's buckets for this operation, where they have any.

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"strconv"
 	"strings"
 	"testing"
@@ -15,6 +16,7 @@ import (
 	"pgregory.net/rapid"
 
 	"floodgate.internal/gateway/limit"
+	"floodgate.internal/gateway/network"
 	"floodgate.internal/gateway/pagecache"
 	"floodgate.internal/gateway/presslog"
 	"floodgate.internal/gateway/upstream"
@@ -121,5 +123,41 @@ func TestWaitingAsToldIsEnoughForEveryLimit(t *testing.T) {
 		if tested["as told by "+by]+tested["early for "+by] == 0 && !testing.Short() { // few draws
 			t.Errorf("no refusal by %s was met: %v", by, tested)
 		}
+	}
+}
+
+// The first request with a token draws on the address's strict buckets, the next one on the generous ones: the first is told to come
+// back when those have a token, too.
+func TestTheFirstRequestWithATokenIsToldOfTheNext(t *testing.T) {
+	s, tokens := refusing(t)
+	now := time.Now()
+	s.Now = func() time.Time { return now }
+	set := *s.settings.Load()
+	set.Exempt = network.Set{}
+	set.IP = limit.NewRule("ip", 1000, now, limit.Law{Rate: 1000, Burst: 1000})
+	set.IPUsers = limit.NewRule("ip_users", 1000, now, limit.Law{Rate: 0.01, Burst: 1})
+	s.SetSettings(set)
+	addr := netip.MustParseAddr("203.0.113.1")
+	s.ipUsers.Take(s.key(addr), set.IPUsers, now) // somebody else's request
+	l := newLine("203.0.113.1:1")
+	done := l.serve(t, s)
+	defer func() { close(l.asked); <-done }()
+	ask := func() (status, after int) {
+		l.asked <- "GET /v1/orders/0190163d-8694-739b-aea5-966c26f8ad91-6 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + tokens["8"] + "\r\n\r\n"
+		<-l.answer
+		var resp fasthttp.Response
+		if err := resp.Read(bufio.NewReader(bytes.NewReader(l.last))); err != nil {
+			t.Fatal(err)
+		}
+		after, _ = strconv.Atoi(string(resp.Header.Peek("Retry-After")))
+		return resp.StatusCode(), after
+	}
+	status, after := ask()
+	if status != 503 || after < 100 {
+		t.Errorf("got %d and Retry-After %d, want 503 and at least 100", status, after)
+	}
+	now = now.Add(time.Duration(after) * time.Second)
+	if status, _ := ask(); status != 503 {
+		t.Errorf("who came back as told got %d, want 503: there is still no place", status)
 	}
 }

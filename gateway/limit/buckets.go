@@ -134,10 +134,7 @@ func (b *Buckets[K]) Take(key K, rule *Rule, now time.Time) Decision {
 		return b.takeElsewhere(to, key, rule, now)
 	}
 	at := s.monotone(int64(now.Sub(b.epoch)))
-	k := *s.chain(hash)
-	for k != nil && k.key != key {
-		k = k.chain
-	}
+	k := s.find(hash, key)
 	if k == nil {
 		k = b.insert(s, key, hash, rule, at)
 	}
@@ -164,14 +161,38 @@ func (b *Buckets[K]) Refuses(key K, rule *Rule, now time.Time) (Decision, bool) 
 	s := &b.shards[hash%shards]
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	k := *s.chain(hash)
-	for k != nil && k.key != key {
-		k = k.chain
-	}
+	k := s.find(hash, key)
 	if k == nil || k.rule != rule || s.elsewhere != nil {
 		return Decision{}, false
 	}
 	return k.refused(max(s.last, int64(now.Sub(b.epoch))))
+}
+
+// Wait is the time until Take would admit the key's next request, 0 if it would now. It changes nothing.
+func (b *Buckets[K]) Wait(key K, rule *Rule, now time.Time) time.Duration {
+	hash := b.hash(key)
+	s := &b.shards[hash%shards]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var copied state
+	switch k := s.find(hash, key); {
+	case s.elsewhere != nil:
+		return 0 // another process has the buckets from now on, and says so
+	case k != nil:
+		copied = k.state
+	case !b.overflowUsed.Load():
+		return 0
+	default: // it would begin with these, or draw on them
+		b.overflow.mu.Lock()
+		copied = b.overflow.state
+		b.overflow.mu.Unlock()
+	}
+	at := max(s.last, int64(now.Sub(b.epoch)))
+	b.setRule(&copied, &s.scratch, rule, at)
+	if d := copied.take(&s.scratch, at); !d.OK {
+		return d.Wait
+	}
+	return 0
 }
 
 func (b *Buckets[K]) hash(key K) uint64 { return maphash.Comparable(b.seed, key) }
@@ -179,6 +200,15 @@ func (b *Buckets[K]) hash(key K) uint64 { return maphash.Comparable(b.seed, key)
 // chain is where the chain of a hash begins.
 func (s *shard[K]) chain(hash uint64) **bucket[K] {
 	return &s.index[hash/shards%uint64(len(s.index))]
+}
+
+// find is the key's buckets; nil: it has none. The caller holds s.mu.
+func (s *shard[K]) find(hash uint64, key K) *bucket[K] {
+	k := *s.chain(hash)
+	for k != nil && k.key != key {
+		k = k.chain
+	}
+	return k
 }
 
 // setRule puts a key's buckets under the rule, if they are under another one.

@@ -127,27 +127,10 @@ func (r *process) upstreamConfig(c Config) upstream.Config {
 // settingsOf makes the edge's settings of c, and changes nothing. Rules and keys that are the same in old (nil: none) are kept,
 // so that verified tokens stay cached.
 func (r *process) settingsOf(old *Config, c Config) (edge.Settings, error) {
-	now := r.now()
-	rule := func(name string, kept *limit.Rule, was, is RuleConfig) *limit.Rule {
-		if kept != nil && reflect.DeepEqual(was, is) {
-			return kept
-		}
-		return ruleOf(name, is, now)
-	}
 	if old == nil {
 		old = &Config{}
 	}
-	s := r.settings
-	s.Order = rule("order", s.Order, old.Limits.Order, c.Limits.Order)
-	s.Payment = rule("payment", s.Payment, old.Limits.Payment, c.Limits.Payment)
-	s.Read = rule("read", s.Read, old.Limits.Read, c.Limits.Read)
-	s.IP = rule("ip", s.IP, old.Limits.IP, c.Limits.IP)
-	s.IPUsers = rule("ip_users", s.IPUsers, old.Limits.IPUsers, c.Limits.IPUsers)
-	s.Webhook = rule("webhook", s.Webhook, old.Limits.Webhook, c.Limits.Webhook)
-	s.Global = rule("global", s.Global, RuleConfig{LawConfig: old.Limits.Global.LawConfig}, RuleConfig{LawConfig: c.Limits.Global.LawConfig})
-	s.GlobalWait = limit.WaitBounds{MaxWait: c.Limits.Global.MaxWait, MaxWaiting: c.Limits.Global.MaxWaiting}
-	s.Trusted, s.Exempt, s.BannedNetworks = networks(c.Trusted), networks(c.Limits.IPExempt), networks(c.Limits.BannedNetworks)
-	s.ExemptUsers, s.BannedUsers, s.EligibleUsers = uids(c.Limits.UIDExempt), uids(c.Limits.BannedUIDs), uids(c.Limits.EligibleUIDs)
+	s := limitsOf(r.settings, old.Limits, c, r.now())
 	if s.Verifier == nil || !reflect.DeepEqual(old.Identity, c.Identity) {
 		v, err := r.tokens.verifier(s.Verifier, c.Identity, r.clk.Now)
 		if err != nil {
@@ -167,6 +150,28 @@ func (r *process) settingsOf(old *Config, c Config) (edge.Settings, error) {
 	s.NoFastPath = !c.Server.FastPath
 	s.MaxAge, s.MaxRequests = c.Server.MaxConnectionAge, c.Server.MaxRequests
 	return s, nil
+}
+
+// limitsOf is s with the limits of c, which hold from now on, and the addresses that count for them. A rule that is the same in old is
+// kept.
+func limitsOf(s edge.Settings, old LimitsConfig, c Config, now time.Time) edge.Settings {
+	rule := func(name string, kept *limit.Rule, was, is RuleConfig) *limit.Rule {
+		if kept != nil && reflect.DeepEqual(was, is) {
+			return kept
+		}
+		return ruleOf(name, is, now)
+	}
+	s.Order = rule("order", s.Order, old.Order, c.Limits.Order)
+	s.Payment = rule("payment", s.Payment, old.Payment, c.Limits.Payment)
+	s.Read = rule("read", s.Read, old.Read, c.Limits.Read)
+	s.IP = rule("ip", s.IP, old.IP, c.Limits.IP)
+	s.IPUsers = rule("ip_users", s.IPUsers, old.IPUsers, c.Limits.IPUsers)
+	s.Webhook = rule("webhook", s.Webhook, old.Webhook, c.Limits.Webhook)
+	s.Global = rule("global", s.Global, RuleConfig{LawConfig: old.Global.LawConfig}, RuleConfig{LawConfig: c.Limits.Global.LawConfig})
+	s.GlobalWait = limit.WaitBounds{MaxWait: c.Limits.Global.MaxWait, MaxWaiting: c.Limits.Global.MaxWaiting}
+	s.Trusted, s.Exempt, s.BannedNetworks = networks(c.Trusted), networks(c.Limits.IPExempt), networks(c.Limits.BannedNetworks)
+	s.ExemptUsers, s.BannedUsers, s.EligibleUsers = uids(c.Limits.UIDExempt), uids(c.Limits.BannedUIDs), uids(c.Limits.EligibleUIDs)
+	return s
 }
 
 // ruleOf makes a rule that holds from now on.

@@ -7,9 +7,9 @@ import (
 	"os"
 	"time"
 
+	"floodgate.internal/gateway/edge"
 	"floodgate.internal/gateway/replay"
 	"floodgate.internal/shared/cli"
-	"floodgate.internal/shared/clock"
 )
 
 // replayLog runs an access log against the limits of c, and prints who would have been refused.
@@ -22,12 +22,7 @@ func replayLog(c Config, path string, asJSON bool, stdout io.Writer) error {
 		}
 		defer log.Close()
 	}
-	one := process{now: time.Now, clk: &clock.Clock{}}
-	limits, err := one.settingsOf(nil, c)
-	if err != nil {
-		return &cli.UsageError{Err: err}
-	}
-	report, err := replay.Run(log, limits)
+	report, err := replay.Run(log, limitsOf(edge.Settings{}, LimitsConfig{}, c, time.Now()))
 	if err != nil {
 		return cli.Usage("--replay %s: %w", path, err)
 	}

@@ -161,3 +161,22 @@ func TestTheFirstRequestWithATokenIsToldOfTheNext(t *testing.T) {
 		t.Errorf("who came back as told got %d, want 503: there is still no place", status)
 	}
 }
+
+// A gateway whose own clock is wrong says nothing about tokens before it was told the time.
+func TestATokenIsNotJudgedByTheMachinesClock(t *testing.T) {
+	s, _ := refusing(t)
+	clk := &clock.Clock{}
+	s.Clock = clk
+	set := *s.settings.Load()
+	verifier, tokens := signed(t, clk, "9")
+	set.Verifier = verifier
+	s.SetSettings(set)
+	c := refusal{request: "GET /v1/orders HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + tokens["9"] + "x\r\n\r\n", from: "127.0.0.1"}
+	if a := answered(t, s, c); a.StatusCode() != 503 || len(a.Header.Peek("Retry-After")) == 0 {
+		t.Errorf("before the time is known: %s", a)
+	}
+	clk.Set(time.Now(), time.Now())
+	if a := answered(t, s, c); a.StatusCode() != 401 {
+		t.Errorf("when the time is known: %s", a)
+	}
+}

@@ -15,6 +15,7 @@ var (
 	notEligible      = problem.Prepare(problem.New(problem.Forbidden, "ordering here is for invited accounts only, and this one is not on the list; orders that it has stand"))
 	ordersWaiting    = problem.Prepare(problem.New(problem.Overloaded, "too many orders are waiting; nothing was done"))
 	backendsFull     = problem.Prepare(problem.New(problem.Overloaded, "the shop is busy; nothing was done"))
+	justStarted      = problem.Prepare(problem.New(problem.Overloaded, "this gateway has just started and does not know the time yet; nothing was done"))
 	tooManyDelivered = problem.Prepare(problem.New(problem.Overloaded, "too many deliveries at once; nothing was done"))
 
 	overLimit = func() (l [rules]*problem.Prepared) {

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"floodgate.internal/gateway/identity"
-	"floodgate.internal/shared/problem"
 	"floodgate.internal/shared/wire"
 )
 
@@ -53,7 +52,7 @@ func (x *exchange) signIn() {
 func (x *exchange) verify(token []byte) (identity.User, bool) {
 	user, err := x.set.Verifier.Verify(token)
 	if err != nil {
-		x.reject(ruleIdentity, problem.New(problem.Unauthenticated, err.Error()))
+		x.unknownUser(err)
 		return identity.User{}, false
 	}
 	return user, x.admitUser(user.UID)

@@ -2,7 +2,10 @@ package edge
 
 import (
 	"bytes"
+	"errors"
+	"time"
 
+	"floodgate.internal/gateway/identity"
 	"floodgate.internal/gateway/salegate"
 	"floodgate.internal/shared/problem"
 )
@@ -58,11 +61,20 @@ func (x *exchange) identify(v salegate.Verdict) bool {
 		return false
 	}
 	if err != nil {
-		x.reject(ruleIdentity, problem.New(problem.Unauthenticated, err.Error()))
+		x.unknownUser(err)
 		return false
 	}
 	x.uid = who.UID
 	return true
+}
+
+// unknownUser answers 401, or 503 as long as nobody has told this gateway the time: by its own clock a good token may look bad.
+func (x *exchange) unknownUser(err error) {
+	if !errors.Is(err, identity.ErrMissing) && !x.s.Clock.Synced() {
+		x.rejectPrepared(ruleIdentity, justStarted, time.Second)
+		return
+	}
+	x.reject(ruleIdentity, problem.New(problem.Unauthenticated, err.Error()))
 }
 
 // sameOrigin reports whether the browser says that a page of this host sent the request.

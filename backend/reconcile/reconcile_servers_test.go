@@ -173,10 +173,11 @@ func (s *system) settle(es ...queued.Entry) {
 	}
 }
 
-// settleOutbox settles all that the outbox holds. What is of an older epoch is adopted first, by a new entry.
+// settleOutbox settles all that the outbox holds. What is of an older epoch is adopted first, by a new entry. Like the consumer it
+// tries again what a gate holds back that another reconciler has closed.
 func (s *system) settleOutbox(sale int64) {
 	s.t.Helper()
-	for range 3 {
+	for settled := 0; settled < 3; {
 		es, bad, err := s.redis.Outbox(s.t.Context(), sale)
 		if err != nil || len(bad) > 0 {
 			s.t.Fatal(err, bad)
@@ -184,7 +185,12 @@ func (s *system) settleOutbox(sale int64) {
 		if len(es) == 0 {
 			return
 		}
+		if held := new(queued.ClosedError); errors.As(s.orders.Settle(s.t.Context(), es), &held) {
+			eventually(s.t, "the gate is open", func() bool { return s.state(sale).Gate == lua.GateOpen })
+			continue
+		}
 		s.settle(es...)
+		settled++
 	}
 	s.t.Fatal("the outbox does not become empty")
 }

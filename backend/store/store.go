@@ -30,7 +30,7 @@ const (
 
 // Open connects to MySQL or MariaDB, with at most maxOpen connections. It does not wait for the server: see Ping. Sessions
 // begin with an innodb_lock_wait_timeout of 5 s and a wait_timeout of 20 s, where the DSN does not name others (nothing: the
-// server's own).
+// server's own). A statement is given up after 10 s, or the DSN's readTimeout.
 func Open(dsn string, maxOpen int) (*sql.DB, error) { return open(dsn, maxOpen, statementTime) }
 
 // OpenToMigrate is Open for whoever changes the schema: a statement may take as long as it takes.
@@ -50,7 +50,9 @@ func open(dsn string, maxOpen int, statementTime time.Duration) (*sql.DB, error)
 	c.InterpolateParams = true // one round trip a statement
 	c.RejectReadOnly = true    // after a failover, find the new primary
 	c.Timeout = connectTime
-	c.ReadTimeout = statementTime
+	if c.ReadTimeout == 0 || statementTime == 0 {
+		c.ReadTimeout = statementTime
+	}
 	c.WriteTimeout = 10 * time.Second
 	if c.Params == nil {
 		c.Params = map[string]string{}

@@ -69,9 +69,9 @@ func StartMySQL() (*MySQL, error) {
 func (m *MySQL) Addr() string { return m.listener.Addr().String() }
 
 // DSN is its data source name in go-sql-driver's form. The stand-in has no innodb_lock_wait_timeout that a session could set, and
-// on its only connection nobody waits for a lock.
+// on its only connection nobody waits for a lock. A statement may take a minute: it waits for its turn.
 func (m *MySQL) DSN() string {
-	return "root@tcp(" + m.Addr() + ")/" + database + "?innodb_lock_wait_timeout="
+	return "root@tcp(" + m.Addr() + ")/" + database + "?innodb_lock_wait_timeout=&readTimeout=1m"
 }
 
 // Close ends it and every connection to it, and forgets everything.

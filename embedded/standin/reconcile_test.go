@@ -24,16 +24,16 @@ func TestASaleOfManyPagesIsReconciled(t *testing.T) {
 		VALUES (?, 1, 'goods', 'Mug', 100, 'EUR', ?, ?, 2, 60, ?)`, sale, now, now, now)
 	const orders = 2100
 	exec(t, db, `INSERT INTO sale_stock (sale_id, total, available, locked) VALUES (?, ?, 10, ?)`, sale, orders+10, orders)
-	for from := 0; from < orders; from += 60 {
+	for from := 0; from < orders; from += 300 {
 		var rows, slots []any
-		for n := from; n < from+60; n++ {
+		for n := from; n < from+300; n++ {
 			uid := fmt.Sprintf("u%04d", n/2) // two orders each, in the order of the keys: the stand-in sorts its tables after each statement
 			rows = append(rows, orderID(n), sale, uid, now, now)
 			slots = append(slots, sale, uid, n%2+1, orderID(n))
 		}
 		exec(t, db, `INSERT INTO orders (id, sale_id, uid, quantity, amount, status, created_at, decided_at) VALUES `+
-			strings.TrimPrefix(strings.Repeat(`, (?, ?, ?, 1, 100, 'pending_payment', ?, ?)`, 60), ", "), rows...)
-		exec(t, db, `INSERT INTO order_slots (sale_id, uid, slot, order_id) VALUES `+strings.TrimPrefix(strings.Repeat(`, (?, ?, ?, ?)`, 60), ", "), slots...)
+			strings.TrimPrefix(strings.Repeat(`, (?, ?, ?, 1, 100, 'pending_payment', ?, ?)`, 300), ", "), rows...)
+		exec(t, db, `INSERT INTO order_slots (sale_id, uid, slot, order_id) VALUES `+strings.TrimPrefix(strings.Repeat(`, (?, ?, ?, ?)`, 300), ", "), slots...)
 	}
 	if err := reconcile.New(reconcile.Config{DB: db, Redis: redis, Log: slog.New(slog.DiscardHandler), Register: prometheus.NewRegistry()}).Sale(t.Context(), sale); err != nil {
 		t.Fatal(err)

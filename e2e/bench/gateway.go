@@ -62,6 +62,7 @@ limits:
   order: {rate: 0.0001, burst: 1, max_keys: 1000000}
   read: {rate: 1000000, burst: 1000000, max_keys: 1000000}
   ip: {rate: 1000000, burst: 1000000, max_keys: 1000000}
+  ip_users: {rate: 1000000, burst: 1000000, max_keys: 1000000}
 log: {level: warn}
 `
 

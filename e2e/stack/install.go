@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,14 +14,15 @@ import (
 	"time"
 )
 
-// What can be installed by Install: the servers, and what `go test -race`, the browser tests, the benchmark
-// and the tests of proxies need besides Go.
+// What can be installed by Install: the servers, and what `go test -race`, the browser tests, the benchmark,
+// the tests of proxies and those of the documentation's commands need besides Go.
 const (
 	ForServers = "servers"
 	ForRace    = "race"
 	ForBrowser = "browser"
 	ForBench   = "bench"
 	ForProxies = "proxies"
+	ForDocs    = "docs"
 )
 
 // NginxModules is where Debian's packages put nginx's modules.
@@ -49,6 +51,10 @@ var needs = map[string][]struct{ file, pkg string }{
 	ForProxies: {
 		{"haproxy", "haproxy"},
 		{"nginx", "nginx-light"},
+	},
+	ForDocs: {
+		{"curl", "curl"},
+		{"openssl", "openssl"},
 	},
 	ForBench: {
 		{"nginx", "nginx-light"},
@@ -93,7 +99,7 @@ func missing(purposes ...string) []string {
 func Install(ctx context.Context, report func(format string, args ...any), log io.Writer, purposes ...string) (err error) {
 	for _, p := range purposes {
 		if _, ok := needs[p]; !ok {
-			return fmt.Errorf("install %q: not one of %s, %s, %s, %s, %s", p, ForServers, ForRace, ForBrowser, ForBench, ForProxies)
+			return fmt.Errorf("install %q: not one of %s", p, strings.Join(slices.Sorted(maps.Keys(needs)), ", "))
 		}
 	}
 	pkgs := missing(purposes...)

@@ -17,6 +17,7 @@ export function preflight($, alive, path) {
     button.type = 'button';
     button.setAttribute('aria-label', button.textContent + ' ' + c.name.replaceAll('_', ' '));
     button.addEventListener('click', () => {
+      button.disabled = true; // the answer brings another
       if (!accepted.delete(c.name)) accepted.add(c.name);
       look();
     });

@@ -32,6 +32,7 @@ import (
 	"floodgate.internal/backend/gateways"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/origins"
+	"floodgate.internal/backend/preflight"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/revocation"
 	"floodgate.internal/shared/clock"
@@ -59,6 +60,8 @@ type Config struct {
 	Reconcile func(ctx context.Context, sale int64) error
 	// Rebuild writes one SKU into Redis from MySQL: sku.Cache.Rebuild.
 	Rebuild func(ctx context.Context, sku int64) error
+	// Preflight looks whether everything is so that a sale can be held: preflight.Sale.Look. Shoppers is how many are expected; 0: not known.
+	Preflight func(ctx context.Context, sale, shoppers int64) (preflight.Report, error)
 	// Queues describes the broker's queues, broker.Broker.Queues: nil without a broker.
 	Queues func(ctx context.Context) ([]broker.QueueState, error)
 	Book   *order.Store

@@ -48,6 +48,7 @@ var routes = []route{
 	{method: "POST", path: v1 + "/sales/{id}/archive", role: operator.Admin, handle: (*Admin).archiveSale},
 	{method: "GET", path: v1 + "/sales/{id}/orders.csv", role: operator.Viewer, handle: (*Admin).exportOrders},
 	{method: "GET", path: v1 + "/sales/{id}/audit", role: operator.Viewer, handle: (*Admin).auditSale},
+	{method: "GET", path: v1 + "/sales/{id}/preflight", role: operator.Viewer, handle: (*Admin).preflight},
 	{method: "POST", path: v1 + "/sales/{id}/rebuild", role: operator.Admin, handle: (*Admin).rebuildSale},
 	{method: "GET", path: v1 + "/sales/{id}/eligibility", role: operator.Viewer, handle: (*Admin).getEligible},
 	{method: "POST", path: v1 + "/sales/{id}/eligibility", role: operator.Operates, handle: (*Admin).changeEligible},

@@ -177,6 +177,7 @@ func (p *process) begin(base, work *stage) {
 		p.beginConsumer(work, consumer)
 	}
 	operator := p.newAdmin()
+	base.start("live view", operator.Sample)
 	if p.roles.Timer {
 		p.beginTimer(work, operator)
 	}

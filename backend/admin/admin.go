@@ -94,6 +94,7 @@ type Admin struct {
 	origin   *http.CrossOriginProtection
 	requests *prometheus.CounterVec
 	mux      *http.ServeMux
+	live     *sampler
 }
 
 // New makes an Admin. It registers its metrics.
@@ -105,6 +106,7 @@ func New(c Config) *Admin {
 		Name: "backend_admin_requests_total", Help: "Requests to the admin listener, by route and status.",
 	}, []string{"route", "status"})
 	c.Register.MustRegister(a.requests)
+	a.live = newSampler(a)
 	a.routes()
 	return a
 }

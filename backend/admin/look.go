@@ -74,21 +74,28 @@ func (a *Admin) rebuildSale(r *request) (*answer, error) {
 }
 
 func (a *Admin) queue(r *request) (*answer, error) {
-	ctx := r.Context()
-	ids, err := a.Audit.Sales(ctx)
+	q, err := a.readQueue(r.Context())
 	if err != nil {
 		return nil, err
 	}
+	return &answer{status: http.StatusOK, value: q}, nil
+}
+
+func (a *Admin) readQueue(ctx context.Context) (adminapi.Queue, error) {
+	ids, err := a.Audit.Sales(ctx)
+	if err != nil {
+		return adminapi.Queue{}, err
+	}
 	q := adminapi.Queue{Outboxes: []adminapi.Outbox{}, Queues: []broker.QueueState{}, Now: wire.At(a.Clock.Now())}
 	if err := a.outboxes(ctx, ids, &q); err != nil {
-		return nil, err
+		return q, err
 	}
 	if err := a.DB.QueryRowContext(ctx, `SELECT COUNT(*) FROM intents WHERE done_at IS NULL`).Scan(&q.Intents); err != nil {
-		return nil, fmt.Errorf("open intents: %w", err)
+		return q, fmt.Errorf("open intents: %w", err)
 	}
 	if a.Letters != nil {
 		if q.DeadLetters, err = a.Letters.Open(ctx); err != nil {
-			return nil, err
+			return q, err
 		}
 	}
 	if a.Queues != nil {
@@ -101,7 +108,7 @@ func (a *Admin) queue(r *request) (*answer, error) {
 		}
 		addQueues(&q, states)
 	}
-	return &answer{status: http.StatusOK, value: q}, nil
+	return q, nil
 }
 
 // addQueues takes in what the broker says of its queues.

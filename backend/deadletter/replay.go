@@ -103,6 +103,22 @@ func (s *Store) Open(ctx context.Context) (n int64, err error) {
 	return n, nil
 }
 
+// Oldest returns the ids of the oldest dead letters that were not replayed yet, at most limit, and how many there are; of one sale, or of
+// all (0).
+func (s *Store) Oldest(ctx context.Context, sale, limit int64) (ids []int64, open int64, err error) {
+	where, args := ` FROM dead_letters WHERE replayed_at IS NULL`, []any{}
+	if sale > 0 {
+		where, args = where+` AND sale_id = ?`, append(args, sale)
+	}
+	if ids, err = store.Column[int64](ctx, s.db, `SELECT id`+where+` ORDER BY id LIMIT ?`, append(args, limit)...); err == nil {
+		err = s.db.QueryRowContext(ctx, `SELECT COUNT(*)`+where, args...).Scan(&open)
+	}
+	if err != nil {
+		return nil, 0, fmt.Errorf("open dead letters: %w", err)
+	}
+	return ids, open, nil
+}
+
 // What a replay did.
 const (
 	Settled    = "settled"    // the order has a row now

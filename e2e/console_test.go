@@ -89,6 +89,10 @@ func TestConsole(t *testing.T) {
 	w.want(w.public("POST", "/v1/orders/"+last.OrderID+"/payment", tokens[1], ""), 200, "")
 	b.shows("sold", "1")
 
+	// It is told by the stream, not asked for.
+	b.until(`document.getElementById('live').textContent === 'Live'`)
+	b.until(`document.querySelector('[data-el="chart-words"]').textContent.includes('as backend ')`)
+
 	b.click("preflight") // a development system: its secrets, at least, are a no-go until they are accepted
 	b.shows("go", "NO-GO")
 	b.until(`(document.querySelector('.checks .no button')?.click(), document.querySelector('[data-el="go"]').textContent === 'GO')`)
@@ -129,6 +133,14 @@ func TestConsole(t *testing.T) {
 	b.confirm("close")
 	b.shows("state", "Closed")
 	w.state(sale, wire.Ended)
+
+	b.open("flood")
+	b.until(`document.querySelectorAll('[data-el="gateways"] > tr').length === 1`)
+	w.until("presses are shown", patience, func() (bool, string) {
+		a := w.public("POST", fmt.Sprintf("/v1/sales/%d/orders", sale), tokens[0], "")
+		return b.is(`[...document.querySelectorAll('[data-el="answers"] > tr')].some((row) => row.innerText.startsWith('sale ended'))`), a.String()
+	})
+	b.until(`document.querySelectorAll('[data-el="uids"] > tr').length === 2`)
 
 	for view, text := range map[string]string{"queue": "On the way", "letters": "There is none."} {
 		b.open(view)
@@ -230,8 +242,8 @@ func TestConsoleOfStockAndShoppers(t *testing.T) {
 	b.noErrors()
 }
 
-// TestConsoleOfNamedOperators: the console shows who is logged in, and not what the role may not do; the server refuses that in any
-// case. No script sees the token or the session. A change of the list counts at once: a role that rises, an operator who leaves.
+// TestConsoleOfNamedOperators: the console shows who is logged in, and says why they may not do what their role does not allow; the
+// server refuses that in any case. No script sees the token or the session. A change of the list counts at once: a role that rises, an operator who leaves.
 func TestConsoleOfNamedOperators(t *testing.T) {
 	t.Parallel()
 	w := newSystem(t, world.Options{})
@@ -260,19 +272,24 @@ func TestConsoleOfNamedOperators(t *testing.T) {
 	}
 	b.open("sales/%d", sale)
 	b.shows("title", "Lamp")
-	const shown = `(name) => document.querySelector('[data-el=' + name + ']').offsetParent !== null`
+	const may = `(name) => document.querySelector('[data-el=' + name + ']').getAttribute('aria-disabled') !== 'true'`
 	for _, name := range []string{"pause", "edit", "restock", "close", "rebuild", "invite"} {
-		if b.is(fmt.Sprintf(`(%s)(%q)`, shown, name)) {
-			t.Errorf("a viewer is shown %q", name)
+		if b.is(fmt.Sprintf(`(%s)(%q)`, may, name)) {
+			t.Errorf("a viewer may press %q", name)
 		}
 	}
-	b.until(fmt.Sprintf(`(%s)('audit')`, shown))
+	b.until(fmt.Sprintf(`(%s)('audit')`, may))
+	b.click("pause")
+	b.until(`document.getElementById('denied').textContent === 'This needs the role operator; you are viewer.' && !document.getElementById('denied').hidden`)
+	if b.is(`document.getElementById('ask').open`) {
+		t.Error("a viewer is asked whether the sale shall be paused")
+	}
 	b.run(eval(fmt.Sprintf(`fetch('/admin/v1/sales/%d/pause', { method: 'POST' }).then((r) => r.json()).then((p) => { window.told = p.detail; })`, sale)))
 	b.until(`window.told === 'this needs the role operator: anna is viewer'`)
 
 	operators(line("operator"))
 	b.until(`document.getElementById('me').textContent === 'anna, operator'`)
-	b.until(fmt.Sprintf(`(%s)('pause') && !(%s)('rebuild')`, shown, shown))
+	b.until(fmt.Sprintf(`(%s)('pause') && !(%s)('rebuild')`, may, may))
 	b.confirm("pause")
 	b.shows("state", "Paused")
 	b.open("log")

@@ -102,6 +102,9 @@ func TestEachRouteNeedsItsRole(t *testing.T) {
 			continue
 		}
 		path := parameter.ReplaceAllString(rt.path, "x") // nothing that exists
+		if rt.path == v1+"/live" {                       // its body has no end
+			rt.method = "HEAD"
+		}
 		for role, token := range all {
 			r := send(a, rt.method, path, "", "Authorization: Bearer "+token)
 			if !role.Covers(rt.role) {

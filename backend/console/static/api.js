@@ -10,7 +10,7 @@ export let me = null;
 export function know(who) {
   me = who;
   setText(el('me'), who ? who.name + ', ' + who.role : '');
-  if (who) document.body.dataset.role = who.role; else delete document.body.dataset.role; // what the role may not do is hidden by it
+  if (who) document.body.dataset.role = who.role; else delete document.body.dataset.role; // what the role may not do is disabled by it
 }
 
 // call never throws; status 0: no answer came.

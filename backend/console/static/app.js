@@ -1,7 +1,9 @@
 // The operator's console. It uses the admin API like any client, in the session of a cookie; what it shows is what that said last.
-// This file decides what is shown; each view has its own. What a role may not do is hidden; the API refuses it in any case.
+// This file decides what is shown; each view has its own. What a role may not do is disabled; the API refuses it in any case.
 
 import { api, call, know, me, say } from './api.js';
+import { flood } from './flood.js';
+import { listen, live, quiet } from './live.js';
 import { log } from './log.js';
 import { orders, payments } from './orders.js';
 import { LOOK_EVERY, copy, count, el, every, setHidden, setState, setText } from './page.js';
@@ -14,8 +16,43 @@ import { sku, skus } from './skus.js';
 const HEALTH_EVERY = 5000; // ms between two looks at readiness and dead letters
 
 // A view draws into main; what it returns looks again, for as long as alive() is true.
-const views = { sales, skus, orders, payments, shoppers, queue, letters, log };
+const views = { sales, skus, orders, payments, shoppers, flood, queue, letters, log };
 const details = { sales: sale, skus: sku };
+
+let tell = null; // the view that is shown, where live samples are for it
+addEventListener('live-begin', () => tell?.begin?.());
+addEventListener('live-sample', () => {
+  tell?.live();
+  if (live.last.queue) deadLetters(live.last.queue.dead_letters);
+});
+function deadLetters(n) {
+  setHidden(el('letters-count'), n === 0);
+  setText(el('letters-count'), count(n));
+}
+
+// What the role may not do stays to be seen, disabled, and says why when it is pressed.
+const RANKS = ['viewer', 'operator', 'admin'];
+function permit() {
+  for (const button of document.querySelectorAll('[data-needs]')) {
+    const may = me !== null && RANKS.indexOf(me.role) >= RANKS.indexOf(button.dataset.needs);
+    const why = may ? '' : 'This needs the role ' + button.dataset.needs + '; you are ' + (me ? me.role : 'nobody') + '.';
+    if (button.title === why) continue;
+    button.title = why;
+    if (may) button.removeAttribute('aria-disabled'); else button.setAttribute('aria-disabled', 'true');
+  }
+}
+new MutationObserver(permit).observe(document.body, { subtree: true, childList: true, attributes: true, attributeFilter: ['data-needs', 'data-role'] });
+let denied = 0;
+document.addEventListener('click', (event) => {
+  const button = event.target.closest?.('[aria-disabled="true"]');
+  if (!button) return;
+  event.preventDefault();
+  event.stopPropagation();
+  setText(el('denied'), button.title);
+  setHidden(el('denied'), false);
+  clearTimeout(denied);
+  denied = setTimeout(() => setHidden(el('denied'), true), 6000);
+}, true);
 
 let shown = 0; // counts views: an older one is not alive
 function route() {
@@ -26,7 +63,9 @@ function route() {
   if (el('ask').open) el('ask').close();
   setHidden(el('nav'), me === null);
   setHidden(el('leave'), me === null);
-  if (me === null) { enter(); return; }
+  setHidden(el('denied'), true);
+  tell = null;
+  if (me === null) { quiet(); enter(); return; }
   const [path, query = ''] = location.hash.slice(1).split('?');
   const [, name = '', id = ''] = path.split('/');
   for (const link of el('nav').children) {
@@ -35,7 +74,14 @@ function route() {
   const detail = /^[1-9]\d{0,15}$/.test(id) && Object.hasOwn(details, name);
   const view = Object.hasOwn(views, name) ? views[name] : sales;
   const look = detail ? details[name](alive, Number(id)) : view(alive, new URLSearchParams(query));
-  if (look) every(LOOK_EVERY, alive, look);
+  tell = look?.live ? look : null;
+  if (live.on) look?.begin?.();
+  let asked = false;
+  if (look) every(LOOK_EVERY, alive, async () => {
+    if (asked && live.on && look.live) return; // it is told
+    asked = true;
+    await look();
+  });
   el('main').focus({ preventScroll: true });
 }
 
@@ -56,6 +102,7 @@ function enter(why = '') {
       return;
     }
     know(kept.data);
+    listen();
     route();
   });
   $('token').focus();
@@ -81,15 +128,14 @@ every(HEALTH_EVERY, () => true, async () => {
   setText(el('reasons'), reasons.join('; '));
   const promise = res.data.promise;
   setHidden(el('promise'), me === null || !promise || !promise.weak);
-  setText(el('promise'), promise ? 'An accepted order survives ' + promise.survives + '. See Queue for what to do.' : '');
+  setText(el('promise'), promise ? 'An accepted order survives ' + promise.survives + '. See System for what to do.' : '');
   if (me === null) return;
   const session = await api('GET', '/session'); // the role may have changed; or another tab logged in
   if (session.ok && me !== null) know(session.data);
+  if (live.on) return;
   const queue = await api('GET', '/queue');
-  if (!queue.ok) return;
-  setHidden(el('letters-count'), queue.data.dead_letters === 0);
-  setText(el('letters-count'), count(queue.data.dead_letters));
+  if (queue.ok) deadLetters(queue.data.dead_letters);
 });
 const before = await api('GET', '/session');
-if (before.ok) know(before.data);
+if (before.ok) { know(before.data); listen(); }
 route();

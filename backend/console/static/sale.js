@@ -4,6 +4,7 @@ import { api, patch, say, told } from './api.js';
 import { ask, forInput, needed, time, uids, units } from './ask.js';
 import { audits } from './audit.js';
 import { chart, stack } from './chart.js';
+import { live, queuedOf } from './live.js';
 import { SLOWLY, age, copy, count, el, every, make, moment, money, rows, setHidden, setState, setText, stateOf, stateWords } from './page.js';
 import { preflight } from './preflight.js';
 import { campaign } from './sales.js';
@@ -14,7 +15,7 @@ export function sale(alive, id) {
   $('orders').href = '#/orders?sale_id=' + id;
   const path = '/sales/' + id;
   let sale = null, queued = 0;
-  const add = chart($('chart'), $('chart-words'), ['sold', 'locked', 'queued'], () => sale.total);
+  const add = chart($('chart'), $('chart-words'), ['sold', 'locked', 'queued'], () => sale?.total || 0);
   const draw = (fresh) => {
     sale = fresh;
     const coupons = sale.kind === 'coupon', state = stateOf(sale), over = Boolean(sale.closed_at || sale.archived_at);
@@ -45,7 +46,16 @@ export function sale(alive, id) {
     draw(res.data);
     add({ sold: sale.sold, locked: sale.locked, queued: Math.min(queued, sale.available) });
   };
+  look.begin = () => add.from(live.history.flatMap((p) => p.sales.filter((s) => s.id === id).map((s) => ({ at: Date.parse(p.at), ...s }))));
+  look.live = () => {
+    const fresh = live.last.sales.find((s) => s.id === id);
+    if (!fresh) { look(); return; } // an older one
+    queued = queuedOf(id);
+    draw(fresh);
+    add({ sold: sale.sold, locked: sale.locked, queued: Math.min(queued, sale.available) });
+  };
   every(SLOWLY, alive, async () => {
+    if (live.on) return;
     const res = await api('GET', '/queue');
     if (alive() && res.ok) queued = res.data.outboxes.find((o) => o.sale_id === id)?.depth || 0;
   });

@@ -3,6 +3,7 @@
 import { api, pages, told } from './api.js';
 import { ask, forInput, needed, time, units, yes } from './ask.js';
 import { stack } from './chart.js';
+import { live } from './live.js';
 import { brief, copy, count, el, make, minor, rows, setHidden, setState, stateOf, stateWords } from './page.js';
 
 export function sales(alive) {
@@ -12,9 +13,14 @@ export function sales(alive) {
   const look = async () => {
     const res = await pages('/sales', 'sales', wanted);
     if (!alive() || !told(res)) return;
-    setHidden($('empty'), res.items.length > 0);
     setHidden($('more'), !res.next);
-    rows($('rows'), res.items, (s) => s.id, (s) => {
+    draw(res.items);
+  };
+  let all = [];
+  const draw = (list) => {
+    all = list;
+    setHidden($('empty'), list.length > 0);
+    rows($('rows'), list, (s) => s.id, (s) => {
       const link = make('a', s.title);
       link.href = '#/sales/' + s.id;
       const name = make('span');
@@ -30,6 +36,7 @@ export function sales(alive) {
   $('new').addEventListener('click', () => newSale());
   $('new-coupons').addEventListener('click', newCampaign);
   $('more').addEventListener('click', () => { wanted++; look(); });
+  look.live = () => draw([...live.last.sales, ...all.filter((s) => s.id < live.last.sales.at(-1)?.id)]);
   return look;
 }
 

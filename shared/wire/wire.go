@@ -125,7 +125,7 @@ type Order struct {
 	Items     []OrderItem `json:"items,omitempty"`
 	// QueueLag is for how many ms one of the sale's oldest queued orders has waited: about as long as a new one will. Of a
 	// queued order only, and only of one that was asked for by its id.
-	QueueLag int64 `json:"queue_lag_ms,omitempty"`
+	QueueLag int64 `json:"queue_lag_ms,omitzero"`
 }
 
 // OrderItem is a line of a cart's order. Price is of one unit, when it was ordered.

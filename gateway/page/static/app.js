@@ -207,6 +207,7 @@ function salePage(id) {
     if (!sale) return;
     const p = phase(sale);
     setText($('title'), sale.title);
+    setClass($('title'), sale.title.length > 80 ? 'long' : '');
     setText($('price'), money(sale.price, sale.currency));
     setText($('state'), phaseWords(p));
     setClass($('state'), 'state ' + p);

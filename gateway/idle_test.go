@@ -133,7 +133,8 @@ func BenchmarkHandshakeFlood(b *testing.B) {
 	p.set(1, nil)
 	cert := certtest.New(b, 24*time.Hour, "127.0.0.1")
 	certificate, key := cert.Write(b, b.TempDir(), "shop")
-	g := launchAlone(b, (*exec.Cmd).Start, configText([]string{p.addr}, with("server: {read_timeout: 2s", fmt.Sprintf("server: {max_connections: %d, read_timeout: 5s", n+100)),
+	g := launchAlone(b, (*exec.Cmd).Start, configText([]string{p.addr}, with("server: {read_timeout: 2s, idle_timeout: 5s", fmt.Sprintf("server: {max_connections: %d, read_timeout: 5s, idle_timeout: 10m", n+100)),
+		with("max_in_flight: 64", "max_in_flight: 64, max_waiting: 64"),
 		certificates("", certificate, key)))
 	g.trust(cert)
 	old, err := tls.Dial("tcp", g.public, g.secure)
@@ -165,7 +166,7 @@ func BenchmarkHandshakeFlood(b *testing.B) {
 		for running := true; running; asked++ {
 			at := time.Now()
 			if code, err := ask(old, askTime); err != nil || code != 200 {
-				b.Fatalf("on the connection there was: %d, %v", code, err)
+				b.Fatalf("on the connection there was, after %d answers and %v: %d, %v", asked, time.Since(began), code, err)
 			}
 			known = max(known, time.Since(at))
 			at = time.Now()

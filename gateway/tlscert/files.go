@@ -6,14 +6,12 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"crypto/tls"
+	"crypto/x509"
 	"encoding/base64"
-	"errors"
 	"fmt"
-	"io"
-	"io/fs"
-	"os"
 	"time"
 
+	"floodgate.internal/shared/certs"
 	"floodgate.internal/shared/conf"
 )
 
@@ -21,7 +19,6 @@ import (
 const (
 	MaxCertificates = 64
 	MaxTicketKeys   = 16
-	maxFile         = 1 << 20
 )
 
 // Files is what the gateway's TLS is made of. Without certificates there is none.
@@ -93,48 +90,29 @@ func (f Files) Read(now time.Time) (*Material, []error) {
 	return m, nil
 }
 
-// read reads a pair that is valid at that time. What is as known, which may be nil, is known.
+// read reads a pair that is valid at that time. What is as known, which may be nil, is known, also when it has expired since.
 func (p Pair) read(now time.Time, known *loaded) (*loaded, error) {
-	certificate, err := readFile("certificate", p.Certificate)
-	if err != nil {
-		return nil, err
+	if p.Certificate == "" && p.Key == "" {
+		return nil, conf.Wrong("certificate: it is missing: name the file")
 	}
-	key, err := readFile("key", p.Key)
-	if err != nil {
-		return nil, err
-	}
-	l := &loaded{content: digest(certificate, key)}
-	if known != nil && l.content == known.content {
+	m, err := certs.Files{Certificate: p.Certificate, Key: p.Key}.Read(now, x509.ExtKeyUsageServerAuth)
+	if known != nil && m.Sum == known.content {
 		return known, nil
 	}
-	if l.Certificate, err = tls.X509KeyPair(certificate, key); err != nil {
-		return nil, p.wrong(certificate, err)
+	if err != nil {
+		return nil, err
 	}
-	switch leaf := l.Leaf; {
-	case now.After(leaf.NotAfter):
-		return nil, conf.Wrong("certificate: %q expired at %s: renew it", p.Certificate, leaf.NotAfter.UTC().Format(time.RFC3339))
-	case now.Before(leaf.NotBefore):
-		return nil, conf.Wrong("certificate: %q is valid from %s on, which is not yet: is this machine's clock right?", p.Certificate, leaf.NotBefore.UTC().Format(time.RFC3339))
-	}
-	return l, nil
-}
-
-// wrong says which of the two files X509KeyPair does not take.
-func (p Pair) wrong(certificate []byte, err error) error {
-	if _, e := tls.X509KeyPair(certificate, certificate); e != nil && e.Error() == err.Error() {
-		return conf.Wrong("certificate: %q cannot be used: %v", p.Certificate, err)
-	}
-	return conf.Wrong("key: %q cannot be used with the certificate: %v", p.Key, err)
+	return &loaded{content: m.Sum, Certificate: m.Pair[0]}, nil
 }
 
 // readTickets reads keys of tickets: 32 bytes each in base64, a line each. Empty lines and those that begin with # do not count.
 // No error holds a part of a key.
 func readTickets(path string) (*tickets, error) {
-	b, err := readFile("ticket_keys", path)
+	b, err := certs.ReadFile(path)
 	if err != nil {
-		return nil, err
+		return nil, conf.Wrong("ticket_keys: %q cannot be read: %v", path, err)
 	}
-	t := &tickets{content: digest(b)}
+	t := &tickets{content: sha256.Sum256(b)}
 	n := 0
 	for line := range bytes.Lines(b) {
 		n++
@@ -152,35 +130,4 @@ func readTickets(path string) (*tickets, error) {
 		return nil, conf.Wrong("ticket_keys: %q holds %d keys, there must be 1 to %d", path, len(t.keys), MaxTicketKeys)
 	}
 	return t, nil
-}
-
-func readFile(field, path string) ([]byte, error) {
-	if path == "" {
-		return nil, conf.Wrong("%s: it is missing: name the file", field)
-	}
-	f, err := os.Open(path)
-	if err == nil {
-		defer f.Close()
-		var b []byte
-		if b, err = io.ReadAll(io.LimitReader(f, maxFile+1)); err == nil && len(b) > maxFile {
-			err = fmt.Errorf("it has more than %d bytes", maxFile)
-		}
-		if err == nil {
-			return b, nil
-		}
-	}
-	var at *fs.PathError
-	if errors.As(err, &at) {
-		err = at.Err // without the path, which may come from the environment
-	}
-	return nil, conf.Wrong("%s: %q cannot be read: %v", field, path, err)
-}
-
-func digest(parts ...[]byte) [sha256.Size]byte {
-	h := sha256.New()
-	for _, p := range parts {
-		fmt.Fprintln(h, len(p))
-		h.Write(p)
-	}
-	return [sha256.Size]byte(h.Sum(nil))
 }

@@ -36,38 +36,47 @@ type Material struct {
 const maxFile = 1 << 20
 
 // Read reads the files. The certificate must be good now, for use, and fit its key; at least one of the authorities must be
-// good now. An error is one of conf.Wrong about ca, certificate or key; it holds nothing of a file's content.
+// good now. An error is one of conf.Wrong about ca, certificate or key; it holds nothing of a file's content. Once all files were
+// read there is Sum, also with an error.
 func (f Files) Read(now time.Time, use x509.ExtKeyUsage) (Material, error) {
 	var m Material
-	sum := sha256.New()
-	read := func(field, path string) ([]byte, error) {
-		b, err := readFile(path)
-		if err != nil {
-			return nil, conf.Wrong("%s: %q cannot be read: %v", field, path, err)
+	if (f.Certificate == "") != (f.Key == "") {
+		is, missing := "key", "certificate"
+		if f.Key == "" {
+			is, missing = missing, is
 		}
-		fmt.Fprintf(sum, "%s %d\n", field, len(b))
-		sum.Write(b)
-		return b, nil
+		return m, conf.Wrong("%s: it is not there, and %s is: a certificate needs its key", missing, is)
 	}
-	if f.CA != "" {
-		b, err := read("ca", f.CA)
-		if err != nil {
-			return m, err
+	sum := sha256.New()
+	content := map[string][]byte{}
+	for _, x := range []struct{ field, path string }{{"ca", f.CA}, {"certificate", f.Certificate}, {"key", f.Key}} {
+		if x.path == "" {
+			continue
 		}
-		if err := m.addRoots(b, now); err != nil {
+		b, err := ReadFile(x.path)
+		if err != nil {
+			return m, conf.Wrong("%s: %q cannot be read: %v", x.field, x.path, err)
+		}
+		content[x.field] = b
+		fmt.Fprintf(sum, "%s %d\n", x.field, len(b))
+		sum.Write(b)
+	}
+	sum.Sum(m.Sum[:0])
+	if f.CA != "" {
+		if err := m.addRoots(content["ca"], now); err != nil {
 			return m, conf.Wrong("%s: %q %v", "ca", f.CA, err)
 		}
 	}
-	if f.Certificate != "" || f.Key != "" {
-		if err := f.readPair(&m, read, now, use); err != nil {
+	if f.Certificate != "" {
+		if err := f.addPair(&m, content["certificate"], content["key"], now, use); err != nil {
 			return m, err
 		}
 	}
-	sum.Sum(m.Sum[:0])
 	return m, nil
 }
 
-func readFile(path string) ([]byte, error) {
+// ReadFile reads a file of at most 1 MiB. An error does not name the file.
+func ReadFile(path string) ([]byte, error) {
 	file, err := os.Open(path)
 	var b []byte
 	if err == nil {
@@ -122,20 +131,7 @@ func (m *Material) addRoots(b []byte, now time.Time) error {
 	return nil
 }
 
-func (f Files) readPair(m *Material, read func(field, path string) ([]byte, error), now time.Time, use x509.ExtKeyUsage) error {
-	for _, x := range []struct{ field, path, other string }{{"certificate", f.Certificate, "key"}, {"key", f.Key, "certificate"}} {
-		if x.path == "" {
-			return conf.Wrong("%s: it is not there, and %s is: a certificate needs its key", x.field, x.other)
-		}
-	}
-	certificate, err := read("certificate", f.Certificate)
-	if err != nil {
-		return err
-	}
-	key, err := read("key", f.Key)
-	if err != nil {
-		return err
-	}
+func (f Files) addPair(m *Material, certificate, key []byte, now time.Time, use x509.ExtKeyUsage) error {
 	pair, err := tls.X509KeyPair(certificate, key)
 	if err != nil {
 		block, _ := pem.Decode(certificate)
@@ -167,9 +163,9 @@ var usage = map[x509.ExtKeyUsage]string{x509.ExtKeyUsageServerAuth: "serverAuth"
 func valid(c *x509.Certificate, now time.Time) error {
 	switch {
 	case now.After(c.NotAfter):
-		return fmt.Errorf("expired at %s", c.NotAfter.UTC().Format(time.RFC3339))
+		return fmt.Errorf("expired at %s: renew it", c.NotAfter.UTC().Format(time.RFC3339))
 	case now.Before(c.NotBefore):
-		return fmt.Errorf("is not valid before %s", c.NotBefore.UTC().Format(time.RFC3339))
+		return fmt.Errorf("is not valid before %s: is this machine's clock right?", c.NotBefore.UTC().Format(time.RFC3339))
 	}
 	return nil
 }

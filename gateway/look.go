@@ -1,8 +1,10 @@
 package gateway
 
 import (
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/url"
 	"os"
 	"strings"
@@ -58,14 +60,17 @@ func (v *validator) page() {
 	}
 }
 
-// readLogo reads at most as much of a file as shows that it is too large.
-func readLogo(file string) ([]byte, error) {
+// readLogo reads at most as much of a file as shows that it is too large. Its errors are without the path, which may come from
+// the environment.
+func readLogo(file string) (b []byte, err error) {
 	f, err := os.Open(file)
-	if err != nil {
-		return nil, fmt.Errorf("cannot be read: %w", err)
+	if err == nil {
+		defer f.Close()
+		b, err = io.ReadAll(io.LimitReader(f, page.MaxLogo+1))
 	}
-	defer f.Close()
-	b, err := io.ReadAll(io.LimitReader(f, page.MaxLogo+1))
+	if e, ok := errors.AsType[*fs.PathError](err); ok {
+		err = e.Err
+	}
 	if err != nil {
 		return nil, fmt.Errorf("cannot be read: %w", err)
 	}

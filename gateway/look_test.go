@@ -34,6 +34,7 @@ func TestReloadChangesThePage(t *testing.T) {
 		`name: ""`: "page.name:",
 		`name: "` + strings.Repeat("ä", 61) + `"`:                            "1 to 60",
 		`logo: ` + dir + `/none.png`:                                         "none.png",
+		`logo: ` + dir:                                                       "cannot be read: is a directory",
 		`logo: ` + file("a.gif", "GIF89a"):                                   "is no PNG, JPEG, WebP or SVG image",
 		`logo: ` + file("b.svg", "<svg>"+strings.Repeat(" ", page.MaxLogo)):  "it must have 1 to 16384",
 		`theme: {accent: "#0f766e", background: "#fff", text: "#000000"}`:    "page.theme.background:",

@@ -82,7 +82,7 @@ func TestOnlyItsOwnScriptRuns(t *testing.T) {
 	p, _ := s.Get("/")
 	doc := body(p)
 	for tag, directive := range map[string]string{"script": "script-src ", "style": "style-src "} {
-		m := regexp.MustCompile(`(?s)<` + tag + `[^>]*>(.*?)</` + tag + `>`).FindAllStringSubmatch(doc, -1)
+		m := regexp.MustCompile(`(?s)<`+tag+`[^>]*>(.*?)</`+tag+`>`).FindAllStringSubmatch(doc, -1)
 		if len(m) != 1 || !strings.Contains(s.Policy, directive+hashSource(m[0][1])+";") {
 			t.Errorf("%d of %s, and the policy %s", len(m), tag, s.Policy)
 		}

@@ -15,7 +15,7 @@ import (
 )
 
 // What can be installed by Install: the servers, and what `go test -race`, the browser tests, the benchmark,
-// the tests of proxies and those of the documentation's commands need besides Go.
+// the tests of proxies, of alerts and of the documentation's commands need besides Go.
 const (
 	ForServers = "servers"
 	ForRace    = "race"
@@ -23,6 +23,7 @@ const (
 	ForBench   = "bench"
 	ForProxies = "proxies"
 	ForDocs    = "docs"
+	ForAlerts  = "prometheus"
 )
 
 // NginxModules is where Debian's packages put nginx's modules.
@@ -55,6 +56,10 @@ var needs = map[string][]struct{ file, pkg string }{
 	ForDocs: {
 		{"curl", "curl"},
 		{"openssl", "openssl"},
+	},
+	ForAlerts: {
+		{"prometheus", "prometheus"},
+		{"promtool", "prometheus"},
 	},
 	ForBench: {
 		{"nginx", "nginx-light"},

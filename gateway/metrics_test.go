@@ -10,6 +10,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"floodgate.internal/gateway/ops"
 	"floodgate.internal/shared/metricpage"
 	"floodgate.internal/shared/version"
 )
@@ -41,5 +42,6 @@ func TestEveryMetricIsDocumented(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer p.listen(ln, reg).Close()
+	ops.Handler(p.opsConfig(), reg, p.log)
 	metricpage.Hold(t, "../docs/metrics.md", "gateway", *writeMetrics, reg)
 }

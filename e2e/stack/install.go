@@ -35,6 +35,10 @@ func Nginx() string { return find("nginx") }
 // HAProxy is the path of the haproxy that ForBench and ForProxies install.
 func HAProxy() string { return find("haproxy") }
 
+// Prometheus is the path of the prometheus that ForAlerts installs, Promtool that of the promtool beside it.
+func Prometheus() string { return find("prometheus") }
+func Promtool() string   { return find("promtool") }
+
 // needs says which file a package brings, for each purpose.
 var needs = map[string][]struct{ file, pkg string }{
 	ForServers: {

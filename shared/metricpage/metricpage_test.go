@@ -16,8 +16,10 @@ type heard struct {
 	errors []string
 }
 
-func (h *heard) Helper()                           {}
-func (h *heard) Errorf(format string, args ...any) { h.errors = append(h.errors, fmt.Sprintf(format, args...)) }
+func (h *heard) Helper() {}
+func (h *heard) Errorf(format string, args ...any) {
+	h.errors = append(h.errors, fmt.Sprintf(format, args...))
+}
 
 func TestHold(t *testing.T) {
 	reg := prometheus.NewRegistry()

@@ -15,7 +15,7 @@ import (
 )
 
 // What can be installed by Install: the servers, and what `go test -race`, the browser tests, the benchmark,
-// the tests of proxies, of alerts and of the documentation's commands need besides Go.
+// the tests of proxies, those of the documentation's commands, of the units for systemd and of alerts need besides Go.
 const (
 	ForServers = "servers"
 	ForRace    = "race"
@@ -24,6 +24,7 @@ const (
 	ForProxies = "proxies"
 	ForDocs    = "docs"
 	ForAlerts  = "prometheus"
+	ForDeploy  = "deploy"
 )
 
 // NginxModules is where Debian's packages put nginx's modules.
@@ -65,6 +66,7 @@ var needs = map[string][]struct{ file, pkg string }{
 		{"prometheus", "prometheus"},
 		{"promtool", "prometheus"},
 	},
+	ForDeploy: {{"systemd-analyze", "systemd"}},
 	ForBench: {
 		{"nginx", "nginx-light"},
 		{"haproxy", "haproxy"},

@@ -60,7 +60,7 @@ func Check(endpoints []Endpoint, development bool) (errs []error) {
 			wrong("%s.url: it must have no user, password or fragment; the signature tells the shop who sends", field)
 		}
 		if _, err := key(e.Secret); err != nil {
-			wrong("%s.secret: %w", field, err)
+			wrong("%s.secret: %v", field, err)
 		}
 		for j, t := range e.Types {
 			if !slices.Contains(Types, t) {

@@ -77,8 +77,8 @@ func (l *Log) Moments(ctx context.Context, db *sql.DB, now time.Time) (n int, er
 
 // mark reports whether this is the first time that a moment is told. Whoever tells the same waits for this transaction's end.
 func mark(ctx context.Context, tx *sql.Tx, sale int64, what Type) (bool, error) {
-	n, err := store.Changed(tx.ExecContext(ctx, `INSERT IGNORE INTO event_marks (sale_id, type) VALUES (?, ?)`, sale, string(what)))
-	return n == 1, err
+	marked, err := store.Changed(tx.ExecContext(ctx, `INSERT IGNORE INTO event_marks (sale_id, type) VALUES (?, ?)`, sale, string(what)))
+	return marked == 1, err
 }
 
 // SoldOut writes which of the sales have no unit left, in the transaction that took units of each of them and has their stock rows

@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/event"
 	"floodgate.internal/backend/store"
@@ -269,4 +268,3 @@ func (c *counter) ExecContext(context.Context, string, ...any) (sql.Result, erro
 	c.n++
 	return nil, nil
 }
-

@@ -60,8 +60,8 @@ func TestEventsAreListedAndReplayed(t *testing.T) {
 	if d := do[event.Delivery](o, 200, "POST", path, ""); d.Attempts != 3 {
 		t.Errorf("one that is being delivered: got %+v, want it as it is", d)
 	}
-	refused(t, send(o.Admin, "POST", "/admin/v1/events/999/replay", ""), problem.NotFound, "there is no event 999")
-	refused(t, send(o.Admin, "POST", "/admin/v1/events/x/replay", ""), problem.NotFound, "event")
+	refused(t, send(o.Admin, "POST", "/admin/v1/events/999/replay", ""), problem.NotFound, "")
+	refused(t, send(o.Admin, "POST", "/admin/v1/events/x/replay", ""), problem.NotFound, "")
 	for query, says := range map[string]string{"?state=open": "state", "?state=": "state", "?endpoint=A": "endpoint", "?uid=1": "uid", "?limit=0": "limit"} {
 		refused(t, send(o.Admin, "GET", "/admin/v1/events"+query, ""), problem.BadRequest, says)
 	}

@@ -31,6 +31,8 @@ type grammar struct {
 	Rebuild command.Rebuild `cmd:"" help:"Write a sale into Redis anew, from MySQL and the outbox."`
 	Queue   command.Queue   `cmd:"" help:"Show what is queued, and who holds it."`
 
+	Preflight     command.Preflight   `cmd:"" help:"Say go or no-go for a sale: all that must be true before it."`
+	Doctor        command.Doctor      `cmd:"" help:"Look at everything from outside, and say what is wrong."`
 	DeadLetters   command.DeadLetters `cmd:"" help:"Show what could not be processed, and process it anew."`
 	Orders        command.Orders      `cmd:"" help:"Find, cancel and export orders."`
 	Bans          command.Bans        `cmd:"" help:"Who may not buy, in any sale."`

@@ -284,7 +284,7 @@ func (c Config) operate(stderr io.Writer) command.Config {
 		c.Log.Level = "warn"
 	}
 	c.Log.Format = logging.Text
-	o := command.Config{Admin: c.Listen.Admin, Token: c.AdminToken.Reveal(), MySQL: c.MySQL.DSN.Reveal(), Redis: c.Redis.config(),
+	o := command.Config{Admin: c.Listen.Admin, Internal: c.Listen.Internal, System: c.system(), Token: c.AdminToken.Reveal(), MySQL: c.MySQL.DSN.Reveal(), Redis: c.Redis.config(),
 		QueuedBound: c.Orders.QueuedBound, Abandoned: c.Carts.AbandonedAfter, Log: c.logger(stderr)}
 	if c.Queue.Driver == RabbitMQ {
 		b := c.Queue.config()

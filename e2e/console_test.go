@@ -89,11 +89,19 @@ func TestConsole(t *testing.T) {
 	w.want(w.public("POST", "/v1/orders/"+last.OrderID+"/payment", tokens[1], ""), 200, "")
 	b.shows("sold", "1")
 
+	b.click("preflight") // a development system: its secrets, at least, are a no-go until they are accepted
+	b.shows("go", "NO-GO")
+	b.until(`(document.querySelector('.checks .no button')?.click(), document.querySelector('[data-el="go"]').textContent === 'GO')`)
 	b.confirm("pause")
 	b.shows("state", "Paused")
 	w.state(sale, wire.Paused)
+	b.click("preflight")
+	b.shows("go", "NO-GO")
+	b.until(`document.querySelector('.checks .no').textContent.includes('sale resume')`)
 	b.confirm("resume")
 	w.state(sale, wire.Open)
+	b.click("preflight")
+	b.shows("go", "GO")
 
 	b.click("edit")
 	b.run(set(field(1), "A lamp"))

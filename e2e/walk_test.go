@@ -439,6 +439,8 @@ func (k *walk) adminSales() {
 	k.admin("GET", "/sales", "", 200, "")
 	k.admin("GET", at, "", 200, "")
 	k.admin("GET", at+"/audit", "", 200, "")
+	k.admin("GET", at+"/preflight?shoppers=1000&accept=secrets", "", 200, "")
+	k.admin("GET", at+"/preflight?accept=luck", "", 400, "BAD_REQUEST")
 	k.admin("POST", at+"/rebuild", "", 200, "")
 	k.admin("POST", at+"/restock", `{"quantity":2}`, 200, "")
 	k.admin("POST", at+"/pause", "", 200, "")
@@ -474,7 +476,7 @@ func (k *walk) adminSales() {
 		}
 	}
 	k.admin("POST", "/sales", body(`,"sku_id":1`), 409, "INSUFFICIENT_STOCK")
-	for _, what := range []string{"", "/audit"} {
+	for _, what := range []string{"", "/audit", "/preflight"} {
 		k.admin("GET", "/sales/999999"+what, "", 404, "SALE_NOT_FOUND")
 		k.admin("GET", "/sales/x"+what, "", 404, "SALE_NOT_FOUND")
 	}

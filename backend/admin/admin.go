@@ -29,8 +29,10 @@ import (
 	"floodgate.internal/backend/deadletter"
 	"floodgate.internal/backend/durability"
 	"floodgate.internal/backend/eligibility"
+	"floodgate.internal/backend/gateways"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/origins"
+	"floodgate.internal/backend/preflight"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/revocation"
 	"floodgate.internal/shared/clock"
@@ -58,6 +60,8 @@ type Config struct {
 	Reconcile func(ctx context.Context, sale int64) error
 	// Rebuild writes one SKU into Redis from MySQL: sku.Cache.Rebuild.
 	Rebuild func(ctx context.Context, sku int64) error
+	// Preflight looks whether everything is so that a sale can be held: preflight.Sale.Look. Shoppers is how many are expected; 0: not known.
+	Preflight func(ctx context.Context, sale, shoppers int64) (preflight.Report, error)
 	// Queues describes the broker's queues, broker.Broker.Queues: nil without a broker.
 	Queues func(ctx context.Context) ([]broker.QueueState, error)
 	Book   *order.Store
@@ -71,6 +75,8 @@ type Config struct {
 	Timeline func(ctx context.Context, uid string, sale int64) (verdict.Timeline, error)
 	// Letters are the dead letters.
 	Letters *deadletter.Store
+	// Gateways are the reports of gateways.
+	Gateways *gateways.Store
 	// Ready returns what keeps the process from its work; nothing means ready.
 	Ready func(ctx context.Context) []string
 	// Survives returns what an accepted order survives by the stores' settings, nil before they were read. It may be nil.

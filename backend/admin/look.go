@@ -15,7 +15,6 @@ import (
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/broker"
 	"floodgate.internal/backend/change"
-	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/sale"
 	"floodgate.internal/shared/problem"
@@ -81,12 +80,8 @@ func (a *Admin) queue(r *request) (*answer, error) {
 		return nil, err
 	}
 	q := adminapi.Queue{Outboxes: []adminapi.Outbox{}, Queues: []broker.QueueState{}, Now: wire.At(a.Clock.Now())}
-	for len(ids) > 0 { // so many in one round trip
-		n := min(len(ids), 200)
-		if err := a.outboxes(ctx, ids[:n], &q); err != nil {
-			return nil, err
-		}
-		ids = ids[n:]
+	if err := a.outboxes(ctx, ids, &q); err != nil {
+		return nil, err
 	}
 	if err := a.DB.QueryRowContext(ctx, `SELECT COUNT(*) FROM intents WHERE done_at IS NULL`).Scan(&q.Intents); err != nil {
 		return nil, fmt.Errorf("open intents: %w", err)
@@ -129,37 +124,24 @@ func addQueues(q *adminapi.Queue, states []broker.QueueState) {
 	}
 }
 
-// outboxes adds what some sales' outboxes hold.
+// outboxes adds what the sales' outboxes hold.
 func (a *Admin) outboxes(ctx context.Context, ids []int64, q *adminapi.Queue) error {
-	c := a.Redis.Client()
-	cmds := make(rueidis.Commands, 0, 2*len(ids))
-	for _, id := range ids {
-		key := a.Redis.OutboxKey(id)
-		cmds = append(cmds, c.B().Xlen().Key(key).Build(), c.B().Xrange().Key(key).Start("-").End("+").Count(1).Build())
+	all, err := a.Redis.Backlogs(ctx, ids)
+	if err != nil {
+		return err
 	}
-	answers := c.DoMulti(ctx, cmds...)
-	for i, id := range ids {
-		depth, err := answers[2*i].AsInt64()
-		if err != nil {
-			return fmt.Errorf("outbox of sale %d: %w", id, err)
-		}
-		if depth == 0 {
+	for _, b := range all {
+		if b.Depth == 0 {
 			continue
 		}
-		o := adminapi.Outbox{SaleID: id, Depth: depth, Consumers: []adminapi.Reader{}}
-		entries, err := answers[2*i+1].AsXRange()
-		if err != nil {
-			return fmt.Errorf("outbox of sale %d: %w", id, err)
-		}
-		for _, x := range entries {
-			if e, err := queued.Parse(id, x.ID, x.FieldValues); err == nil {
-				o.OldestAgeMS = max(0, q.Now.UnixMilli()-e.At)
-			}
+		o := adminapi.Outbox{SaleID: b.Sale, Depth: b.Depth, Consumers: []adminapi.Reader{}}
+		if b.Oldest > 0 {
+			o.OldestAgeMS = max(0, q.Now.UnixMilli()-b.Oldest)
 		}
 		if err := a.pending(ctx, &o); err != nil {
 			return err
 		}
-		q.Depth += depth
+		q.Depth += o.Depth
 		q.Pending += o.Pending
 		q.OldestAgeMS = max(q.OldestAgeMS, o.OldestAgeMS)
 		q.Outboxes = append(q.Outboxes, o)

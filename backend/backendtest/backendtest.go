@@ -117,10 +117,16 @@ func MySQLDSN(t testing.TB) string {
 func MySQL(t testing.TB) *sql.DB {
 	t.Helper()
 	db := OpenMySQL(t, MySQLDSN(t), 16)
+	Migrate(t, db)
+	return db
+}
+
+// Migrate brings a schema up to date.
+func Migrate(t testing.TB, db *sql.DB) {
+	t.Helper()
 	if _, err := store.Migrate(t.Context(), db); err != nil {
 		t.Fatal(err)
 	}
-	return db
 }
 
 // OpenMySQL connects to a schema with at most maxOpen connections, closed when the test ends.

@@ -17,6 +17,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 
 	"floodgate.internal/backend/broker"
+	"floodgate.internal/backend/preflight"
 	"floodgate.internal/backend/redis"
 )
 
@@ -35,12 +36,14 @@ type File struct {
 // Config is what the commands need of the backend's configuration.
 type Config struct {
 	Admin       string // host:port of the admin listener
+	Internal    string // of the internal one
 	Token       string // admin token
 	MySQL       string // DSN
 	Redis       redis.Config
 	Broker      *broker.Config // nil: the outbox is the queue
 	QueuedBound time.Duration
-	Abandoned   time.Duration // of carts
+	Abandoned   time.Duration    // of carts
+	System      preflight.System // what is looked at, without its stores
 	Log         *slog.Logger
 }
 

@@ -37,3 +37,5 @@ func (replayLetters) Help() string     { return help("dead-letters replay") }
 func (Audit) Help() string             { return help("audit") }
 func (Rebuild) Help() string           { return help("rebuild") }
 func (Migrate) Help() string           { return help("migrate") }
+func (Preflight) Help() string         { return help("preflight") }
+func (Doctor) Help() string            { return help("doctor") }

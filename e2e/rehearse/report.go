@@ -3,6 +3,7 @@ package rehearse
 import (
 	"cmp"
 	_ "embed"
+	"encoding/json"
 	"fmt"
 	"html/template"
 	"io"
@@ -11,6 +12,10 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"floodgate.internal/backend/preflight"
+	"floodgate.internal/shared/version"
+	"floodgate.internal/shared/wire"
 )
 
 //go:embed report.html
@@ -43,6 +48,18 @@ func (r *Result) WriteHTML(w io.Writer) error {
 		"Half": brief(times.quantile(0.5)), "Most": brief(times.quantile(0.99)), "Settled": brief(r.Settled), "Length": r.Options.Length,
 		"Pressed": r.chart(r.pressed()), "Times": r.chart(r.answered()), "Where": r.chart(r.where()),
 	})
+}
+
+// WriteJSON writes what a preflight holds against a sale.
+func (r *Result) WriteJSON(w io.Writer) error {
+	told, _ := r.crowd.total()
+	presses := int64(0)
+	for _, n := range told {
+		presses += int64(n)
+	}
+	build := version.This()
+	return json.NewEncoder(w).Encode(preflight.Rehearsal{At: wire.At(r.Began), Version: build.Version + " " + build.Commit, Shoppers: int64(r.Options.Shoppers), Stock: int64(r.Options.Stock),
+		Seconds: r.Options.Length.Seconds(), Presses: presses, Faults: int64(len(r.Faults)), Good: r.Good()})
 }
 
 // Words is how long shoppers waited for an answer.

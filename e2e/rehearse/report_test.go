@@ -2,6 +2,7 @@ package rehearse
 
 import (
 	"bytes"
+	"encoding/json"
 	"encoding/xml"
 	"errors"
 	"io"
@@ -9,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"floodgate.internal/backend/preflight"
 	"floodgate.internal/e2e/oracle"
 )
 
@@ -58,6 +60,12 @@ func TestTheReportTellsWhatHolds(t *testing.T) {
 		r := sample()
 		c.change(r)
 		var b bytes.Buffer
+		var brief bytes.Buffer
+		var told preflight.Rehearsal
+		if err := errors.Join(r.WriteJSON(&brief), json.Unmarshal(brief.Bytes(), &told)); err != nil || told.Good != c.good || told.Stock != 3 || told.Shoppers != 9 || told.Seconds != 20 || told.Faults != 3 ||
+			told.Presses == 0 || told.At.IsZero() || told.Version == "" {
+			t.Errorf("got %+v, %v", told, err)
+		}
 		if err := r.WriteHTML(&b); err != nil {
 			t.Fatal(err)
 		}

@@ -5,6 +5,7 @@ import { ask, forInput, needed, time, uids, units } from './ask.js';
 import { audits } from './audit.js';
 import { chart, stack } from './chart.js';
 import { SLOWLY, age, copy, count, el, every, make, moment, money, rows, setHidden, setState, setText, stateOf, stateWords } from './page.js';
+import { preflight } from './preflight.js';
 import { campaign } from './sales.js';
 
 export function sale(alive, id) {
@@ -101,6 +102,7 @@ export function sale(alive, id) {
     setTimeout(() => URL.revokeObjectURL(link.href), 60000);
   });
 
+  preflight($, alive, path + '/preflight');
   invitations($, alive, path);
   origins($, alive, path);
   return look;

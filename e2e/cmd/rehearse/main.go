@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -26,7 +27,7 @@ type grammar struct {
 	Faults   int     `default:"5" help:"How many times something is killed meanwhile, from 0 to 1000: Redis, RabbitMQ, MySQL, backend, gateway in turn."`
 	Seed     uint64  `help:"Makes a run again, as far as the machine lets it: 0 for another one each time."`
 	Dir      string  `default:"build/rehearsal" help:"Where the system's data and logs are meanwhile. They are removed."`
-	Report   string  `default:"build/rehearsal.html" help:"Where the report is written."`
+	Report   string  `default:"build/rehearsal.html" help:"Where the report is written; beside it, as .json, what backend preflight --rehearsal reads."`
 	Bin      string  `default:"build" help:"Where the binaries backend and gateway are."`
 }
 
@@ -76,7 +77,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		}
 		return err
 	}
-	if err := write(g.Report, r); err != nil {
+	if err := errors.Join(write(g.Report, r.WriteHTML), write(strings.TrimSuffix(g.Report, ".html")+".json", r.WriteJSON)); err != nil {
 		return err
 	}
 	t := r.Tally
@@ -91,7 +92,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	return nil
 }
 
-func write(path string, r *rehearse.Result) (err error) {
+func write(path string, to func(io.Writer) error) (err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
@@ -99,5 +100,5 @@ func write(path string, r *rehearse.Result) (err error) {
 	if err != nil {
 		return err
 	}
-	return errors.Join(r.WriteHTML(f), f.Close())
+	return errors.Join(to(f), f.Close())
 }

@@ -39,7 +39,7 @@ var variants = map[string]string{
 	"public tls":       `gateway: {tls: {secretName: public-tls}, service: {type: LoadBalancer, port: 443, annotations: {a/b: c}}}`,
 	"backend tls":      `backend: {tls: {secretName: backend-tls}}`,
 	"mutual tls":       `{gateway: {tls: {secretName: public-tls}}, backend: {tls: {secretName: backend-tls, clientSecretName: gateway-tls}}}`,
-	"autoscaling":      `{gateway: {autoscaling: {enabled: true, min: 2, max: 9, cpu: 60}}, backend: {roles: {api: {autoscaling: {enabled: true, min: 2, max: 5, cpu: 70, metric: {name: backend_api_in_flight, averageValue: 500}}}}}}`,
+	"autoscaling":      `{gateway: {autoscaling: {enabled: true, min: 2, max: 9, cpu: 60}}, backend: {roles: {api: {autoscaling: {enabled: true, min: 2, max: 5, cpu: 70, metric: {name: backend_in_flight, averageValue: 500}}}}}}`,
 	"no policies":      `networkPolicy: {enabled: false}`,
 	"nobody operates":  `networkPolicy: {operators: [], monitoring: [], gatewayEgress: []}`,
 	"a closed public":  `networkPolicy: {public: [{ipBlock: {cidr: 192.0.2.0/24}}], backendEgress: [{ports: [{port: 4318}]}]}`,
@@ -67,6 +67,7 @@ type serviceMonitor struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata"`
 	Spec              struct {
+		JobLabel  string               `json:"jobLabel"`
 		Selector  metav1.LabelSelector `json:"selector"`
 		Endpoints []struct {
 			Port     string `json:"port"`
@@ -331,7 +332,7 @@ func (s *system) checkServices() {
 		}
 	}
 	for _, m := range s.monitors {
-		if v := s.services["floodgate-metrics"]; v == nil || !s.selects(&m.Spec.Selector, v.Labels) || m.Spec.Endpoints[0].Port != v.Spec.Ports[0].Name {
+		if v := s.services["floodgate-metrics"]; v == nil || !s.selects(&m.Spec.Selector, v.Labels) || v.Labels[m.Spec.JobLabel] != "floodgate" || m.Spec.Endpoints[0].Port != v.Spec.Ports[0].Name {
 			s.t.Errorf("the ServiceMonitor %+v finds no Service: %+v", m.Spec, v)
 		}
 	}

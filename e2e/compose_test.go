@@ -135,6 +135,9 @@ func TestComposeObserves(t *testing.T) {
 	readStrictly(t, "../deploy/compose/prometheus.yml", &scraped)
 	ports := map[string]int{}
 	for _, s := range scraped.Scrapes {
+		if !strings.Contains(s.Job, "floodgate") {
+			t.Errorf("the alerts do not know the job %s", s.Job)
+		}
 		for _, d := range s.DNS {
 			for _, name := range d.Names {
 				ports[name] = d.Port

@@ -30,7 +30,7 @@ func (p *process) beginAPI(base *stage) {
 	p.origins = origins.New(p.clk.Now())
 	parts := api.Parts{
 		Catalog: p.catalog, Redis: p.redis, Orders: p.orders, Reader: reader, Claims: p.claims, Carts: p.carts, Standby: p.standby, SKUs: p.skus,
-		Reconciler: p.reconciler, Webhooks: p.payments, Timelines: p.timelines, Lists: p.lists, Origins: p.origins, Revocations: p.revocations, Outage: p.outage,
+		Reconciler: p.reconciler, Webhooks: p.payments, Timelines: p.timelines, Gateways: p.gateways, Lists: p.lists, Origins: p.origins, Revocations: p.revocations, Outage: p.outage,
 	}
 	if p.config.TestPayments() {
 		parts.Payer = p.orders

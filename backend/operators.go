@@ -91,6 +91,7 @@ func (p *process) newAdmin() *admin.Admin {
 		Revocations: p.revocations, KeepRevocations: p.config.Revocations.Keep,
 		Reconcile: p.reconciler.Sale, Rebuild: p.skus.Rebuild, Timeline: p.timelines.Of,
 		Ready: p.reasons, Survives: p.durability.last.Load, Preflight: p.preflight(auditor),
+		Gateways: p.gateways,
 	}
 	if p.broker != nil {
 		closes.Fence, c.Queues = p.fence, p.broker.Queues

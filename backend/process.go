@@ -19,6 +19,7 @@ import (
 	"floodgate.internal/backend/coupon"
 	"floodgate.internal/backend/deadletter"
 	"floodgate.internal/backend/eligibility"
+	"floodgate.internal/backend/gateways"
 	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/origins"
@@ -65,6 +66,7 @@ type process struct {
 	deadLetters *deadletter.Store
 	payments    *payment.Webhooks
 	timelines   *timeline.Store
+	gateways    *gateways.Store
 	reconciler  *reconcile.Reconciler
 	closing     *closing.Sales
 	lists       *eligibility.Lists // nil without the role api
@@ -202,6 +204,7 @@ func (p *process) build() {
 		reconciling.Fence = p.broker
 	}
 	p.reconciler = reconcile.New(reconciling)
+	p.gateways = gateways.New(p.redis.Client(), p.clk)
 	p.skus = sku.NewCache(sku.Config{DB: p.db, Redis: p.redis.Client(), Log: p.log, Register: p.reg})
 	p.carts = cart.New(cart.Config{DB: p.db, SKUs: p.skus, Clock: p.clk, Log: p.log, Register: p.reg,
 		PayWithin: c.Carts.PayWithin, AbandonedAfter: c.Carts.AbandonedAfter, MaxInFlight: c.Carts.MaxInFlight})

@@ -145,6 +145,10 @@ func serveOn(ctx context.Context, in *inherited, path string, now func() time.Ti
 		return nil
 	})
 	rest.Go(func() error {
+		p.report(background, publicListener.Addr())
+		return nil
+	})
+	rest.Go(func() error {
 		p.pool.Watch(background)
 		return nil
 	})

@@ -42,6 +42,7 @@ type peer struct {
 	answer   func(ctx *fasthttp.RequestCtx, c call) // nil: 202 for orders
 	onPage   func(ctx *fasthttp.RequestCtx)
 	conns    map[net.Conn]struct{}
+	report   wire.GatewayReport // the last
 
 	revoked []wire.Revocation // the changes of the list of revoked tokens; the version is how many
 	keepMS  int64             // what it says of how long entries are kept
@@ -197,6 +198,9 @@ func (p *peer) handle(ctx *fasthttp.RequestCtx) {
 		return
 	case wire.HealthPath:
 		return
+	case wire.ReportPath:
+		p.hear(ctx)
+		return
 	}
 	if path == verdict.Path {
 		p.take(ctx)
@@ -222,6 +226,18 @@ func (p *peer) handle(ctx *fasthttp.RequestCtx) {
 		return
 	}
 	accept(ctx)
+}
+
+// hear takes a report, as a backend does.
+func (p *peer) hear(ctx *fasthttp.RequestCtx) {
+	var r wire.GatewayReport
+	if err := wire.DecodeStrict(ctx.Request.Body(), &r); err != nil || r.Check() != nil {
+		p.t.Errorf("a report: %v, %v in %s", err, r.Check(), ctx.Request.Body())
+	}
+	p.mu.Lock()
+	p.report = r
+	p.mu.Unlock()
+	ctx.SetStatusCode(204)
 }
 
 // take takes a batch of records, as a backend does: each once.

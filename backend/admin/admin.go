@@ -29,6 +29,7 @@ import (
 	"floodgate.internal/backend/deadletter"
 	"floodgate.internal/backend/durability"
 	"floodgate.internal/backend/eligibility"
+	"floodgate.internal/backend/gateways"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/origins"
 	"floodgate.internal/backend/preflight"
@@ -74,6 +75,8 @@ type Config struct {
 	Timeline func(ctx context.Context, uid string, sale int64) (verdict.Timeline, error)
 	// Letters are the dead letters.
 	Letters *deadletter.Store
+	// Gateways are the reports of gateways.
+	Gateways *gateways.Store
 	// Ready returns what keeps the process from its work; nothing means ready.
 	Ready func(ctx context.Context) []string
 	// Survives returns what an accepted order survives by the stores' settings, nil before they were read. It may be nil.

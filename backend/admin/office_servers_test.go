@@ -19,6 +19,7 @@ import (
 	"floodgate.internal/backend/change"
 	"floodgate.internal/backend/closing"
 	"floodgate.internal/backend/deadletter"
+	"floodgate.internal/backend/gateways"
 	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/reconcile"
@@ -68,9 +69,10 @@ func newOffice(t *testing.T, connections int) *office {
 		Queues: func(context.Context) ([]broker.QueueState, error) {
 			return []broker.QueueState{{Name: broker.QueueName(0), Ready: 3, Unacked: 2, Consumers: 1}, {Name: broker.Dead, Ready: 1}}, nil
 		},
-		Book:    o.book,
-		Letters: deadletter.NewStore(deadletter.Config{DB: db, Orders: o.book, Clock: clk, Log: log, Register: reg}),
-		Ready:   func(context.Context) []string { return nil }, Log: log, Gatherer: reg, Register: reg})
+		Book:     o.book,
+		Letters:  deadletter.NewStore(deadletter.Config{DB: db, Orders: o.book, Clock: clk, Log: log, Register: reg}),
+		Gateways: gateways.New(redis.Client(), clk),
+		Ready:    func(context.Context) []string { return nil }, Log: log, Gatherer: reg, Register: reg})
 	return o
 }
 

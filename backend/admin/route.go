@@ -67,6 +67,7 @@ var routes = []route{
 	{method: "GET", path: v1 + "/coupons/{id}", role: operator.Viewer, handle: (*Admin).getCoupon},
 	{method: "PATCH", path: v1 + "/coupons/{id}", role: operator.Admin, handle: (*Admin).patchCoupon},
 	{method: "GET", path: v1 + "/queue", role: operator.Viewer, handle: (*Admin).queue},
+	{method: "GET", path: v1 + "/gateways", role: operator.Viewer, handle: (*Admin).listGateways},
 	{method: "GET", path: v1 + "/dead-letters", role: operator.Viewer, handle: (*Admin).listDeadLetters},
 	{method: "GET", path: v1 + "/dead-letters/{id}", role: operator.Viewer, handle: (*Admin).getDeadLetter},
 	{method: "POST", path: v1 + "/dead-letters/{id}/replay", role: operator.Operates, handle: (*Admin).replayDeadLetter},

@@ -13,6 +13,7 @@ import (
 	"floodgate.internal/backend/deadletter"
 	"floodgate.internal/backend/durability"
 	"floodgate.internal/backend/eligibility"
+	"floodgate.internal/backend/gateways"
 	"floodgate.internal/backend/origins"
 	"floodgate.internal/backend/payment"
 	"floodgate.internal/backend/standby"
@@ -255,6 +256,14 @@ type Reader struct {
 	// most often was delivered since a failure of it was last reported.
 	HeldMS     int64 `json:"held_ms"`
 	Deliveries int64 `json:"deliveries"`
+}
+
+// Gateways is the last report of each gateway that was heard within gateways.Forget.
+type Gateways struct {
+	Now      wire.Time          `json:"now"`
+	Gateways []gateways.Gateway `json:"gateways"`
+	// Error is why only what this process heard itself is here; "" where all is.
+	Error string `json:"error"`
 }
 
 // DeadLetters is a page of dead letters, newest first.

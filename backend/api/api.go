@@ -23,6 +23,7 @@ import (
 	"floodgate.internal/backend/catalog"
 	"floodgate.internal/backend/coupon"
 	"floodgate.internal/backend/eligibility"
+	"floodgate.internal/backend/gateways"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/origins"
 	"floodgate.internal/backend/payment"
@@ -85,6 +86,7 @@ type Parts struct {
 	Reconciler Reconciler
 	Webhooks   *payment.Webhooks
 	Timelines  *timeline.Store
+	Gateways   *gateways.Store
 	Payer      Payer              // nil: orders are paid by webhook alone
 	Lists      *eligibility.Lists // nil: everybody may buy
 	Origins    *origins.Report    // nil: nobody counts

@@ -21,6 +21,7 @@ import (
 	"floodgate.internal/backend/cart"
 	"floodgate.internal/backend/catalog"
 	"floodgate.internal/backend/coupon"
+	"floodgate.internal/backend/gateways"
 	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/payment"
@@ -84,6 +85,7 @@ func workOn(t testing.TB, limits Limits, addr string, direct *reserve.Store, db 
 		Claims:     coupon.New(coupon.Config{DB: db, Clock: s.Clock, Register: reg}),
 		Webhooks:   payment.New(payment.Config{DB: db, Orders: book, Clock: s.Clock, Log: log, Register: reg, Providers: []payment.Provider{testProvider}}),
 		Timelines:  timeline.New(timeline.Config{DB: db, Orders: book, Clock: s.Clock, Log: log, Register: reg, Keep: time.Hour, MaxRows: 1000}),
+		Gateways:   gateways.New(redis.Client(), s.Clock),
 		Reconciler: reconcile.New(reconcile.Config{DB: db, Redis: redis, Log: log, Register: reg}),
 	})
 	w := &working{s, c, t, db, direct, reg}

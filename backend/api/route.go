@@ -29,6 +29,7 @@ var routes = []route{
 	{"GET", wire.RevocationsPath, "revocations", []string{"since", "wait_ms"}, false, (*Server).getRevocations},
 	{"GET", wire.HealthPath, "health", nil, true, (*Server).getHealth},
 	{"POST", verdict.Path, "records", nil, false, (*Server).postRecords},
+	{"POST", wire.ReportPath, "report", nil, false, (*Server).postReport},
 	{"GET", "/v1/time", "time", nil, false, (*Server).getTime},
 	{"GET", "/v1/sales", "sales", nil, false, (*Server).getSales},
 	{"GET", "/v1/sales/{sale_id}", "sale", nil, false, (*Server).getSale},

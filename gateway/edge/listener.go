@@ -44,6 +44,13 @@ type Listener struct {
 	handshakes                      handshakeMetrics
 }
 
+// Connections is how many are open.
+func (l *Listener) Connections() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.open)
+}
+
 // Bounds are how many connections may be open, in all and from one address. Exempt and Trusted are free of the second
 // bound: a trusted proxy's address stands for many clients. Closing is how many refused ones may be left to read their answer,
 // BodyMemory how many bytes bodies in flight may have; 0: MaxClosing, and any number of bytes.
@@ -70,9 +77,7 @@ func NewListener(inner net.Listener, s *Server, b Bounds, reg prometheus.Registe
 	newHandshakeMetrics(&l.handshakes, reg)
 	l.registerBounds(reg)
 	reg.MustRegister(v, l.failed, prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "gateway_connections", Help: "Open connections."}, func() float64 {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		return float64(len(l.open))
+		return float64(l.Connections())
 	}))
 	return l
 }

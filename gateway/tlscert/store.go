@@ -172,6 +172,16 @@ func (s *Store) Warnings(now time.Time) (all []string) {
 	return all
 }
 
+// Expires is when the first certificate in force expires; zero: there is none.
+func (s *Store) Expires() (first time.Time) {
+	for _, p := range *s.pairs.Load() {
+		if first.IsZero() || p.Leaf.NotAfter.Before(first) {
+			first = p.Leaf.NotAfter
+		}
+	}
+	return first
+}
+
 // Directories is where the files are. A change there may be one of theirs: files are replaced, and a ConfigMap's are links.
 func (s *Store) Directories() []string {
 	s.mu.Lock()

@@ -307,9 +307,16 @@ func (p *Pool) Close() { p.conns.close() }
 // PostRecords posts a batch of timeline records, outside the bounds on requests in flight. It returns the status of the
 // answer. The error wraps ErrNotSent or ErrUnknown.
 func (p *Pool) PostRecords(body []byte) (status int, err error) {
+	return p.post(verdict.Path, body)
+}
+
+// PostReport posts the gateway's report, as PostRecords posts records.
+func (p *Pool) PostReport(body []byte) (status int, err error) { return p.post(wire.ReportPath, body) }
+
+func (p *Pool) post(target string, body []byte) (status int, err error) {
 	resp := fasthttp.AcquireResponse()
 	defer fasthttp.ReleaseResponse(resp)
-	if err := p.do(p.current.Load(), &Request{Method: fasthttp.MethodPost, Target: verdict.Path, Body: body}, resp); err != nil {
+	if err := p.do(p.current.Load(), &Request{Method: fasthttp.MethodPost, Target: target, Body: body}, resp); err != nil {
 		return 0, err
 	}
 	return resp.StatusCode(), nil

@@ -21,7 +21,7 @@ func TestReferencePages(t *testing.T) {
 	const made = "\nMade of the code: `go test -count=1 ./e2e -run TestReferencePages -write-reference`.\n\n"
 	for name, write := range map[string]func(*bytes.Buffer) error{
 		"keys.md": func(b *bytes.Buffer) error {
-			b.WriteString("# Which keys do the configuration files have?\n\nThe samples `configs/gateway.yaml` and `configs/backend.yaml` are commented the same way. Any value may come from the\nenvironment, `${NAME}`. A key that is not here is an error.\n" + made + "## The gateway's file\n\n")
+			b.WriteString("# Which keys do the configuration files have?\n\nThe samples `configs/gateway.yaml` and `configs/backend.yaml` are commented the same way. Any\nvalue may come from the environment, `${NAME}`. A key that is not here is an error.\n" + made + "## The gateway's file\n\n")
 			if err := conf.Reference(b, gateway.DefaultConfig(), "../configs/gateway.yaml"); err != nil {
 				return err
 			}
@@ -33,7 +33,7 @@ func TestReferencePages(t *testing.T) {
 			return problem.Reference(b)
 		},
 		"commands.md": func(b *bytes.Buffer) error {
-			b.WriteString("# Which commands are there?\n\nThe gateway and the backend serve; their other commands are for operators. `gateway man` and `backend man`\nprint manual pages (`backend man | man -l -`), `completion bash`, `zsh` or `fish` a script for the shell.\n" + made)
+			b.WriteString("# Which commands are there?\n\nThe gateway and the backend serve; their other commands are for operators. `gateway man`\nand `backend man` print manual pages (`backend man | man -l -`), `completion bash`, `zsh` or `fish`\na script for the shell.\n" + made)
 			err := gateway.Run(t.Context(), []string{"man", "--markdown"}, b, b)
 			if err == nil {
 				b.WriteString("\n")

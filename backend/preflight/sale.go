@@ -12,6 +12,7 @@ import (
 
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/broker"
+	"floodgate.internal/backend/gateways"
 	"floodgate.internal/backend/outbox"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/sale"
@@ -27,6 +28,10 @@ type Sale struct {
 	// QueuedBound is how long an order may be queued, MaxQueued how many of a sale may be.
 	QueuedBound time.Duration
 	MaxQueued   int64
+	// Gateways are the last reports of the gateways: gateways.Store.List. Nil: there are no checks of them.
+	Gateways func(ctx context.Context) ([]gateways.Gateway, error)
+	// Shoppers is how many are expected at once; 0: not known.
+	Shoppers int64
 }
 
 // readerIdle is for how long a reader of an outbox may have been silent. Each asks again within a second.
@@ -82,7 +87,7 @@ func (l *looks) rows() []Row {
 		{"descriptors", "enough for api.max_connections", MoreFiles, l.descriptors},
 		{"certificate", "valid beyond the end of the sale", "renew the certificate in listen.internal_tls: it is read again by itself", l.certificate},
 	}
-	return append(rows, l.System.Rows()...)
+	return append(append(rows, l.System.Rows()...), l.gatewayRows()...)
 }
 
 func (l *looks) sale(context.Context) (Result, error) {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -47,7 +48,7 @@ func (s *schema) keys(b *strings.Builder, path string) {
 		if k.Default != nil {
 			value = fmt.Sprintf("`%v`", k.Default)
 			if n, ok := k.Default.(float64); ok {
-				value = fmt.Sprintf("`%s`", strings.TrimSuffix(fmt.Sprintf("%f", n), ".000000"))
+				value = "`" + strconv.FormatFloat(n, 'f', -1, 64) + "`"
 			}
 		}
 		fmt.Fprintf(b, "| `%s` | %s | %s | %s |\n", at, k.kind(), value, cell(k.Description))

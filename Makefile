@@ -1,9 +1,9 @@
 # Floodgate. `make help` lists the targets; CONTRIBUTING.md says more.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo run up down test check lint build soak bench pages rehearse
+.PHONY: help demo run up down test check lint build soak bench pages rehearse dist manifests helm
 
-MODULES := gateway backend shared lua embedded e2e tools
+MODULES := gateway backend shared lua embedded e2e tools deploy
 
 # Everything but the race detector builds without a C compiler.
 export CGO_ENABLED := 0
@@ -66,7 +66,7 @@ PHASES ?=
 TIMES ?= 1
 
 test: build ## everything CI runs, on private real servers; installs them, gcc, chromium, HAProxy and nginx where missing, with apt
-	build/stack install servers race browser proxies docs
+	build/stack install servers race browser proxies docs deploy
 	@$(build_to) ./e2e/cmd/phases
 	@build/stack exec -memory -dir build/test-servers -- build/phases --times $(TIMES) $(PHASES)
 
@@ -97,6 +97,18 @@ pages: build ## every generated page of docs/ anew, with SOAK=1 the soak's, too:
 	go test -count=1 ./e2e -run 'TestEveryRowHasItsTests|TestReferencePages' -write-rows -write-reference
 	@for page in $(PAGES); do [ ! -f build/$$page.md ] || cp build/$$page.md docs/; done
 	go test -count=1 ./e2e/bench -run TestReadmeQuotesTheSpeedTable -write-readme
+
+dist: ## a release for linux amd64 and arm64 into build/dist: archives, checksums, SBOMs; built twice, and refused if a byte differs
+	$(need_go)
+	@$(build_to) ./e2e/cmd/release
+	@build/release --version "$$(git describe --tags --always --dirty --abbrev=12)" --epoch "$$(git log -1 --format=%ct)" --ldflags='$(linked)'
+
+manifests: ## deploy/kubernetes anew, from deploy/chart
+	GOWORK=off go -C deploy test -count=1 -run TestManifestsAreTheCharts -write
+	GOWORK=off go -C deploy test -count=1 .
+
+helm: ## compare what Helm itself makes of deploy/chart with what the tests make of it; two minutes of processor
+	GOWORK=off go -C deploy test -tags helm -count=1 -run TestHelm
 
 SHOPPERS ?= 20000
 STOCK ?= 500

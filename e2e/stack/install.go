@@ -15,7 +15,7 @@ import (
 )
 
 // What can be installed by Install: the servers, and what `go test -race`, the browser tests, the benchmark,
-// the tests of proxies and those of the documentation's commands need besides Go.
+// the tests of proxies, those of the documentation's commands and those of the units for systemd need besides Go.
 const (
 	ForServers = "servers"
 	ForRace    = "race"
@@ -23,6 +23,7 @@ const (
 	ForBench   = "bench"
 	ForProxies = "proxies"
 	ForDocs    = "docs"
+	ForDeploy  = "deploy"
 )
 
 // NginxModules is where Debian's packages put nginx's modules.
@@ -56,6 +57,7 @@ var needs = map[string][]struct{ file, pkg string }{
 		{"curl", "curl"},
 		{"openssl", "openssl"},
 	},
+	ForDeploy: {{"systemd-analyze", "systemd"}},
 	ForBench: {
 		{"nginx", "nginx-light"},
 		{"haproxy", "haproxy"},

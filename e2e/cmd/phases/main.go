@@ -51,12 +51,14 @@ var lanes = [][]phase{
 		{name: "lint", command: []string{"make", "--no-print-directory", "lint"}},
 		{name: "model", args: []string{"-timeout=25m"}, packages: model},
 		{name: "e2e", args: []string{"-timeout=25m", "-p=3", "-parallel=3"}, packages: []string{"./e2e/..."}, but: []string{"./e2e/planted", "./e2e/faults"}},
+		// Outside the workspace, so that nothing else is built with Kubernetes' types.
+		{name: "deploy", command: []string{"env", "GOWORK=off", "go", "-C", "deploy", "test", "-count=1", "./..."}},
 		{name: "faults", args: []string{"-timeout=25m"}, packages: []string{"./e2e/faults"}},
 	},
 }
 
 type grammar struct {
-	Phases []string `arg:"" optional:"" help:"scripts, modules, planted, lint, model, e2e, faults; all of them if none is named."`
+	Phases []string `arg:"" optional:"" help:"scripts, modules, planted, lint, model, e2e, deploy, faults; all of them if none is named."`
 	Times  int      `default:"1" help:"Run them so many times, and stop at the first failure."`
 }
 

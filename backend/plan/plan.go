@@ -16,30 +16,30 @@ var Measured = struct {
 	ReservedCPU                                 float64 // µs of the api's CPU for an order
 	DurableOrders                               float64 // orders/s from the press to MySQL, everything and the load on two cores
 	DrainedOrders                               float64 // orders/s of one consumer
-	ConnectionKiB                               float64 // resident, of a connection that has just been used
+	ConnectionKiB, IdleKiB                      float64 // resident, of a connection that has just been used, and of one that rests (docs/speed.md of 2026-11-23)
 	BucketBytes                                 float64 // for each user and rule
 	RedisOrderBytes, RedisKeyBytes              float64 // of an order while it is kept for its sale; of an Idempotency-Key
 	OrderRows, SlotRows, LedgerRows, ClosedRows int64   // in MySQL: for an order, for a unit; for an order when it is made, and when it is paid or ends
 }{
-	Source:     "make bench of 2026-11-22, commit 7aa2a13c0d4c, two processors, medians of 3 runs (docs/speed.md has them as ratios)",
-	RefusedCPU: 13.6, PageCPU: 16, PassedOnCPU: 31.5, HandshakeCPU: 1120, ReservedCPU: 58, DurableOrders: 4700, DrainedOrders: 16_400, ConnectionKiB: 19.6, BucketBytes: 121,
+	Source:     "make bench of 2026-11-22, commit 7aa2a13c0d4c, two processors, medians of 3 runs (docs/speed.md has the ratios of the latest run)",
+	RefusedCPU: 13.6, PageCPU: 16, PassedOnCPU: 31.5, HandshakeCPU: 1120, ReservedCPU: 58, DurableOrders: 4700, DrainedOrders: 16_400, ConnectionKiB: 19.6, IdleKiB: 7.25, BucketBytes: 121,
 	RedisOrderBytes: 300, RedisKeyBytes: 250, // TestWhatAnOrderTakes
 	OrderRows: 1, SlotRows: 1, LedgerRows: 1, ClosedRows: 1, // the same
 }
 
 // Defaults of the two configuration files that the arithmetic rests on.
 const (
-	orderEvery   = 5.0         // seconds: limits.order
-	closing      = 1024        // refused connections that still read their answer
-	inFlight     = 1024 + 1024 // upstream.max_in_flight, and as many that wait, of each gateway
-	reserved     = 64 + 64 + 8 // files of a gateway besides, with TLS and two backends
-	bounded      = 128         // MiB of bodies and pages of a gateway
-	queuedBound  = 30.0        // seconds: orders.queued_bound
-	maxLag       = 10.0        // seconds: orders.max_lag
-	maxQueued    = 100_000     // orders.max_queued
-	load         = 0.5         // of a core: twice the expected is still served
-	coresOf      = 4           // of a gateway's machine
-	leastGateway = 2           // so that one may fail
+	orderEvery   = 5.0          // seconds: limits.order
+	closing      = 1024         // refused connections that still read their answer
+	inFlight     = 1024 + 16384 // upstream.max_in_flight and max_waiting of each gateway
+	reserved     = 64 + 64 + 8  // files of a gateway besides, with TLS and two backends
+	bounded      = 128          // MiB of bodies and pages of a gateway
+	queuedBound  = 30.0         // seconds: orders.queued_bound
+	maxLag       = 10.0         // seconds: orders.max_lag
+	maxQueued    = 100_000      // orders.max_queued
+	load         = 0.5          // of a core: twice the expected is still served
+	coresOf      = 4            // of a gateway's machine
+	leastGateway = 2            // so that one may fail
 )
 
 // Sale is what is expected.
@@ -73,8 +73,8 @@ func (s Sale) Plan() (figures []Figure) {
 	handshakes := add("gateway_tls_cores", math.Ceil(arriving*m.HandshakeCPU/1e6/load*10)/10, "cores", "besides, where the gateways speak TLS: at most %.0f µs for each that comes, a full handshake with the client's part in it, at %.0f %% load", m.HandshakeCPU, load*100)
 	gateways := add("gateways", math.Max(leastGateway, math.Ceil((cores+handshakes)/coresOf)), "", "with %d cores each, TLS included; at least %d, so that one may fail", coresOf, leastGateway)
 	connections := add("gateway_connections", math.Ceil(shoppers/gateways), "", "each gateway: one connection for each shopper, and nobody leaves; server.max_connections (65,536) is to be at least this. Left idle for server.idle_timeout (30 s) a connection ends")
-	add("gateway_descriptors", connections+closing+math.Min(inFlight, connections)+reserved, "open files", "each gateway: its connections, %d that are refused, %d at the backends, %d besides (docs/bounds.md)", closing, inFlight, reserved)
-	add("gateway_memory", math.Ceil(connections*m.ConnectionKiB/1024+2*shoppers/gateways*m.BucketBytes/(1<<20)+bounded), "MiB", "each gateway: %.1f KiB for a connection, %.0f bytes for each user in two rules, %d MiB of bodies and pages; the kernel's memory for sockets is not in it", m.ConnectionKiB, m.BucketBytes, bounded)
+	add("gateway_descriptors", connections+closing+math.Min(inFlight, connections)+reserved, "open files", "each gateway: its connections, %d that are refused, at most %d at the backends, %d besides (docs/bounds.md)", closing, inFlight, reserved)
+	add("gateway_memory", math.Ceil(connections*m.ConnectionKiB/1024+2*shoppers/gateways*m.BucketBytes/(1<<20)+bounded), "MiB", "each gateway: %.1f KiB for a connection that has just been used (one that rests takes %.2f), %.0f bytes for each user in two rules, %d MiB of bodies and pages; the kernel's memory for sockets is not in it", m.ConnectionKiB, m.IdleKiB, m.BucketBytes, bounded)
 	add("limits.order.rate", 1/orderEvery, "1/s", "the default: a shopper needs one press, and another after OVERLOADED")
 	accepted := add("orders_per_second", math.Min(m.DurableOrders, stock), "1/s", "%.0f/s were accepted and settled where everything and the load shared two cores; more cores for Redis, MySQL and the api do more", m.DurableOrders)
 	add("limits.global.rate", math.Ceil(m.DurableOrders/gateways), "1/s", "each gateway: what the backend accepts in a second, divided by the gateways; what comes beyond waits or is refused at the edge")

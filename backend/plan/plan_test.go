@@ -23,7 +23,7 @@ func TestTheArithmetic(t *testing.T) {
 		"presses_per_second": 60_000, // 20,000 come in each second, and 200,000 press again each 5 s
 		"gateway_cores":      2.6,    // (60,000 * 13.6 + 20,000 * 16 + 4,700 * 31.5) µs / 0.5
 		"gateway_tls_cores":  44.8,
-		"gateways":           12, "gateway_connections": 16_667, "gateway_descriptors": 16_667 + 1024 + 2048 + 136,
+		"gateways":           12, "gateway_connections": 16_667, "gateway_descriptors": 16_667 + 1024 + 16_667 + 136,
 		"limits.order.rate": 0.2, "limits.global.rate": 392, "sold_out_after": 2.2, "queue_drain": 0.7, "orders.max_queued": 100_000, "mysql_rows": 40_000, "api_cores": 0.6,
 	} {
 		if got[name] != want {

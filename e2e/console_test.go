@@ -144,7 +144,7 @@ func TestConsole(t *testing.T) {
 	b.until(`document.querySelectorAll('[data-el="uids"] > tr').length === 2`)
 	b.examined("console-flood")
 
-	for view, text := range map[string]string{"queue": "On the way", "letters": "There is none."} {
+	for view, text := range map[string]string{"queue": "On the way", "letters": "There is none.", "events": "There is none."} {
 		b.open(view)
 		b.until(fmt.Sprintf(`document.getElementById('main').innerText.includes(%q)`, text))
 		b.examined("console-" + view)
@@ -173,6 +173,7 @@ func TestConsoleOfStockAndShoppers(t *testing.T) {
 	w := newSystem(t, world.Options{Limits: freely})
 	b := newBrowser(t)
 	b.run(chromedp.Navigate(w.Ports.AdminURL()+"/#/skus"), chromedp.WaitVisible("#token"), chromedp.SendKeys("#token", development.AdminToken+"\n"))
+	b.until(`document.getElementById('live').textContent === 'Live'`)
 
 	b.confirm("new", set(field(1), "Chair"), set(field(3), "20"), set(field(4), "10"))
 	b.until(`location.hash.startsWith('#/skus/')`)

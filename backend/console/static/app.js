@@ -2,6 +2,7 @@
 // This file decides what is shown; each view has its own. What a role may not do is disabled; the API refuses it in any case.
 
 import { api, call, know, me, say } from './api.js';
+import { events } from './events.js';
 import { flood } from './flood.js';
 import { listen, live, quiet } from './live.js';
 import { log } from './log.js';
@@ -16,7 +17,7 @@ import { sku, skus } from './skus.js';
 const HEALTH_EVERY = 5000; // ms between two looks at readiness and dead letters
 
 // A view draws into main; what it returns looks again, for as long as alive() is true.
-const views = { sales, skus, orders, payments, shoppers, flood, queue, letters, log };
+const views = { sales, skus, orders, payments, shoppers, flood, queue, letters, events, log };
 const details = { sales: sale, skus: sku };
 
 let tell = null; // the view that is shown, where live samples are for it

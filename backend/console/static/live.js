@@ -37,6 +37,7 @@ export function quiet() {
 // listen begins the stream, and again whenever it breaks off.
 export function listen() {
   stop();
+  if (!live.on) setState(el('live'), 'warn', 'Not live'); // it takes its place at once, so that nothing moves when it is
   source = new EventSource('/admin/v1/live');
   source.addEventListener('begin', (event) => {
     const begin = JSON.parse(event.data);

@@ -193,7 +193,7 @@ func (a *Admin) follow(r *request) (*answer, error) {
 			_, err := w.Write([]byte(text))
 			return err == nil && c.Flush() == nil
 		}
-		if !write("retry: 2000\n" + event("begin", begin)) {
+		if !write("retry: 2000\n" + sseEvent("begin", begin)) {
 			return nil // the reader left
 		}
 		beat := time.NewTicker(beatEvery)
@@ -207,11 +207,11 @@ func (a *Admin) follow(r *request) (*answer, error) {
 				if !ok {
 					return nil
 				}
-				text = event("sample", s)
+				text = sseEvent("sample", s)
 			case <-beat.C:
 			}
 			if by, err := a.who(w, r.Request); err != nil || !by.Role.Covers(operator.Viewer) {
-				write(event("end", struct{}{}))
+				write(sseEvent("end", struct{}{}))
 				return nil
 			}
 			if !write(text) {
@@ -222,8 +222,8 @@ func (a *Admin) follow(r *request) (*answer, error) {
 	return &answer{status: http.StatusOK, stream: stream, header: map[string]string{"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}}, nil
 }
 
-// event is a server-sent event; JSON has no line ends.
-func event(name string, v any) string {
+// sseEvent is a server-sent event; JSON has no line ends.
+func sseEvent(name string, v any) string {
 	body, err := json.Marshal(v)
 	if err != nil {
 		panic("BUG: an event that does not marshal: " + err.Error())

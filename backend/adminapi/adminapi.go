@@ -13,6 +13,7 @@ import (
 	"floodgate.internal/backend/deadletter"
 	"floodgate.internal/backend/durability"
 	"floodgate.internal/backend/eligibility"
+	"floodgate.internal/backend/event"
 	"floodgate.internal/backend/gateways"
 	"floodgate.internal/backend/origins"
 	"floodgate.internal/backend/payment"
@@ -279,6 +280,12 @@ type DeadLetters struct {
 // Payments is a page of what payment providers took, newest first.
 type Payments struct {
 	Payments []payment.Payment `json:"payments"`
+	Page
+}
+
+// Events is a page of what the shop's endpoints were told, or are still to be, newest first.
+type Events struct {
+	Events []event.Delivery `json:"events"`
 	Page
 }
 

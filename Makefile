@@ -66,7 +66,7 @@ PHASES ?=
 TIMES ?= 1
 
 test: build ## everything CI runs, on private real servers; installs them, gcc, chromium, HAProxy and nginx where missing, with apt
-	build/stack install servers race browser proxies docs deploy
+	build/stack install servers race browser proxies docs deploy prometheus
 	@$(build_to) ./e2e/cmd/phases
 	@build/stack exec -memory -dir build/test-servers -- build/phases --times $(TIMES) $(PHASES)
 
@@ -94,7 +94,7 @@ pages: build ## every generated page of docs/ anew, with SOAK=1 the soak's, too:
 	build/stack exec -dir build/test-servers -- go test -tags servers -timeout 15m -count=1 -run '^$$' -bench Outages -benchtime 1x ./e2e
 	$(MAKE) bench
 	$(if $(SOAK),$(MAKE) soak)
-	go test -count=1 ./e2e -run TestEveryRowHasItsTests -write-rows
+	go test -count=1 ./e2e -run 'TestEveryRowHasItsTests|TestReferencePages' -write-rows -write-reference
 	@for page in $(PAGES); do [ ! -f build/$$page.md ] || cp build/$$page.md docs/; done
 	go test -count=1 ./e2e/bench -run TestReadmeQuotesTheSpeedTable -write-readme
 

@@ -84,6 +84,7 @@ func newProcess(path string, c Config, roles Roles, log *slog.Logger) (*process,
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), version.This().Metric("backend"))
 	p := &process{config: c, roles: roles, log: log, reg: reg, clk: &clock.Clock{}, status: &status{}, durability: durabilityLog{log: log}}
 	p.status.set("starting")
+	p.watchReady()
 	var err error
 	if p.tracer, err = tracing.Open(c.Tracing, "backend", log, reg); err != nil {
 		return nil, err

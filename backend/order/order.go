@@ -167,6 +167,9 @@ func newBookMetrics(reg prometheus.Registerer) metrics {
 		Help: "Changes of a stock row under the guard version that found the row changed since it was read, and read it again."})
 	m.deferredSales = prometheus.NewGauge(prometheus.GaugeOpts{Name: "backend_sales_with_deferred_orders",
 		Help: "Sales of which orders of older epochs wait in MySQL until the sale takes them."})
+	for _, result := range []string{"inserted", "rejected", "adopted", "known", "deferred"} { // so that the first is an increase, too
+		m.settled.WithLabelValues(result)
+	}
 	reg.MustRegister(m.deferredSales, m.overtaken, m.settled, m.rejected, m.poison, m.batch, m.duration, m.changes, m.unsent, m.queued, m.late, m.stuck)
 	return m
 }

@@ -58,7 +58,6 @@ export function newSale(sku) {
       ...(sku ? [] : own),
       { name: 'stock', label: 'Units', type: 'number', value: sku ? Math.min(100, sku.available) : 100, read: units('Units') },
       { name: 'per_user_limit', label: 'Units that one shopper may have', type: 'number', value: 1, read: units('The limit') },
-      { name: 'picture', label: 'Picture (https URL, or empty)' },
       { name: 'pay_within_s', label: 'Seconds to pay', type: 'number', value: 900, read: units('Seconds') },
       { name: 'starts_at', label: 'Starts', type: 'datetime-local', value: soon(), read: time('Starts') },
       { name: 'ends_at', label: 'Ends', type: 'datetime-local', value: late(), read: time('Ends') },
@@ -68,6 +67,7 @@ export function newSale(sku) {
         return n;
       } },
       { name: 'apart', label: 'Minutes between two parts', type: 'number', value: 10, read: units('Minutes') },
+      { name: 'picture', label: 'Picture (https URL, or empty)' },
     ],
     send: ({ parts, apart, ...body }, key) => {
       if (sku) body.sku_id = sku.id;
@@ -86,12 +86,12 @@ const tranches = (total, start, n, apart) =>
 export const campaign = (c) => [
   { name: 'title', label: 'Title', value: c.title, read: needed('Title') },
   { name: 'category', label: 'Category', value: c.category },
-  { name: 'picture', label: 'Picture (https URL, or empty)', value: c.picture },
   { name: 'valid_from', label: 'Claimed from', type: 'datetime-local', value: c.from, read: time('Claimed from') },
   { name: 'valid_until', label: 'Claimed and used until', type: 'datetime-local', value: c.until, read: time('Until') },
   { name: 'per_user_limit', label: 'Coupons that one shopper may have', type: 'number', value: c.limit, read: units('The limit') },
   { name: 'published', label: 'Shoppers are told of it', options: ['yes', 'no'], value: c.published ? 'yes' : 'no', read: yes },
   { name: 'guard', label: 'How MySQL guards its stock', options: ['conditional', 'version'], value: c.guard },
+  { name: 'picture', label: 'Picture (https URL, or empty)', value: c.picture },
 ];
 
 function newCampaign() {

@@ -66,7 +66,7 @@ PHASES ?=
 TIMES ?= 1
 
 test: build ## everything CI runs, on private real servers; installs them, gcc, chromium, HAProxy and nginx where missing, with apt
-	build/stack install servers race browser proxies docs deploy
+	build/stack install servers race browser proxies docs deploy prometheus
 	@$(build_to) ./e2e/cmd/phases
 	@build/stack exec -memory -dir build/test-servers -- build/phases --times $(TIMES) $(PHASES)
 

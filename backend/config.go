@@ -19,6 +19,7 @@ import (
 	"floodgate.internal/backend/admission"
 	"floodgate.internal/backend/broker"
 	"floodgate.internal/backend/command"
+	"floodgate.internal/backend/event"
 	"floodgate.internal/backend/payment"
 	"floodgate.internal/backend/redis"
 	"floodgate.internal/shared/cli"
@@ -52,6 +53,7 @@ type Config struct {
 	Standby     Standby          `yaml:"standby"`
 	API         API              `yaml:"api"`
 	Payments    Payments         `yaml:"payments"`
+	Events      Events           `yaml:"events"`
 	Timeline    Timeline         `yaml:"timeline"`
 	Revocations Revocations      `yaml:"revocations"`
 	Drain       time.Duration    `yaml:"drain"`
@@ -192,6 +194,12 @@ type PaymentProvider struct {
 	Secrets []conf.Secret `yaml:"secrets"`
 }
 
+// Events says whom the shop's own systems are told by what happens.
+type Events struct {
+	Endpoints []event.Endpoint `yaml:"endpoints"` // a change is taken over while the process runs
+	Keep      time.Duration    `yaml:"keep"`
+}
+
 // Timeline says how much is kept of what became of users' presses.
 type Timeline struct {
 	Keep           time.Duration `yaml:"keep"`
@@ -225,6 +233,7 @@ func DefaultConfig() Config {
 		Carts:    Carts{PayWithin: 15 * time.Minute, AbandonedAfter: 30 * time.Second, MaxInFlight: 64},
 		Standby:  Standby{MaxLine: 1000, AcceptWithin: 2 * time.Minute},
 		API:      API{MaxInFlight: 1024, MaxWaiting: 65536, MaxConnections: 65536, MaxLine: 256, LinePerUnit: 4, LineWait: time.Second},
+		Events:   Events{Keep: 7 * 24 * time.Hour},
 		Timeline: Timeline{Keep: 7 * 24 * time.Hour, MaxRowsPerSale: 200_000},
 		// Longer than the gateways' default of identity.max_lifetime, with the longest leeway.
 		Revocations: Revocations{Keep: 25 * time.Hour},
@@ -327,6 +336,7 @@ func (c Config) Validate() error {
 	c.validateQueue(wrong)
 	c.validateAccept(wrong)
 	c.Payments.validate(wrong)
+	errs = append(errs, event.Check(c.Events.Endpoints, c.Development)...)
 	c.validateBounds(wrong)
 	if _, err := c.Log.level(); err != nil {
 		errs = append(errs, err)
@@ -453,6 +463,7 @@ func (c Config) validateBounds(wrong func(string, ...any)) {
 	between("api.line_per_unit", int64(c.API.LinePerUnit), 1, 1_000_000)
 	span("api.line_wait", c.API.LineWait, time.Millisecond, 4*time.Second) // a request has 5 s in all
 	span("revocations.keep", c.Revocations.Keep, time.Minute, 3700*24*time.Hour)
+	span("events.keep", c.Events.Keep, time.Hour, 365*24*time.Hour)
 	span("timeline.keep", c.Timeline.Keep, time.Hour, 365*24*time.Hour)
 	between("timeline.max_rows_per_sale", c.Timeline.MaxRowsPerSale, 1, 100_000_000)
 	span("drain", c.Drain, time.Second, 10*time.Minute)

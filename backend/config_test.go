@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"floodgate.internal/backend/event"
 	"floodgate.internal/shared/cli"
 	"floodgate.internal/shared/conf"
 	"floodgate.internal/shared/operator"
@@ -38,6 +39,7 @@ func TestSampleLoadsAndShowsTheDefaults(t *testing.T) {
 	want.Payments.TestProvider = got.Payments.TestProvider
 	want.Operators = []operator.Entry{}
 	want.AdminHosts = []string{}
+	want.Events.Endpoints = []event.Endpoint{}
 	want.Redis.Password = got.Redis.Password
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("the sample differs from the defaults (-default +sample):\n%s", diff)
@@ -136,6 +138,13 @@ func TestValidateNamesFieldValueAndBound(t *testing.T) {
 		`log.level: "loud" must be debug, info, warn, error`:             func(c *Config) { c.Log.Level = "loud" },
 		"payments.providers[0].name: \"A\" must be 1 to 32 of [a-z0-9-]": func(c *Config) { c.Payments.Providers = []PaymentProvider{provider("A", "x")} },
 		"payments.providers[1].name: \"a\" is there twice":               func(c *Config) { c.Payments.Providers = []PaymentProvider{provider("a", "x"), provider("a", "y")} },
+		"events.endpoints[0].url: it must begin with https://": func(c *Config) {
+			c.Events.Endpoints = []event.Endpoint{{Name: "shop", URL: "http://shop.example/", Secret: "whsec_aHVudGVyMmh1bnRlcjJodW50ZXIyaHVudGVyMg=="}}
+		},
+		"events.endpoints[0].secret: it must be whsec_": func(c *Config) {
+			c.Events.Endpoints = []event.Endpoint{{Name: "shop", URL: "https://shop.example/", Secret: "hunter2"}}
+		},
+		"events.keep: 1m0s must be between":                              func(c *Config) { c.Events.Keep = time.Minute },
 		"payments.providers[0].secrets: 0 of them, there must be 1 to 8": func(c *Config) { c.Payments.Providers = []PaymentProvider{{Name: "a"}} },
 		"payments.providers[0].secrets[1]: 5 bytes must be at least 32": func(c *Config) {
 			c.Payments.Providers = []PaymentProvider{provider("a", "x")}

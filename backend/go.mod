@@ -7,6 +7,7 @@ require (
 	github.com/go-sql-driver/mysql v1.10.1
 	github.com/pressly/goose/v3 v3.28.0
 	github.com/redis/rueidis v1.0.79
+	github.com/standard-webhooks/standard-webhooks/libraries v0.0.1
 )
 
 require (

@@ -86,7 +86,7 @@ func (p *process) newAdmin() *admin.Admin {
 	changes := &change.Maker{DB: p.db, Clock: p.clk, Intents: p.intents, Reconcile: p.reconciler.Sale, Changed: p.catalog.Refresh, Log: p.log}
 	closes := closing.Config{DB: p.db, Redis: p.redis, Clock: p.clk, Audit: auditor, Maker: changes, Log: p.log, Register: p.reg}
 	c := admin.Config{
-		Operators: p.roster.list.Load, SessionKey: []byte(p.config.SessionKey.Reveal()), InsecureCookies: p.config.Development, DB: p.db, Redis: p.redis, Clock: p.clk, Log: p.log, Gatherer: p.reg, Register: p.reg,
+		Operators: p.roster.list.Load, SessionKey: []byte(p.config.SessionKey.Reveal()), InsecureCookies: p.config.Development, Development: p.config.Development, DB: p.db, Redis: p.redis, Clock: p.clk, Log: p.log, Gatherer: p.reg, Register: p.reg,
 		Audit: auditor, Changes: changes, Book: p.orders, Letters: p.deadLetters, Lists: p.lists, Concentration: p.origins,
 		Revocations: p.revocations, KeepRevocations: p.config.Revocations.Keep,
 		Reconcile: p.reconciler.Sale, Rebuild: p.skus.Rebuild, Timeline: p.timelines.Of,

@@ -19,6 +19,7 @@ import (
 	"floodgate.internal/backend/coupon"
 	"floodgate.internal/backend/deadletter"
 	"floodgate.internal/backend/eligibility"
+	"floodgate.internal/backend/event"
 	"floodgate.internal/backend/gateways"
 	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/order"
@@ -57,6 +58,7 @@ type process struct {
 	broker *broker.Broker // nil with redis-stream
 
 	catalog     *catalog.Catalog
+	events      *event.Log
 	intents     *intent.Runner
 	orders      *order.Store
 	claims      *coupon.Claims
@@ -82,11 +84,14 @@ func newProcess(path string, c Config, roles Roles, log *slog.Logger) (*process,
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), version.This().Metric("backend"))
 	p := &process{config: c, roles: roles, log: log, reg: reg, clk: &clock.Clock{}, status: &status{}, durability: durabilityLog{log: log}}
 	p.status.set("starting")
+	p.watchReady()
 	var err error
 	if p.tracer, err = tracing.Open(c.Tracing, "backend", log, reg); err != nil {
 		return nil, err
 	}
+	p.events = event.NewLog(c.Events.Endpoints)
 	p.roster = newRoster(path, c, log, reg)
+	p.roster.events = p.events
 	p.operators = newOperators(p.status, reg, log, c.Listen.Admin, c.AdminHosts)
 	if roles.API {
 		p.api = p.newAPI()
@@ -191,11 +196,11 @@ func (p *process) build() {
 	p.standby = standby.New(standby.Config{DB: p.db, Redis: p.redis, Catalog: p.catalog, Clock: p.clk, Log: p.log, Register: p.reg,
 		MaxLine: c.Standby.MaxLine})
 	p.intents = intent.New(intent.Config{DB: p.db, Sales: sale.Reader{DB: p.db}, Redis: p.redis, Clock: p.clk, Log: p.log, Register: p.reg, Returned: p.standby.Wake})
-	p.orders = order.NewStore(order.Config{Tracer: p.tracer, DB: p.db, Redis: p.redis, Intents: p.intents, Clock: p.clk, Log: p.log, Register: p.reg,
+	p.orders = order.NewStore(order.Config{Tracer: p.tracer, DB: p.db, Redis: p.redis, Intents: p.intents, Events: p.events, Clock: p.clk, Log: p.log, Register: p.reg,
 		QueuedBound: c.Orders.QueuedBound, AcceptWithin: c.Standby.AcceptWithin, Returned: p.standby.Wake})
 	p.claims = coupon.New(coupon.Config{DB: p.db, Clock: p.clk, Register: p.reg})
 	p.deadLetters = deadletter.NewStore(deadletter.Config{DB: p.db, Orders: p.orders, Clock: p.clk, Log: p.log, Register: p.reg})
-	p.payments = payment.New(payment.Config{DB: p.db, Orders: p.orders, Clock: p.clk, Log: p.log, Register: p.reg,
+	p.payments = payment.New(payment.Config{DB: p.db, Orders: p.orders, Events: p.events, Clock: p.clk, Log: p.log, Register: p.reg,
 		Providers: c.Payments.providers()})
 	p.timelines = timeline.New(timeline.Config{DB: p.db, Orders: p.orders, Clock: p.clk, Log: p.log, Register: p.reg,
 		Keep: c.Timeline.Keep, MaxRows: c.Timeline.MaxRowsPerSale})
@@ -206,7 +211,7 @@ func (p *process) build() {
 	p.reconciler = reconcile.New(reconciling)
 	p.gateways = gateways.New(p.redis.Client(), p.clk)
 	p.skus = sku.NewCache(sku.Config{DB: p.db, Redis: p.redis.Client(), Log: p.log, Register: p.reg})
-	p.carts = cart.New(cart.Config{DB: p.db, SKUs: p.skus, Clock: p.clk, Log: p.log, Register: p.reg,
+	p.carts = cart.New(cart.Config{DB: p.db, SKUs: p.skus, Events: p.events, Clock: p.clk, Log: p.log, Register: p.reg,
 		PayWithin: c.Carts.PayWithin, AbandonedAfter: c.Carts.AbandonedAfter, MaxInFlight: c.Carts.MaxInFlight})
 }
 

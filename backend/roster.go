@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"os/signal"
@@ -17,17 +18,20 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"floodgate.internal/backend/command"
+	"floodgate.internal/backend/event"
 	"floodgate.internal/shared/operator"
 )
 
-// roster is the operators of a running process. They are the one thing of its configuration that it takes over from the file while
-// it runs: who leaves must lose their access at once, and a backend is not restarted in the middle of a sale.
+// roster is the operators of a running process. They, and the endpoints of events, are what it takes over from the file while it runs:
+// who leaves must lose their access at once, and a backend is not restarted in the middle of a sale.
 type roster struct {
 	path  string
 	began Config
 	log   *slog.Logger
 	list  atomic.Pointer[operator.List]
-	ok    prometheus.Gauge
+
+	events *event.Log // nil: there is none to configure
+	ok     prometheus.Gauge
 }
 
 func newRoster(path string, c Config, log *slog.Logger, reg prometheus.Registerer) *roster {
@@ -71,7 +75,7 @@ func (r *roster) follow(ctx context.Context, hangup <-chan os.Signal) error {
 func (r *roster) take(by string) {
 	c, err := LoadConfig(r.path)
 	if err == nil { // the token that counts is that of the start
-		err = errors.Join(operator.Check(c.Operators, "admin_token", r.began.AdminToken)...)
+		err = errors.Join(append(operator.Check(c.Operators, "admin_token", r.began.AdminToken), event.Check(c.Events.Endpoints, r.began.Development)...)...)
 	}
 	if err != nil {
 		r.ok.Set(0)
@@ -80,6 +84,10 @@ func (r *roster) take(by string) {
 	}
 	next := operator.NewList("admin", r.began.AdminToken, c.Operators)
 	diff := r.list.Swap(next).Diff(next)
+	if was := r.events.Endpoints(); r.events != nil && !reflect.DeepEqual(was, c.Events.Endpoints) {
+		r.events.Configure(c.Events.Endpoints)
+		diff = append(diff, fmt.Sprintf("events go to %d endpoints, before to %d", len(c.Events.Endpoints), len(was)))
+	}
 	r.ok.Set(1)
 	others := r.others(c)
 	if len(diff) > 0 || len(others) > 0 || by == "SIGHUP" {
@@ -87,8 +95,9 @@ func (r *roster) take(by string) {
 	}
 }
 
-// others names the keys beside operators that differ from those that the process began with.
+// others names the keys beside operators and endpoints of events that differ from those that the process began with.
 func (r *roster) others(c Config) (keys []string) {
+	c.Events.Endpoints = r.began.Events.Endpoints
 	was, is := reflect.ValueOf(r.began), reflect.ValueOf(c)
 	for i := range was.NumField() {
 		name := was.Type().Field(i).Tag.Get("yaml")

@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
+	"floodgate.internal/backend/event"
 	"floodgate.internal/shared/operator"
 )
 
@@ -124,6 +125,28 @@ func TestTheOperatorsFollowTheFile(t *testing.T) {
 		write(rosterText(line("bob", "operator", bobsHash)))
 		hangup <- syscall.SIGHUP
 		synctest.Wait()
+
+		// The endpoints of events are taken over with the operators.
+		r.events = event.NewLog(nil)
+		log.Reset()
+		write(rosterText(line("bob", "operator", bobsHash)) + "events: {endpoints: [{name: shop, url: 'https://shop.example/', secret: whsec_aHVudGVyMmh1bnRlcjJodW50ZXIyaHVudGVyMg==}]}\n")
+		rest()
+		if e := r.events.Endpoints(); len(e) != 1 || e[0].Name != "shop" || !strings.Contains(log.String(), `diff="events go to 1 endpoints, before to 0" only_after_a_restart=""`) {
+			t.Errorf("got %d endpoints; it logged\n%s", len(e), &log)
+		}
+		for _, wrong := range []string{"http://shop.example/", "https://shop.example/, types: [order.payed]"} {
+			log.Reset()
+			write(rosterText(line("bob", "operator", bobsHash)) + "events: {endpoints: [{name: other, url: " + wrong + ", secret: whsec_aHVudGVyMmh1bnRlcjJodW50ZXIyaHVudGVyMg==}]}\n")
+			rest()
+			if e := r.events.Endpoints(); len(e) != 1 || e[0].Name != "shop" || strings.Count(log.String(), "the old ones stay") != 1 || strings.Contains(log.String(), "aHVudGVy") {
+				t.Errorf("got %d endpoints; it logged\n%s", len(e), &log)
+			}
+		}
+		write(rosterText(line("bob", "operator", bobsHash)))
+		rest()
+		if r.events.On() {
+			t.Error("the endpoint is still there")
+		}
 
 		// A file that is being written is not read in the middle of it.
 		log.Reset()

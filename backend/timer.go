@@ -6,6 +6,7 @@ import (
 
 	"floodgate.internal/backend/admin"
 	"floodgate.internal/backend/eligibility"
+	"floodgate.internal/backend/event"
 	"floodgate.internal/backend/revocation"
 )
 
@@ -34,6 +35,9 @@ type periodic struct {
 
 // beginTimer starts what is done by the clock. operator is the admin API.
 func (p *process) beginTimer(work *stage, operator *admin.Admin) {
+	sender := event.NewSender(event.SenderConfig{DB: p.db, Events: p.events, Clock: p.clk, Log: p.log, Register: p.reg, Keep: p.config.Events.Keep,
+		Private: p.config.Development})
+	work.start("events", sender.Run)
 	p.startPeriodic(work,
 		periodic{"expiry", timerEvery, passTime, p.orders.Expire},
 		periodic{"standby lines", timerEvery, passTime, p.standby.Sweep},
@@ -48,6 +52,10 @@ func (p *process) beginTimer(work *stage, operator *admin.Admin) {
 		periodic{"old timelines", pruneEvery, passTime, p.timelines.Prune},
 		periodic{"old requests of carts", pruneEvery, passTime, p.carts.Prune},
 		periodic{"old places in standby lines", pruneEvery, passTime, p.standby.Prune},
+		periodic{"events of sales", timerEvery, passTime, func(ctx context.Context) (int, error) {
+			return p.events.Moments(ctx, p.db, p.clk.Now().Truncate(time.Millisecond))
+		}},
+		periodic{"old events", pruneEvery, passTime, sender.Tend},
 		periodic{"payments", pruneEvery, passTime, p.payments.Tend},
 		periodic{"done intents", pruneEvery, passTime, p.intents.Prune},
 		periodic{"done intents of SKUs", pruneEvery, passTime, p.intents.PruneSKUs},

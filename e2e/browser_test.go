@@ -30,6 +30,7 @@ type browser struct {
 	mu     sync.Mutex // guards orders and errors
 	orders []sentOrder
 	errors []string
+	from   int // the first of the orders that keys counts
 }
 
 type sentOrder struct {
@@ -43,7 +44,18 @@ func newBrowser(t *testing.T) *browser {
 		chromedp.Flag("disable-component-update", true), chromedp.WindowSize(420, 900))
 	ctx, cancel := chromedp.NewExecAllocator(context.Background(), opts...)
 	t.Cleanup(cancel)
-	ctx, cancel = chromedp.NewContext(ctx)
+	return openTab(t, ctx)
+}
+
+// tab opens another tab of the same browser.
+func (b *browser) tab() *browser {
+	b.t.Helper()
+	return openTab(b.t, b.ctx)
+}
+
+func openTab(t *testing.T, parent context.Context) *browser {
+	t.Helper()
+	ctx, cancel := chromedp.NewContext(parent)
 	t.Cleanup(cancel)
 	b := &browser{t: t, ctx: ctx}
 	err := chromedp.Listen(ctx, func(ev any) {

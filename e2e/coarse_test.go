@@ -144,7 +144,7 @@ func (c *coarse) do(x world.Call) world.Answer {
 	}
 	said := numbers.FindAllString(fmt.Sprint(text)+"\n"+body, -1)
 	for _, n := range said {
-		if what, ok := c.counts[n]; ok && !strings.Contains(x.URL, "/assets/") {
+		if what, ok := c.counts[n]; ok && !strings.HasPrefix(a.Header.Get("Content-Type"), "text/html") {
 			c.w.t.Errorf("%s %s is answered with %s, the %s:\n%s\n%v", x.Method, x.URL, n, what, a, text)
 		}
 	}

@@ -130,7 +130,7 @@ func TestConsole(t *testing.T) {
 	b.shows("state", "Closed")
 	w.state(sale, wire.Ended)
 
-	for view, text := range map[string]string{"queue": "On the way", "letters": "There is none."} {
+	for view, text := range map[string]string{"queue": "On the way", "letters": "There is none.", "events": "There is none."} {
 		b.open(view)
 		b.until(fmt.Sprintf(`document.getElementById('main').innerText.includes(%q)`, text))
 	}

@@ -132,6 +132,7 @@ func TestSchemasRefuse(t *testing.T) {
 		{b, "queue: {driver: redis-stream}", ""},
 		{b, "queue: {driver: kafka}", "/queue/driver"},
 		{b, "payments: {test_provider: 'yes'}", "/payments/test_provider"},
+		{b, "events: {endpoints: [{name: a, typs: [order.paid]}]}", "/events/endpoints/0"},
 		{b, "payments: {providers: [{name: a, secrets: b}]}", "/payments/providers/0/secrets"},
 		{b, "admin_token: 7", "/admin_token"},
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -22,7 +23,7 @@ import (
 // against the contract; every operation must have answered well.
 func TestContractWalk(t *testing.T) {
 	t.Parallel()
-	w := newSystem(t, world.Options{})
+	w := newSystem(t, world.Options{Backend: "events: {endpoints: [{name: shop, url: 'http://127.0.0.1:9/', secret: whsec_d2ViaG9va3MtdGhhdC1ub2JvZHktdGFrZXM=}]}\n"})
 	k := &walk{w: w, good: map[string]bool{}}
 	open := w.newSale("Open", 3, time.Now().Add(-time.Minute), 600)
 	soon := w.newSale("Soon", 3, time.Now().Add(time.Hour), 600)
@@ -34,6 +35,7 @@ func TestContractWalk(t *testing.T) {
 	k.reads(open)
 	k.orders(open, soon, over)
 	k.payments()
+	k.events()
 	k.ops()
 	k.session()
 	k.feed()
@@ -88,7 +90,7 @@ func (k *walk) admin(method, path, body string, status int, code string) world.A
 
 func (k *walk) pages(sale int64) {
 	k.w.t.Helper()
-	for _, path := range []string{"/", fmt.Sprintf("/sales/%d", sale), "/sales/999999", "/assets/app.js", "/assets/core.js", "/assets/app.css", "/assets/favicon.svg"} {
+	for _, path := range []string{"/", fmt.Sprintf("/sales/%d", sale), "/sales/999999", "/assets/favicon.svg"} {
 		a := k.public("GET", path, "", "", 200, "")
 		k.try(world.Call{Method: "GET", URL: k.w.Ports.PublicURL() + path, Header: map[string]string{"If-None-Match": a.Header.Get("ETag")}}, 304, "")
 		k.public("POST", path, "", "", 405, "METHOD_NOT_ALLOWED")
@@ -275,6 +277,23 @@ func (k *walk) payments() {
 		k.admin("GET", "/payments"+q, "", 400, "BAD_REQUEST")
 	}
 	k.admin("POST", "/payments", "", 405, "METHOD_NOT_ALLOWED")
+}
+
+// events lists and replays what an endpoint is to be told at which nobody listens.
+func (k *walk) events() {
+	k.w.t.Helper()
+	k.admin("GET", "/events", "", 200, "")
+	page := k.admin("GET", "/events?limit=1&endpoint=shop&state=waiting", "", 200, "")
+	id := regexp.MustCompile(`"id":(\d+)`).FindSubmatch(page.Body)
+	if id == nil {
+		k.w.t.Fatalf("events: got %s", page)
+	}
+	k.admin("POST", "/events/"+string(id[1])+"/replay", "", 200, "")
+	k.admin("POST", "/events/999999/replay", "", 404, "NOT_FOUND")
+	for _, q := range []string{"?state=x", "?endpoint=X", "?cursor=x", "?limit=0", "?x=1"} {
+		k.admin("GET", "/events"+q, "", 400, "BAD_REQUEST")
+	}
+	k.admin("POST", "/events", "", 405, "METHOD_NOT_ALLOWED")
 }
 
 // signed is a call to the internal listener as a gateway makes it.

@@ -30,6 +30,7 @@ type Config struct {
 	SigningKey  SigningKeyConfig `yaml:"signing_key"`
 	Identity    IdentityConfig   `yaml:"identity"`
 	CORS        CORSConfig       `yaml:"cors"`
+	Page        PageConfig       `yaml:"page"`
 	Limits      LimitsConfig     `yaml:"limits"`
 	Reload      ReloadConfig     `yaml:"reload"`
 	Server      ServerConfig     `yaml:"server"`
@@ -44,6 +45,7 @@ type Config struct {
 	File *conf.File `yaml:"-"`
 
 	material *tlscert.Material `yaml:"-"` // what the files of listen.tls held
+	logo     []byte            `yaml:"-"` // what page.logo held
 }
 
 // ListenConfig is where the gateway listens.
@@ -201,6 +203,7 @@ func DefaultConfig() Config {
 		Backends:   []string{"http://127.0.0.1:9080"},
 		Identity:   IdentityConfig{MaxLifetime: 24 * time.Hour, Leeway: 30 * time.Second, JWKS: identity.JWKSConfig{Refresh: 10 * time.Minute}},
 		CORS:       CORSConfig{MaxAge: 10 * time.Minute},
+		Page:       PageConfig{Name: "Floodgate"},
 		Limits: LimitsConfig{
 			Order: rule(0.2, 1, 1_000_000), Payment: rule(10, 20, 1_000_000), Read: rule(10, 20, 1_000_000), IP: rule(50, 100, 1_000_000), IPUsers: rule(2000, 4000, 1_000_000),
 			Webhook: rule(200, 1000, 10_000),

@@ -35,6 +35,7 @@ func TestSampleLoadsAndHoldsTheDefaults(t *testing.T) {
 	want.Operators = []operator.Entry{}
 	want.OpsHosts, want.Identity.Issuer, want.Identity.Audience, want.Identity.Types = []string{}, []string{}, []string{"shop"}, []string{}
 	want.Identity.Revoked, want.CORS.Origins = []identity.Revocation{}, []string{}
+	want.Page.Pictures = []string{}
 	want.Trusted, want.Limits.IPExempt, want.Limits.BannedNetworks = []string{}, []string{}, []string{}
 	want.Limits.UIDExempt, want.Limits.BannedUIDs, want.Limits.EligibleUIDs = []string{}, []string{}, []string{}
 	if !reflect.DeepEqual(c, want) {

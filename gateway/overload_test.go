@@ -187,7 +187,7 @@ func overload(b *testing.B, g *gw, l *load, times int) {
 	for k, name := range kindNames {
 		b.ReportMetric(float64(answered[k])/float64(asked[k]), name+"-answered")
 	}
-	b.ReportMetric(float64(old)/float64(max(1, answered[page])), "pages-old")
+	b.ReportMetric(float64(old)/float64(max(1, answered[pageRead])), "pages-old")
 	b.ReportMetric(float64(lost), "lost")
 	for name, d := range map[string][]time.Duration{"late": late, "accepted": accepted, "refused": refused} {
 		if slices.Sort(d); len(d) > 0 {
@@ -208,7 +208,7 @@ func median(v []float64) float64 { return slices.Sorted(slices.Values(v))[len(v)
 func good(outcomes []outcome, window time.Duration) float64 {
 	n := 0
 	for _, o := range outcomes {
-		if o.kind != page && o.code/100 == 2 && o.done <= window {
+		if o.kind != pageRead && o.code/100 == 2 && o.done <= window {
 			n++
 		}
 	}
@@ -258,7 +258,7 @@ const (
 	order kind = iota
 	payment
 	poll
-	page
+	pageRead
 	kinds
 )
 
@@ -272,7 +272,7 @@ func kindOf(i int) kind {
 	case 20:
 		return poll
 	case 30:
-		return page
+		return pageRead
 	}
 	return order
 }

@@ -139,6 +139,7 @@ func (r *process) settingsOf(old *Config, c Config) (edge.Settings, error) {
 		s.Verifier = v
 	}
 	s.CORS = edge.NewCORS(c.CORS.Origins, c.CORS.MaxAge)
+	s.Page = c.site()
 	s.Sign = nil
 	if k, ok := identity.NewSigner(c.Identity.Keys, c.Identity.rules()); ok && c.Development {
 		s.Sign = &k

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -72,6 +73,9 @@ func (r *process) takeOver(by string) (diff []string, result string, err error) 
 	}
 	if r.tls.differs(material) {
 		diff = append(diff, "backend_tls: its files have changed")
+	}
+	if !bytes.Equal(old.logo, c.logo) && old.Page.Logo == c.Page.Logo {
+		diff = append(diff, "page.logo: its file has changed")
 	}
 	running := r.canary.Load()
 	if running != nil && hash == running.file.Hash {

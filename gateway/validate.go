@@ -38,6 +38,7 @@ func (c *Config) Validate() error {
 	v.backendsAndKey()
 	v.identity()
 	v.cors()
+	v.page()
 	v.limits()
 	v.lists()
 	v.canary()

@@ -49,10 +49,12 @@ type Config struct {
 	SessionKey []byte
 	// InsecureCookies lets the console be used over plain HTTP from another machine than this: for development.
 	InsecureCookies bool
-	DB              *sql.DB
-	Redis           *reserve.Store
-	Clock           *clock.Clock
-	Audit           *audit.Auditor
+	// Development lets pictures come from loopback by plain HTTP.
+	Development bool
+	DB          *sql.DB
+	Redis       *reserve.Store
+	Clock       *clock.Clock
+	Audit       *audit.Auditor
 	// Changes makes the changes, Closing archives sales.
 	Changes *change.Maker
 	Closing *closing.Sales

@@ -59,7 +59,7 @@ func (a *Admin) createCoupon(r *request) (*answer, error) {
 	); err != nil {
 		return nil, err
 	}
-	if err := campaign(in.CouponPatch, &n.Sale, &n.Guard, n.Units); err != nil {
+	if err := first(campaign(in.CouponPatch, &n.Sale, &n.Guard, n.Units), a.picture(in.Picture, &n.Picture)); err != nil {
 		return nil, err
 	}
 	return a.create(r, "coupon.create", n)
@@ -87,7 +87,7 @@ func (a *Admin) patchCoupon(r *request) (*answer, error) {
 			return sale.Change{}, noCampaign(id)
 		}
 		next := before
-		err := first(r.match(before.Version, false), before.Open(), campaign(in, &next.Sale, &next.Guard, before.Total))
+		err := first(r.match(before.Version, false), before.Open(), campaign(in, &next.Sale, &next.Guard, before.Total), a.picture(in.Picture, &next.Picture))
 		if err == nil {
 			err = before.AllowsCampaign(&next.Sale, a.Clock.Now())
 		}

@@ -22,7 +22,8 @@ const (
 	maxLimit     = 100                    // of per_user_limit: every unit takes a slot
 	maxPayWithin = 30 * 24 * 60 * 60      // seconds
 	payWithin    = 15 * 60                // seconds, where nothing is said
-	maxTitle     = 200                    // characters
+	maxTitle     = 500                    // characters
+	maxPicture   = 500                    // bytes
 	maxCategory  = 64                     // characters
 	maxTranches  = 100                    // of a sale
 	maxTarget    = 64                     // characters
@@ -35,6 +36,7 @@ var wanted = map[string]string{
 	"sku_id":         "the id of a SKU, or leave it out for a SKU of the sale's own",
 	"kind":           `"goods" or "coupon"`,
 	"title":          fmt.Sprintf("1 to %d characters", maxTitle),
+	"picture":        fmt.Sprintf(`an https URL of at most %d ASCII characters, like "https://shop.example/shoe.webp", or ""`, maxPicture),
 	"price":          fmt.Sprintf("a whole number of minor units from 0 to %d, like 1999 for 19.99", maxPrice),
 	"currency":       `three capital letters, like "EUR"`,
 	"stock":          fmt.Sprintf("a whole number from 1 to %d", sale.MaxUnits),

@@ -72,6 +72,8 @@ var routes = []route{
 	{method: "GET", path: v1 + "/dead-letters/{id}", role: operator.Viewer, handle: (*Admin).getDeadLetter},
 	{method: "POST", path: v1 + "/dead-letters/{id}/replay", role: operator.Operates, handle: (*Admin).replayDeadLetter},
 	{method: "GET", path: v1 + "/payments", role: operator.Viewer, handle: (*Admin).listPayments},
+	{method: "GET", path: v1 + "/events", role: operator.Viewer, handle: (*Admin).listEvents},
+	{method: "POST", path: v1 + "/events/{id}/replay", role: operator.Operates, handle: (*Admin).replayEvent},
 	{method: "GET", path: v1 + "/timeline", role: operator.Viewer, handle: (*Admin).timeline},
 	{method: "GET", path: v1 + "/audit-log", role: operator.Viewer, handle: (*Admin).auditLog},
 	{method: "GET", path: v1 + "/session", role: operator.Viewer, handle: (*Admin).getSession},

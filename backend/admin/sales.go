@@ -85,6 +85,7 @@ func (a *Admin) createSale(r *request) (*answer, error) {
 		text("title", in.Title, 1, maxTitle, &n.Title),
 		between("price", in.Price, 0, maxPrice, &n.Price),
 		currency("currency", in.Currency, &n.Currency),
+		a.picture(in.Picture, &n.Picture),
 		needed("stock", in.Stock), between("stock", in.Stock, 1, sale.MaxUnits, &n.Units),
 		needed("starts_at", in.StartsAt), moment("starts_at", in.StartsAt, &n.StartsAt),
 		needed("ends_at", in.EndsAt), moment("ends_at", in.EndsAt, &n.EndsAt),
@@ -181,7 +182,7 @@ func (a *Admin) patchSale(r *request) (*answer, error) {
 		if before.Kind == wire.Coupon {
 			may = r.mayCoupons()
 		}
-		err := first(may, r.match(before.Version, true), before.Open(), patch(in, &next))
+		err := first(may, r.match(before.Version, true), before.Open(), patch(in, &next), a.picture(in.Picture, &next.Picture))
 		if err == nil {
 			err = asSent(asSent(before.Allows(&next.Sale, a.Clock.Now()), "starts_at", in.StartsAt), "ends_at", in.EndsAt)
 		}

@@ -13,6 +13,7 @@ import (
 	"floodgate.internal/backend/deadletter"
 	"floodgate.internal/backend/durability"
 	"floodgate.internal/backend/eligibility"
+	"floodgate.internal/backend/event"
 	"floodgate.internal/backend/gateways"
 	"floodgate.internal/backend/origins"
 	"floodgate.internal/backend/payment"
@@ -38,6 +39,7 @@ type NewSale struct {
 	Title        *string       `json:"title,omitzero"`  // title, price and currency are the SKU's where they are absent
 	Price        *int64        `json:"price,omitzero"`  // minor units
 	Currency     *string       `json:"currency,omitzero"`
+	Picture      *string       `json:"picture,omitzero"` // an https URL; "": none
 	Stock        *int64        `json:"stock,omitzero"`
 	StartsAt     *string       `json:"starts_at,omitzero"`
 	EndsAt       *string       `json:"ends_at,omitzero"`
@@ -60,6 +62,7 @@ type SalePatch struct {
 	EndsAt       *string `json:"ends_at,omitzero"`
 	PerUserLimit *int64  `json:"per_user_limit,omitzero"`
 	PayWithin    *int64  `json:"pay_within_s,omitzero"`
+	Picture      *string `json:"picture,omitzero"`
 }
 
 // Restock adds units to a sale or a SKU.
@@ -75,6 +78,7 @@ type Sale struct {
 	Title        string         `json:"title"`
 	Price        int64          `json:"price"`
 	Currency     string         `json:"currency"`
+	Picture      string         `json:"picture,omitzero"`
 	Stock        int64          `json:"stock"` // the same as total
 	StartsAt     wire.Time      `json:"starts_at"`
 	EndsAt       wire.Time      `json:"ends_at"`
@@ -121,6 +125,7 @@ type NewCoupon struct {
 type CouponPatch struct {
 	Title        *string `json:"title,omitzero"`
 	Category     *string `json:"category,omitzero"`
+	Picture      *string `json:"picture,omitzero"`
 	Published    *bool   `json:"published,omitzero"`
 	ValidFrom    *string `json:"valid_from,omitzero"`
 	ValidUntil   *string `json:"valid_until,omitzero"`
@@ -275,6 +280,12 @@ type DeadLetters struct {
 // Payments is a page of what payment providers took, newest first.
 type Payments struct {
 	Payments []payment.Payment `json:"payments"`
+	Page
+}
+
+// Events is a page of what the shop's endpoints were told, or are still to be, newest first.
+type Events struct {
+	Events []event.Delivery `json:"events"`
 	Page
 }
 

@@ -169,6 +169,9 @@ func (s *Server) getOrder(r *request) string {
 	if err != nil {
 		return r.refuse(s.readFailed(err, r))
 	}
+	if o.Status == wire.Queued {
+		o.QueueLag = s.Catalog.Lag(o.SaleID).Milliseconds()
+	}
 	return r.private(o)
 }
 

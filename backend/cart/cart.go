@@ -24,6 +24,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"floodgate.internal/backend/event"
 	"floodgate.internal/backend/ledger"
 	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/store"
@@ -46,6 +47,7 @@ var (
 type Config struct {
 	DB       *sql.DB
 	SKUs     *sku.Cache
+	Events   *event.Log   // nil: the shop is told nothing
 	Clock    *clock.Clock // follows Redis's clock before anything is decided
 	Log      *slog.Logger
 	Register prometheus.Registerer
@@ -403,6 +405,7 @@ func (c *Carts) write(ctx context.Context, tx *sql.Tx, r *request) error {
 	moved := map[int64]int64{}
 	var changes []sku.Change
 	var lines []any
+	var ordered []wire.OrderItem
 	var quantity, amount int64
 	var currency string
 	for i, item := range r.items {
@@ -426,6 +429,7 @@ func (c *Carts) write(ctx context.Context, tx *sql.Tx, r *request) error {
 				amount += item.Quantity * row.Price
 				changes = append(changes, sku.Change{SKU: item.SKU, Kind: ledger.Lock, Ref: r.order, Available: -item.Quantity, Locked: item.Quantity})
 				lines = append(lines, r.order, item.SKU, item.Quantity, row.Price, row.Currency, lock)
+				ordered = append(ordered, wire.OrderItem{SKU: item.SKU, Quantity: int(item.Quantity), Price: row.Price})
 			}
 		}
 		r.results[i] = wire.CartResult{SKU: item.SKU, OK: code == "", Code: code}
@@ -446,6 +450,11 @@ func (c *Carts) write(ctx context.Context, tx *sql.Tx, r *request) error {
 			return fmt.Errorf("write the order's %d lines: %w", len(changes), err)
 		}
 		if err := rows.Move(ctx, tx, now, changes); err != nil {
+			return err
+		}
+		payBefore := wire.At(now.Add(c.config.PayWithin))
+		if err := c.config.Events.Write(ctx, tx, now, event.OrderEvent(wire.Order{OrderID: r.order, Quantity: int(quantity), Amount: amount, Status: wire.PendingPayment,
+			CreatedAt: wire.At(now), PayBefore: &payBefore, Items: ordered}, r.uid)); err != nil {
 			return err
 		}
 	}

@@ -15,7 +15,7 @@ import (
 // public is what the public is told of the sale at now, but for Now.
 func (s *item) public(now time.Time) wire.Sale {
 	p := wire.Sale{
-		ID: s.ID, Kind: s.Kind, Title: s.Title, Price: s.Price, Currency: s.Currency, Category: s.Category,
+		ID: s.ID, Kind: s.Kind, Title: s.Title, Price: s.Price, Currency: s.Currency, Category: s.Category, Picture: s.Picture,
 		StartsAt: wire.At(s.StartsAt), EndsAt: wire.At(s.EndsAt), PerUserLimit: s.PerUserLimit,
 	}
 	switch {

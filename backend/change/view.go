@@ -35,7 +35,7 @@ func (m *Maker) Sales(ctx context.Context, q store.Queryer, records ...sale.Reco
 
 func view(r *sale.Record, now time.Time) adminapi.Sale {
 	v := adminapi.Sale{
-		ID: r.ID, SKU: r.SKU, Kind: r.Kind, Title: r.Title, Price: r.Price, Currency: r.Currency, Stock: r.Total,
+		ID: r.ID, SKU: r.SKU, Kind: r.Kind, Title: r.Title, Price: r.Price, Currency: r.Currency, Picture: r.Picture, Stock: r.Total,
 		StartsAt: wire.At(r.StartsAt), EndsAt: wire.At(r.EndsAt), PerUserLimit: r.PerUserLimit, PayWithin: int64(r.PayWithin / time.Second),
 		Tranches: []adminapi.Tranche{}, State: r.State(now), Paused: r.Paused, ClosedAt: optional(r.ClosedAt), ArchivedAt: optional(r.ArchivedAt),
 		Total: r.Total, Available: r.Available, Locked: r.Locked, Sold: r.Sold, Version: r.Version, CreatedAt: wire.At(r.CreatedAt),

@@ -62,6 +62,7 @@ type saleCreate struct {
 	Title        string        `help:"What is sold (default: the SKU's)."`
 	Stock        int64         `required:"" help:"How many units."`
 	Price        *int64        `help:"In minor units: 1999 is 19.99 (default: the SKU's)."`
+	Picture      string        `help:"An https URL of a picture." placeholder:"URL"`
 	Currency     string        `help:"Three capital letters (default: the SKU's)."`
 	StartsAt     string        `default:"now" help:"When it opens: RFC 3339, now, or from now: +10m." placeholder:"TIME"`
 	EndsAt       string        `required:"" help:"When it ends: RFC 3339, or from now: +2h." placeholder:"TIME"`
@@ -87,7 +88,7 @@ func (c *saleCreate) Run(ctx context.Context, env *Env) error {
 			return err
 		}
 		return tell(ctx, env, api, c.Output, post(c.Key, adminapi.NewSale{
-			SKU: given(c.SKU), Kind: &c.Kind, Title: given(c.Title), Price: c.Price, Currency: given(c.Currency), Stock: &c.Stock,
+			SKU: given(c.SKU), Kind: &c.Kind, Title: given(c.Title), Price: c.Price, Currency: given(c.Currency), Picture: given(c.Picture), Stock: &c.Stock,
 			StartsAt: &starts, EndsAt: &ends, PerUserLimit: &c.PerUserLimit, PayWithin: new(int64(c.PayWithin / time.Second)), Tranches: tranches,
 		}, "/sales"), printSale)
 	})

@@ -67,6 +67,9 @@ func NewStore(c Config) *Store {
 	s := &Store{db: c.DB, orders: c.Orders, clk: c.Clock, log: c.Log, taken: prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "backend_dead_letters_total", Help: "Messages that became dead letters, by what was done: ended (its order has a row now), " +
 			"kept (MySQL takes no row for its order, which stays in the outbox), unreadable."}, []string{"result"})}
+	for _, result := range []string{"ended", "kept", "unreadable"} { // so that the first is an increase, too
+		s.taken.WithLabelValues(result)
+	}
 	c.Register.MustRegister(s.taken)
 	return s
 }

@@ -169,9 +169,12 @@ func (s *Store) changed(ctx context.Context, c change, release int64, won []row)
 	}
 }
 
-// follow writes the consequences of orders' change in its transaction: the slots, the stock, the ledger, the intents. It
-// returns the first of the release intents for sales' orders.
+// follow writes the consequences of orders' change in its transaction: the slots, the stock, the ledger, the intents, the
+// events. It returns the first of the release intents for sales' orders.
 func (s *Store) follow(ctx context.Context, tx *sql.Tx, now time.Time, c change, orders []row) (release int64, err error) {
+	if err := s.tellChanged(ctx, tx, now, c, orders); err != nil {
+		return 0, err
+	}
 	carts, orders := apart(orders)
 	ids := make([]string, len(orders))
 	moves := make([]move, len(orders))

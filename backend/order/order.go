@@ -19,6 +19,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"floodgate.internal/backend/event"
 	"floodgate.internal/backend/intent"
 	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
@@ -64,6 +65,7 @@ type Store struct {
 	db      *sql.DB
 	redis   *reserve.Store
 	intents *intent.Runner
+	events  *event.Log
 	clk     *clock.Clock
 	log     *slog.Logger
 	metrics metrics
@@ -83,6 +85,7 @@ type Config struct {
 	Log      *slog.Logger
 	Register prometheus.Registerer
 	Tracer   *tracing.Tracer // nil: nothing is traced
+	Events   *event.Log      // nil: the shop is told nothing
 
 	// QueuedBound is how long an order may be queued; those that were longer are counted. 0: there is no bound.
 	QueuedBound time.Duration
@@ -97,7 +100,7 @@ func NewStore(c Config) *Store {
 	if c.Returned == nil {
 		c.Returned = func(int64) {}
 	}
-	return &Store{db: c.DB, redis: c.Redis, intents: c.Intents, clk: c.Clock, log: c.Log, metrics: newBookMetrics(c.Register), tracer: c.Tracer, bound: c.QueuedBound,
+	return &Store{db: c.DB, redis: c.Redis, intents: c.Intents, events: c.Events, clk: c.Clock, log: c.Log, metrics: newBookMetrics(c.Register), tracer: c.Tracer, bound: c.QueuedBound,
 		acceptWithin: c.AcceptWithin, returned: c.Returned}
 }
 
@@ -164,6 +167,9 @@ func newBookMetrics(reg prometheus.Registerer) metrics {
 		Help: "Changes of a stock row under the guard version that found the row changed since it was read, and read it again."})
 	m.deferredSales = prometheus.NewGauge(prometheus.GaugeOpts{Name: "backend_sales_with_deferred_orders",
 		Help: "Sales of which orders of older epochs wait in MySQL until the sale takes them."})
+	for _, result := range []string{"inserted", "rejected", "adopted", "known", "deferred"} { // so that the first is an increase, too
+		m.settled.WithLabelValues(result)
+	}
 	reg.MustRegister(m.deferredSales, m.overtaken, m.settled, m.rejected, m.poison, m.batch, m.duration, m.changes, m.unsent, m.queued, m.late, m.stuck)
 	return m
 }

@@ -88,6 +88,10 @@ func (s *Store) insertRejected(ctx context.Context, e queued.Entry, f facts, v v
 			nullable(key), created, now); err != nil {
 			return fmt.Errorf("insert rejected order %s: %w", e.ID, err)
 		}
+		if err := s.tellRejected(ctx, tx, now, row{id: e.ID, uid: e.UID, sale: e.Sale, quantity: quantity, amount: f.price * int64(quantity), status: wire.Rejected,
+			reason: v.reason, created: created}); err != nil {
+			return err
+		}
 		if v.gone {
 			return nil
 		}

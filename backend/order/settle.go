@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"floodgate.internal/backend/coupon"
+	"floodgate.internal/backend/event"
 	"floodgate.internal/backend/ledger"
 	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/reserve"
@@ -365,6 +366,9 @@ func (s *Store) insertAll(ctx context.Context, entries []queued.Entry, sales map
 		if err := moveStock(ctx, tx, now, in.moves); err != nil {
 			return err
 		}
+		if err := s.tellCreated(ctx, tx, now, in); err != nil {
+			return err
+		}
 		failpoint.Hit("consumer.before-commit")
 		return nil
 	})
@@ -380,6 +384,7 @@ type insertion struct {
 	slots  []slot
 	moves  []move
 	issued []coupon.Issued
+	told   []event.Event // none where nobody is told
 }
 
 // slot is one of a buyer's slots in a sale, and the order that takes it.
@@ -421,6 +426,10 @@ func (s *Store) add(ctx context.Context, tx *sql.Tx, now time.Time, in *insertio
 		m.guard = s.byVersion
 	}
 	in.moves = append(in.moves, m)
+	if s.events.On() {
+		o := row{id: e.ID, sale: e.Sale, quantity: e.Quantity, amount: f.price * int64(e.Quantity), status: status, created: time.UnixMilli(e.At), payBefore: payBefore}
+		in.told = append(in.told, event.OrderEvent(o.wire(), e.UID))
+	}
 	return nil
 }
 

@@ -26,6 +26,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"floodgate.internal/backend/event"
 	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/clock"
@@ -88,6 +89,7 @@ func (e *MismatchError) Is(target error) bool { return target == ErrMismatch }
 type Webhooks struct {
 	db      *sql.DB
 	orders  *order.Store
+	told    *event.Log
 	clk     *clock.Clock
 	log     *slog.Logger
 	secrets map[string][]string // by provider
@@ -99,6 +101,7 @@ type Webhooks struct {
 type Config struct {
 	DB       *sql.DB
 	Orders   *order.Store
+	Events   *event.Log   // nil: the shop is told nothing
 	Clock    *clock.Clock // follows Redis's clock: signatures age by it
 	Log      *slog.Logger
 	Register prometheus.Registerer
@@ -108,7 +111,7 @@ type Config struct {
 
 // New makes Webhooks and registers their metrics.
 func New(c Config) *Webhooks {
-	w := &Webhooks{db: c.DB, orders: c.Orders, clk: c.Clock, log: c.Log, secrets: map[string][]string{},
+	w := &Webhooks{db: c.DB, orders: c.Orders, told: c.Events, clk: c.Clock, log: c.Log, secrets: map[string][]string{},
 		events: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "backend_payment_events_total",
 			Help: "Deliveries of payment providers, by what came of them: paid, refund_due, failed, refunded, ignored, mismatch; repeated, refused, unknown."}, []string{"result"}),
 		due: prometheus.NewGauge(prometheus.GaugeOpts{Name: "backend_payment_refunds_due",
@@ -238,6 +241,11 @@ func (w *Webhooks) judge(ctx context.Context, tx *sql.Tx, j *judgement) error {
 	if p.Status != was {
 		if _, err := tx.ExecContext(ctx, `UPDATE payments SET status = ?, reason = ? WHERE id = ?`, string(p.Status), p.Reason, p.ID); err != nil {
 			return fmt.Errorf("payments: %w", err)
+		}
+		if p.Status == StatusRefundDue {
+			if err := w.told.Write(ctx, tx, now, event.Event{Type: event.RefundDue, Ref: e.OrderID, Data: p}); err != nil {
+				return err
+			}
 		}
 	}
 	j.reason, j.unpaid = p.Reason, was == StatusPaid && p.Status == StatusRefunded

@@ -24,14 +24,14 @@ type Change struct {
 // Every function here takes a sale that Lock has read in the same transaction, and the time as MySQL keeps it, in milliseconds.
 // The locks that follow are, in this order: the SKU's row, the stock row.
 
-// Update makes a sale what next says of its title, price, category, publication, window, limit, time to pay and guard. What may
+// Update makes a sale what next says of its title, price, category, picture, publication, window, limit, time to pay and guard. What may
 // change is for Allows and AllowsCampaign to say.
 func Update(ctx context.Context, tx *sql.Tx, at time.Time, before, next Record) (Change, error) {
 	if before.Equal(&next.Sale) && before.Guard == next.Guard {
 		return Change{Before: before, After: before, Nothing: true}, nil
 	}
-	_, err := tx.ExecContext(ctx, `UPDATE sales SET title = ?, price = ?, category = ?, published = ?, starts_at = ?, ends_at = ?,
-		per_user_limit = ?, pay_within_s = ?, stock_guard = ? WHERE id = ?`, next.Title, next.Price, next.Category, !next.Hidden,
+	_, err := tx.ExecContext(ctx, `UPDATE sales SET title = ?, price = ?, category = ?, picture = ?, published = ?, starts_at = ?, ends_at = ?,
+		per_user_limit = ?, pay_within_s = ?, stock_guard = ? WHERE id = ?`, next.Title, next.Price, next.Category, next.Picture, !next.Hidden,
 		next.StartsAt, next.EndsAt, next.PerUserLimit, int64(next.PayWithin/time.Second), next.Guard, before.ID)
 	if err != nil {
 		return Change{}, fmt.Errorf("update sale %d: %w", before.ID, err)

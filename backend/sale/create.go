@@ -33,9 +33,9 @@ func Create(ctx context.Context, tx *sql.Tx, at time.Time, n New) (Change, error
 		return Change{}, err
 	}
 	id, err := insert(ctx, tx, `INSERT INTO sales (sku_id, kind, title, price, currency, starts_at, ends_at, per_user_limit, pay_within_s,
-		published, category, stock_guard, created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+		published, category, picture, stock_guard, created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
 		n.SKU, n.Kind, n.Title, n.Price, n.Currency, n.StartsAt, n.EndsAt, n.PerUserLimit, int64(n.PayWithin/time.Second),
-		!n.Hidden, n.Category, n.Guard, at)
+		!n.Hidden, n.Category, n.Picture, n.Guard, at)
 	if err != nil {
 		return Change{}, fmt.Errorf("insert sale: %w", err)
 	}

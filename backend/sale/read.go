@@ -29,7 +29,7 @@ func Read(ctx context.Context, q store.Queryer, ids ...int64) ([]Sale, error) {
 		var s Sale
 		var payWithin int64
 		var published bool
-		if err := rows.Scan(&s.ID, &s.SKU, &s.Kind, &s.Title, &s.Price, &s.Currency, &s.Category, &s.StartsAt, &s.EndsAt, &s.PerUserLimit,
+		if err := rows.Scan(&s.ID, &s.SKU, &s.Kind, &s.Title, &s.Price, &s.Currency, &s.Category, &s.Picture, &s.StartsAt, &s.EndsAt, &s.PerUserLimit,
 			&payWithin, &s.Paused, &published, &s.ClosedAt, &s.ArchivedAt, &s.Version); err != nil {
 			return err
 		}
@@ -37,7 +37,7 @@ func Read(ctx context.Context, q store.Queryer, ids ...int64) ([]Sale, error) {
 		index[s.ID] = len(sales)
 		sales = append(sales, s)
 		return nil
-	}, `SELECT id, sku_id, kind, title, price, currency, category, starts_at, ends_at, per_user_limit, pay_within_s,
+	}, `SELECT id, sku_id, kind, title, price, currency, category, picture, starts_at, ends_at, per_user_limit, pay_within_s,
 		paused, published, closed_at, archived_at, version FROM sales WHERE `+where+fmt.Sprintf(` ORDER BY id LIMIT %d`, MaxLive), args...)
 	if err != nil {
 		return nil, fmt.Errorf("read sales: %w", err)

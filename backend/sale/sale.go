@@ -22,6 +22,7 @@ type Sale struct {
 	Price        int64 // minor units
 	Currency     string
 	Category     string // of a coupon campaign: a claim may ask for one
+	Picture      string // the URL of a picture; "" for none
 	StartsAt     time.Time
 	EndsAt       time.Time
 	PerUserLimit int
@@ -101,7 +102,7 @@ func (s *Sale) Equal(o *Sale) bool {
 	same := slices.EqualFunc(a.Tranches, b.Tranches, func(x, y Tranche) bool { return x.At.Equal(y.At) && x.Quantity == y.Quantity }) &&
 		a.StartsAt.Equal(b.StartsAt) && a.EndsAt.Equal(b.EndsAt) && sameTime(a.ClosedAt, b.ClosedAt) && sameTime(a.ArchivedAt, b.ArchivedAt)
 	return same && a.ID == b.ID && a.SKU == b.SKU && a.Kind == b.Kind && a.Title == b.Title && a.Price == b.Price &&
-		a.Currency == b.Currency && a.Category == b.Category && a.PerUserLimit == b.PerUserLimit && a.PayWithin == b.PayWithin &&
+		a.Currency == b.Currency && a.Category == b.Category && a.Picture == b.Picture && a.PerUserLimit == b.PerUserLimit && a.PayWithin == b.PayWithin &&
 		a.Paused == b.Paused && a.Hidden == b.Hidden && a.Version == b.Version
 }
 

@@ -15,7 +15,7 @@ import (
 )
 
 // What can be installed by Install: the servers, and what `go test -race`, the browser tests, the benchmark,
-// the tests of proxies, those of the documentation's commands and those of the units for systemd need besides Go.
+// the tests of proxies, those of the documentation's commands, of the units for systemd and of alerts need besides Go.
 const (
 	ForServers = "servers"
 	ForRace    = "race"
@@ -23,6 +23,7 @@ const (
 	ForBench   = "bench"
 	ForProxies = "proxies"
 	ForDocs    = "docs"
+	ForAlerts  = "prometheus"
 	ForDeploy  = "deploy"
 )
 
@@ -34,6 +35,10 @@ func Nginx() string { return find("nginx") }
 
 // HAProxy is the path of the haproxy that ForBench and ForProxies install.
 func HAProxy() string { return find("haproxy") }
+
+// Prometheus is the path of the prometheus that ForAlerts installs, Promtool that of the promtool beside it.
+func Prometheus() string { return find("prometheus") }
+func Promtool() string   { return find("promtool") }
 
 // needs says which file a package brings, for each purpose.
 var needs = map[string][]struct{ file, pkg string }{
@@ -56,6 +61,10 @@ var needs = map[string][]struct{ file, pkg string }{
 	ForDocs: {
 		{"curl", "curl"},
 		{"openssl", "openssl"},
+	},
+	ForAlerts: {
+		{"prometheus", "prometheus"},
+		{"promtool", "prometheus"},
 	},
 	ForDeploy: {{"systemd-analyze", "systemd"}},
 	ForBench: {

@@ -20,6 +20,7 @@ import (
 	"floodgate.internal/gateway/identity"
 	"floodgate.internal/gateway/limit"
 	"floodgate.internal/gateway/network"
+	"floodgate.internal/gateway/page"
 	"floodgate.internal/gateway/pagecache"
 	"floodgate.internal/gateway/presslog"
 	"floodgate.internal/gateway/salegate"
@@ -70,6 +71,7 @@ type Settings struct {
 	BannedUsers     map[string]struct{} // from ordering
 	EligibleUsers   map[string]struct{} // the only ones who may order; empty: everybody
 	Pages           pagecache.Rule
+	Page            *page.Site       // nil: Floodgate's own
 	Sign            *identity.Signer // mints test tokens; nil outside development
 	InsecureCookies bool             // without Secure and the prefix __Host-, for plain HTTP in development
 	CORS            *CORS            // nil: no page of another site may use the API
@@ -139,6 +141,9 @@ func (s *Server) SetSettings(set Settings) {
 	set.cookie, set.cookieAttributes = sessionCookie, "; Path=/; HttpOnly; SameSite=Strict"
 	if !set.InsecureCookies {
 		set.cookie, set.cookieAttributes = secureCookie, set.cookieAttributes+"; Secure"
+	}
+	if set.Page == nil {
+		set.Page = page.New(page.Look{})
 	}
 	s.settings.Store(&set)
 }

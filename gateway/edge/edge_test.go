@@ -112,7 +112,7 @@ func TestPageHeaders(t *testing.T) {
 		<-done
 		return &h
 	}
-	for _, path := range []string{"/", "/sales/1", "/assets/app.js", "/assets/app.css"} {
+	for _, path := range []string{"/", "/sales/1", "/assets/favicon.svg"} {
 		h := head(path)
 		for name, want := range map[string]string{
 			"Content-Security-Policy": "default-src 'none'", "X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY", "Referrer-Policy": "same-origin",

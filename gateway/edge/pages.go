@@ -7,7 +7,6 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"floodgate.internal/gateway/limit"
-	"floodgate.internal/gateway/page"
 	"floodgate.internal/gateway/pagecache"
 	"floodgate.internal/gateway/upstream"
 	"floodgate.internal/shared/problem"
@@ -16,13 +15,13 @@ import (
 
 // page answers with the shopper page, or a file that it loads.
 func (x *exchange) page() {
-	p, ok := page.Get(string(x.path))
+	p, ok := x.set.Page.Get(string(x.path))
 	if !ok {
 		x.notFound()
 		return
 	}
 	h := &x.ctx.Response.Header
-	h.Set("Content-Security-Policy", page.Policy)
+	h.Set("Content-Security-Policy", x.set.Page.Policy)
 	h.Set("Referrer-Policy", "same-origin")
 	h.Set("X-Frame-Options", "DENY")
 	h.Set("Cross-Origin-Opener-Policy", "same-origin")

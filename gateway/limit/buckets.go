@@ -117,7 +117,7 @@ func counters(rule string) func(name, help string) prometheus.Counter {
 }
 
 func shadowCounter(rule string) prometheus.Counter {
-	return counters(rule)("gateway_shadow_refusals_total", "Requests that went on though a law in shadow would have refused them.")
+	return counters(rule)("gateway_shadow_refusals_total", "Requests that went on though a rule in shadow would have refused them.")
 }
 
 // Len is the number of keys in memory.

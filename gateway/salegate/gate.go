@@ -302,7 +302,7 @@ func same(a, b *wire.Sale) bool {
 	}
 	return a.ID == b.ID && a.Kind == b.Kind && a.Title == b.Title && a.Price == b.Price && a.Currency == b.Currency &&
 		a.StartsAt.Equal(b.StartsAt.Time) && a.EndsAt.Equal(b.EndsAt.Time) && a.State == b.State &&
-		a.PerUserLimit == b.PerUserLimit && next(a) == next(b)
+		a.PerUserLimit == b.PerUserLimit && a.Category == b.Category && a.Picture == b.Picture && next(a) == next(b)
 }
 
 func newSale(w wire.Sale, epoch time.Time) *Sale {

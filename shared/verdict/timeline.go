@@ -8,6 +8,8 @@ package verdict
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 
 	"floodgate.internal/shared/wire"
 )
@@ -113,6 +115,9 @@ func Known(name []byte) (r Rule, ok bool) {
 	r, ok = names[string(name)]
 	return r, ok
 }
+
+// Rules returns every rule, for documents and tests.
+func Rules() []Rule { return slices.Sorted(maps.Keys(rules)) }
 
 // Valid reports whether r is a rule.
 func (r Rule) Valid() bool { _, ok := rules[r]; return ok }

@@ -87,6 +87,8 @@ type Sale struct {
 	PerUserLimit int       `json:"per_user_limit"`
 	// Category is a coupon campaign's.
 	Category string `json:"category,omitempty"`
+	// Picture is the URL of a picture of what is sold.
+	Picture string `json:"picture,omitempty"`
 	// NextReleaseAt is set only while a tranche is still to come.
 	NextReleaseAt *Time `json:"next_release_at,omitempty"`
 	Now           Time  `json:"now"`
@@ -121,6 +123,9 @@ type Order struct {
 	PayBefore *Time       `json:"pay_before"`
 	Reason    string      `json:"reason"`
 	Items     []OrderItem `json:"items,omitempty"`
+	// QueueLag is for how many ms one of the sale's oldest queued orders has waited: about as long as a new one will. Of a
+	// queued order only, and only of one that was asked for by its id.
+	QueueLag int64 `json:"queue_lag_ms,omitzero"`
 }
 
 // OrderItem is a line of a cart's order. Price is of one unit, when it was ordered.

@@ -2,6 +2,7 @@
 // This file decides what is shown; each view has its own. What a role may not do is hidden; the API refuses it in any case.
 
 import { api, call, know, me, say } from './api.js';
+import { events } from './events.js';
 import { log } from './log.js';
 import { orders, payments } from './orders.js';
 import { LOOK_EVERY, copy, count, el, every, setHidden, setState, setText } from './page.js';
@@ -14,7 +15,7 @@ import { sku, skus } from './skus.js';
 const HEALTH_EVERY = 5000; // ms between two looks at readiness and dead letters
 
 // A view draws into main; what it returns looks again, for as long as alive() is true.
-const views = { sales, skus, orders, payments, shoppers, queue, letters, log };
+const views = { sales, skus, orders, payments, shoppers, queue, letters, events, log };
 const details = { sales: sale, skus: sku };
 
 let shown = 0; // counts views: an older one is not alive

@@ -83,6 +83,7 @@ export function sale(alive, id) {
       title: 'Change the sale', ok: 'Change', words, send: patch(path, sale), done: draw,
       fields: [
         { name: 'title', label: 'Title', value: sale.title, read: needed('Title') },
+        { name: 'picture', label: 'Picture (https URL, or empty)', value: sale.picture },
         { name: 'starts_at', label: 'Starts', type: 'datetime-local', value: forInput(new Date(sale.starts_at)), read: time('Starts') },
         { name: 'ends_at', label: 'Ends', type: 'datetime-local', value: forInput(new Date(sale.ends_at)), read: time('Ends') },
         { name: 'per_user_limit', label: 'Units that one shopper may have', type: 'number', value: sale.per_user_limit, read: units('The limit') },

@@ -51,6 +51,7 @@ export function newSale(sku) {
       ...(sku ? [] : own),
       { name: 'stock', label: 'Units', type: 'number', value: sku ? Math.min(100, sku.available) : 100, read: units('Units') },
       { name: 'per_user_limit', label: 'Units that one shopper may have', type: 'number', value: 1, read: units('The limit') },
+      { name: 'picture', label: 'Picture (https URL, or empty)' },
       { name: 'pay_within_s', label: 'Seconds to pay', type: 'number', value: 900, read: units('Seconds') },
       { name: 'starts_at', label: 'Starts', type: 'datetime-local', value: soon(), read: time('Starts') },
       { name: 'ends_at', label: 'Ends', type: 'datetime-local', value: late(), read: time('Ends') },
@@ -78,6 +79,7 @@ const tranches = (total, start, n, apart) =>
 export const campaign = (c) => [
   { name: 'title', label: 'Title', value: c.title, read: needed('Title') },
   { name: 'category', label: 'Category', value: c.category },
+  { name: 'picture', label: 'Picture (https URL, or empty)', value: c.picture },
   { name: 'valid_from', label: 'Claimed from', type: 'datetime-local', value: c.from, read: time('Claimed from') },
   { name: 'valid_until', label: 'Claimed and used until', type: 'datetime-local', value: c.until, read: time('Until') },
   { name: 'per_user_limit', label: 'Coupons that one shopper may have', type: 'number', value: c.limit, read: units('The limit') },

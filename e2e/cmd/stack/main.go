@@ -172,7 +172,7 @@ func (c *execCommand) Run(ctx context.Context, o *output) error {
 }
 
 type installCommand struct {
-	For []string `arg:"" enum:"servers,race,browser,proxies,bench" help:"servers (redis-server, rabbitmq-server, mariadb-server), race (gcc, libc6-dev), browser (chromium), proxies (haproxy, nginx-light) or bench (both, nginx with Lua)."`
+	For []string `arg:"" help:"servers (redis-server, rabbitmq-server, mariadb-server), race (gcc, libc6-dev), browser (chromium), proxies (haproxy, nginx-light), docs (curl, openssl), prometheus, or bench (proxies, nginx with Lua)."`
 }
 
 func (c *installCommand) Run(ctx context.Context, o *output) error {

@@ -1,45 +1,49 @@
-// The shopper page. One document serves every path; this script reads the sale from the address.
+// The shopper page. One document serves every path and every language; this script reads the sale from the address.
 //
-// What it keeps to: time is the server's; at most one order is sent in PRESS_EVERY ms, however often the button is
-// pressed, in however many tabs; an attempt whose outcome is not known keeps its Idempotency-Key, also across a reload,
-// so that asking again is the same order; text from the API only ever becomes text.
-import {
-  announce, call, clock, el, jitter, load, moment, money, now, phase, phaseWords, save, say, setClass, setClock, setDisabled,
-  setHidden, setText, sleep, span, view, whenWords, words,
-} from '/assets/core.js';
+// What it keeps to: time is the server's; orders are sent no faster than the server's limit lets pass, however often the
+// button is pressed, in however many tabs; an attempt whose outcome is not known keeps its Idempotency-Key, in all tabs and
+// across a reload, so that asking again is the same order; text from the API only ever becomes text.
 
-const PRESS_EVERY = 5000;    // ms between two orders that are sent
 const SALE_EVERY = 3000;     // ms between two looks at a sale
+const WAITING_EVERY = 1000;  // the same, while the shopper waits to press or for an answer
 const LINE_EVERY = 4000;     // ms between two looks at the place in the standby line
 const CLOCK_EVERY = 60000;   // ms between two looks at the server's clock
 const WAIT_MS = 15000;       // how long one question for the verdict may stay open
 const WHY_EVERY = 3000;      // ms between two looks at the shopper's timeline, while it is open
 const ATTEMPT_LIFE = 600000; // ms after which an attempt without an answer is not taken up again
+const ORDER_LIFE = 86400000; // ms for which an order that has not ended is kept for a reload
+const MAX_KEPT = 20;         // orders that are kept, of as many sales
+const PACE_MS = 300000;      // the pace of a standby line is that of these last ms
+const SHOP = document.title;
 
 // ---- signing in ----
-const account = { uid: load('localStorage', 'uid'), dev: null, changed: () => {} };
+const account = { uid: load('uid'), dev: null, changed: () => {} };
 function showAccount() {
   setText(el('who'), account.uid || '');
-  setText(el('account'), account.uid ? 'Change' : 'Sign in');
+  setText(el('account'), t(account.uid ? 'sign.change' : 'sign.in'));
+  setText(el('sign-in-label'), t(account.dev ? 'sign.name' : 'sign.token'));
+  setText(el('sign-in-help'), t(account.dev ? 'sign.name.help' : 'sign.token.help'));
 }
 function signedOut() {
   account.uid = null;
-  save('localStorage', 'uid', null);
+  save('uid', null);
   showAccount();
 }
 // learnName asks who the cookie is, where this browser has forgotten.
 async function learnName() {
   const res = await call('GET', '/v1/session');
-  if (!res.ok) return;
-  account.uid = String(res.data.uid);
-  save('localStorage', 'uid', account.uid);
-  showAccount();
+  if (res.ok) {
+    account.uid = String(res.data.uid);
+    save('uid', account.uid);
+    showAccount();
+  }
+  return res;
 }
 async function signOut() {
   await call('DELETE', '/v1/session');
   signedOut();
   el('sign-in').close();
-  announce('Signed out');
+  announce(t('sign.out.done'));
   account.changed();
 }
 async function openSignIn() {
@@ -49,10 +53,7 @@ async function openSignIn() {
     const probe = await call('POST', '/v1/dev/session', { body: {} });
     if (probe.status !== 0) account.dev = probe.status !== 404 && probe.status !== 405;
   }
-  setText(el('sign-in-label'), account.dev ? 'Shopper name' : 'Token');
-  setText(el('sign-in-help'), account.dev
-    ? 'This is a development system: any name of letters, digits, dot, dash and underscore will do.'
-    : 'Paste the token that your shop account gave you. It is sent once and kept by your browser as a cookie that no script can read.');
+  showAccount();
   el('sign-in-value').type = account.dev ? 'text' : 'password';
   el('sign-in-value').value = '';
   setHidden(el('sign-out'), !account.uid);
@@ -63,9 +64,9 @@ async function openSignIn() {
 async function signIn(event) {
   event.preventDefault();
   const value = el('sign-in-value').value.trim();
-  if (!value) { setText(el('sign-in-error'), 'Please fill this in.'); return; }
+  if (!value) { setText(el('sign-in-error'), t('sign.empty')); return; }
   if (account.dev && !/^[A-Za-z0-9._-]{1,64}$/.test(value)) {
-    setText(el('sign-in-error'), 'Up to 64 letters, digits, dots, dashes and underscores, please.');
+    setText(el('sign-in-error'), t('sign.bad.name'));
     return;
   }
   setDisabled(el('sign-in-ok'), true);
@@ -74,23 +75,23 @@ async function signIn(event) {
     : await call('POST', '/v1/session', { body: { token: value } });
   setDisabled(el('sign-in-ok'), false);
   if (!res.ok) {
-    setText(el('sign-in-error'), res.code === 'UNAUTHENTICATED' ? 'This token is not accepted: it is wrong or has expired.' : say(res));
+    setText(el('sign-in-error'), t(res.code === 'UNAUTHENTICATED' ? 'sign.bad.token' : say(res)));
     return;
   }
-  account.uid = typeof res.data.uid === 'string' ? res.data.uid : account.dev ? value : 'Signed in';
-  save('localStorage', 'uid', account.uid);
+  account.uid = String(res.data.uid);
+  save('uid', account.uid);
   el('sign-in').close();
   showAccount();
-  announce('Signed in as ' + account.uid);
+  announce(t('sign.in.as', { who: account.uid }));
   account.changed();
 }
 
-// every runs f at once and then about each ms while the page is looked at, never twice at a time; f may answer with a
+// every runs f at once and then about each ms() while the page is looked at, never twice at a time; f may answer with a
 // longer pause.
 async function every(ms, f) {
   for (;;) {
     const pause = document.visibilityState === 'visible' ? await f() : 0;
-    await sleep(jitter(Math.max(ms, pause || 0)));
+    await sleep(jitter(Math.max(ms(), pause || 0)));
   }
 }
 
@@ -98,22 +99,24 @@ async function every(ms, f) {
 function listPage() {
   const { root, $ } = view('list-view');
   const cards = new Map(); // sale id -> { $, node, sale }
+  let said = '';           // what the list has to say, instead of sales or besides them
   el('main').append(root);
   const draw = () => {
+    setText($('list-notice'), said && t(said));
+    setHidden($('list-notice'), !said);
     for (const { $, sale } of cards.values()) {
       setText($('title'), sale.title);
       setText($('price'), money(sale.price, sale.currency));
-      setText($('state'), phaseWords[phase(sale)] || sale.state);
+      setText($('state'), phaseWords(phase(sale)));
       setClass($('state'), 'state ' + phase(sale));
       setText($('when'), whenWords(sale));
     }
   };
-  every(SALE_EVERY, async () => {
+  every(() => SALE_EVERY, async () => {
     const res = await call('GET', '/v1/sales');
-    const notice = $('list-notice');
     if (!res.ok) {
-      setText(notice, say(res));
-      setHidden(notice, false);
+      said = say(res);
+      draw();
       return res.wait;
     }
     const sales = res.data.sales || [];
@@ -130,8 +133,7 @@ function listPage() {
       }
       card.sale = sale;
     }
-    setText(notice, 'There is no sale at the moment.');
-    setHidden(notice, sales.length > 0);
+    said = sales.length ? '' : 'list.none';
     draw();
     return 0;
   });
@@ -139,28 +141,9 @@ function listPage() {
 }
 
 // ---- one sale ----
-const statusWords = {
-  queued: 'In line', pending_payment: 'Reserved for you', paid: 'Paid', issued: 'Yours',
-  cancelled: 'Cancelled', expired: 'Expired', rejected: 'Not accepted',
-};
-const explainWords = {
-  queued: 'Your order is accepted and is being made. This page will tell you.',
-  pending_payment: 'Pay in time and it is yours.',
-  paid: 'Thank you. It is yours.',
-  issued: 'The coupon is yours.',
-  cancelled: 'You gave it back.',
-  expired: 'It was not paid in time and went back into the sale.',
-  rejected: 'The order could not be made.',
-};
-const reasonWords = { out_of_stock: 'Nothing was left for it.', limit: 'You already had as many as one person may have.' };
-const passedWords = { limit: ', for you have as many as one person may have', too_many_orders: ', for too many of your orders were cancelled or not paid' };
-const lineWords = {
-  waiting: (line) => 'You are number ' + line.place + ' in the standby line. What comes back is offered to you here, for a short time.',
-  offered: () => 'Something came back, and it is offered to you. Pay in time and it is yours.',
-  lapsed: () => 'Your offer was not paid in time and went to the next in line.',
-  passed: (line) => 'You were passed over' + (passedWords[line.reason] || '') + '.',
-  ended: () => 'The sale has ended. Nothing came back for you.',
-};
+// worded is the first of these keys that the table has.
+const worded = (...keys) => t(keys.find(has));
+const statusWords = (order) => has('status.' + order.status) ? t('status.' + order.status) : order.status;
 const rank = (status) => ({ queued: 0, pending_payment: 1 })[status] ?? 2; // a status never goes back
 const live = (order) => ['queued', 'pending_payment', 'paid', 'issued'].includes(order.status);
 
@@ -170,33 +153,46 @@ function salePage(id) {
   let sale = null;
   let signedIn = null;        // null: not known yet
   let busy = false;           // an order is on its way
-  let blockedUntil = 0;       // by performance.now(): Retry-After
-  let startSaid = false;
+  let following = false;      // another tab sends it
+  let before = '';            // the phase that was drawn last
+  let message = { key: '' };  // what is told: a string's key, and how it looks
   let asked = false;          // an order of this shopper was refused
   let looks = 0;              // counts who looks at the timeline: only the last one goes on
+  let told = null;            // the timeline that is shown
   let line = null;            // the place in the standby line; null: none that is known
   let lineAsked = false;      // the server has said whether there is one
   let lineBusy = false;       // joining or leaving
   let lineLooking = false;    // asking
+  let places = [];            // { at, place }: how the line moved, as far as this tab saw it
+  let looking = false;        // the shopper asked for their orders
+  let lookAgain = 0;          // by performance.now(): from then on they may ask again
   const orders = new Map();   // order id -> { order, card, waiting }
 
+  // An attempt is all tabs' own: one Idempotency-Key until its outcome is known. An order is kept until it has ended.
   const attemptName = 'attempt.' + id;
-  const attempt = () => load('sessionStorage', attemptName);
-  const setAttempt = (a) => save('sessionStorage', attemptName, a);
+  const orderName = 'order.' + id;
+  const mine = (kept) => kept && account.uid && kept.uid === account.uid ? kept : null;
+  const attempt = () => mine(load(attemptName));
+  const setAttempt = (a) => save(attemptName, a);
+  // one runs f in one tab at a time; how may say what to do where another tab is at it. A tab that is closed gives way.
+  const one = (how, f) => navigator.locks ? navigator.locks.request('floodgate.press.' + id, how, f) : f(true);
 
-  function tell(text, kind) {
+  function tell(key, kind, values) { message = { key, kind, values }; drawMessage(); }
+  function drawMessage() {
     const m = $('message');
-    setClass(m, 'notice ' + (kind || ''));
-    setText(m, text);
-    setHidden(m, !text);
+    setClass(m, 'notice ' + (message.kind || ''));
+    setText(m, message.key && t(message.key, message.values));
+    setHidden(m, !message.key);
   }
 
-  // untilPress is how many ms the button still waits: between presses (all tabs), or as the server asked.
+  // untilPress is how many ms the button still waits, in every tab: as the limit says, or as the server asked.
   function untilPress() {
-    const last = Number(load('localStorage', 'pressed')) || 0;
-    const since = Date.now() - last;
-    const spacing = since >= 0 && since < PRESS_EVERY ? PRESS_EVERY - since : 0;
-    return Math.max(spacing, blockedUntil - performance.now(), 0);
+    const pause = mine(load('pause'));
+    const left = pause ? pause.until - Date.now() : 0;
+    return left > 0 && left <= pause.ms ? left : 0; // a clock that was set back is no reason to wait longer
+  }
+  function setPause(ms) {
+    if (ms > untilPress()) save('pause', { uid: account.uid, ms, until: Date.now() + ms });
   }
 
   function held() {
@@ -206,22 +202,25 @@ function salePage(id) {
   }
 
   function draw() {
+    drawMessage();
+    drawOrders();
     if (!sale) return;
     const p = phase(sale);
     setText($('title'), sale.title);
+    setClass($('title'), sale.title.length > 80 ? 'long' : '');
     setText($('price'), money(sale.price, sale.currency));
-    setText($('state'), phaseWords[p] || p);
+    setText($('state'), phaseWords(p));
     setClass($('state'), 'state ' + p);
+    drawPicture();
     const next = Date.parse(sale.next_release_at);
     const target = p === 'upcoming' ? Date.parse(sale.starts_at) : p === 'sold_out' && next > now() ? next : 0;
     setHidden($('count'), !target);
     if (target) {
-      setText($('count-label'), p === 'upcoming' ? 'Starts in' : 'More units in');
+      setText($('count-label'), t(p === 'upcoming' ? 'sale.starts.in' : 'sale.more.in'));
       setText($('count-digits'), span(target - now()));
     }
-    setText($('when'), p === 'upcoming' ? 'Starts ' + moment(sale.starts_at) + ', ends ' + moment(sale.ends_at) : whenWords(sale));
-    if (p === 'open' && !startSaid) announce('The sale is open.');
-    startSaid = p === 'open';
+    setText($('when'), p === 'upcoming' ? t('sale.window', { from: moment(sale.starts_at), to: moment(sale.ends_at) }) : whenWords(sale));
+    if (p !== before) turned(p);
 
     // The button.
     const room = sale.per_user_limit - held();
@@ -230,30 +229,54 @@ function salePage(id) {
     setHidden($('buy'), p === 'ended' || room <= 0);
     setHidden($('quantity-row'), coupon || sale.per_user_limit < 2);
     drawQuantity(room);
-    const label = coupon ? 'Claim' : 'Order';
-    let hint = '';
-    if (busy) hint = 'Sending…';
-    else if (attempt()) hint = 'Asking again for your order' + (wait ? ' in ' + Math.ceil(wait / 1000) + ' s' : '') + '…';
-    else if (p === 'upcoming') hint = 'The button wakes at the start.';
-    else if (p === 'sold_out') hint = inLine() ? '' : 'The button wakes if units come back.';
-    else if (p === 'paused') hint = 'The sale is paused. It will go on.';
-    else if (wait) hint = 'You can press again in ' + Math.ceil(wait / 1000) + ' s.';
     const may = p === 'open' && signedIn !== null && !busy && !attempt() && !wait;
     setHidden($('sign-in-row'), signedIn !== false);
     setHidden($('why'), !signedIn || (!$('why').open && (held() > 0 || !(asked || p === 'sold_out' || p === 'ended'))));
-    setText($('order'), label);
-    setText($('hint'), hint);
+    setText($('order'), t(coupon ? 'buy.claim' : 'buy.order'));
+    setText($('hint'), hint(p, wait));
     setDisabled($('order'), !may);
+    setHidden($('refresh-row'), !signedIn);
+    setDisabled($('refresh'), looking || performance.now() < lookAgain);
     drawLine(p, room);
-    drawOrders();
+  }
+  function hint(p, wait) {
+    if (attempt() && !navigator.onLine) return t('hint.offline');
+    if (busy) return t('hint.sending');
+    if (following) return t('hint.tab');
+    if (attempt()) return wait ? t('hint.again.in', { n: seconds(wait) }) : t('hint.again');
+    if (!navigator.onLine) return t('offline');
+    if (p === 'sold_out') return inLine() ? '' : t('hint.sold_out');
+    if (p === 'upcoming' || p === 'paused') return t('hint.' + p);
+    return wait ? t('hint.wait', { n: seconds(wait) }) : '';
+  }
+
+  // turned tells at once what became of the sale, above all to one who waits to press.
+  function turned(p) {
+    if (before) announce(p === 'open' ? t('sale.opened') : phaseWords(p));
+    const over = { sold_out: 'problem.SOLD_OUT', ended: 'problem.SALE_ENDED' };
+    if (before && over[p] && signedIn && held() === 0 && !attempt() && !inLine()) tell(over[p], 'bad');
+    else if (p === 'open' && message.key === over.sold_out) tell('');
+    before = p;
+  }
+
+  // drawPicture shows the sale's picture once it is there; the page needs none.
+  function drawPicture() {
+    const img = $('picture'), src = sale.picture || '';
+    if ((img.getAttribute('src') || '') === src) return;
+    setHidden(img, true);
+    if (src) img.src = src;
+    else img.removeAttribute('src');
   }
 
   // drawLine shows the standby line: the way in while the sale is sold out, the place, and what became of it.
   function drawLine(p, room) {
-    const said = line && lineWords[line.state];
+    const said = line && has('line.' + line.state);
     const mayJoin = p === 'sold_out' && sale.kind !== 'coupon' && room > 0 && !inLine() && (signedIn === false || lineAsked);
     setHidden($('standby'), !mayJoin && !said);
-    setText($('standby-text'), said ? said(line) : 'Wait in line for what comes back, when somebody cancels or does not pay.');
+    setText($('standby-text'), said ? t([`line.${line.state}.${line.reason}`, 'line.' + line.state].find(has), line) : t('line.invite'));
+    const left = said && line.state === 'waiting' ? untilTurn() : 0;
+    setHidden($('standby-estimate'), !left);
+    setText($('standby-estimate'), left ? t('line.estimate', { about: about(left) }) : '');
     setHidden($('standby-join'), !mayJoin);
     setHidden($('standby-leave'), !line || line.state !== 'waiting');
     setDisabled($('standby-join'), lineBusy);
@@ -261,17 +284,28 @@ function salePage(id) {
   }
   const inLine = () => Boolean(line) && (line.state === 'waiting' || line.state === 'offered');
 
+  // untilTurn is in how many ms the head of the line is reached, at the pace that this tab saw in the last minutes; 0: nothing
+  // can be said, or it would be after the sale's end.
+  function untilTurn() {
+    const first = places[0], last = places[places.length - 1];
+    if (!first || first.place - last.place < 2) return 0;
+    const left = last.place * (performance.now() - first.at) / (first.place - last.place);
+    return now() + left < Date.parse(sale.ends_at) ? left : 0;
+  }
+
   // stand takes an answer about the standby line. An offer is an order, and is shown as one.
   async function stand(res) {
     if (res.code === 'NOT_IN_LINE') { line = null; lineAsked = true; }
     if (!res.ok) { draw(); return; }
-    const before = line && line.state;
+    const was = line && line.state;
     line = res.data;
     lineAsked = true;
-    if (line.state === 'offered' && before !== 'offered') {
+    places = line.state !== 'waiting' ? [] : places.filter((p) => performance.now() - p.at < PACE_MS && p.place >= line.place);
+    if (line.state === 'waiting' && places.at(-1)?.place !== line.place) places.push({ at: performance.now(), place: line.place });
+    if (line.state === 'offered' && was !== 'offered') {
       const order = await call('GET', '/v1/orders/' + encodeURIComponent(line.offer.order_id));
       if (order.ok) put(order.data);
-      else line = before ? { ...line, state: before } : null; // it is asked for again
+      else line = was ? { ...line, state: was } : null; // it is asked for again
     }
     draw();
   }
@@ -293,7 +327,7 @@ function salePage(id) {
     if (signedIn === false) { openSignIn(); return; }
     if (lineBusy) return;
     lineBusy = true;
-    tell('', '');
+    tell('');
     draw();
     for (let tries = 0; ; tries++) { // both ways are idempotent
       const res = await call(method, '/v1/sales/' + id + '/standby');
@@ -323,18 +357,19 @@ function salePage(id) {
     for (const entry of orders.values()) {
       const { order, card } = entry;
       setClass(card.node, 'order' + (live(order) ? ' live' : ''));
-      setText(card.$('status'), statusWords[order.status] || order.status);
-      setText(card.$('amount'), (order.quantity > 1 ? order.quantity + ' pieces, ' : '') + money(order.amount ?? order.quantity * sale.price, sale.currency));
-      let explain = explainWords[order.status] || '';
-      if (order.status === 'rejected' && order.reason) explain += ' ' + (reasonWords[order.reason] || '(' + order.reason + ')');
+      setText(card.$('status'), statusWords(order));
+      const amount = sale ? money(order.amount ?? order.quantity * sale.price, sale.currency) : '';
+      setText(card.$('amount'), order.quantity > 1 ? t('order.pieces', { n: order.quantity.toLocaleString(locale()), amount }) : amount);
       const due = Date.parse(order.pay_before);
       const payable = order.status === 'pending_payment';
       const late = payable && due <= now();
-      if (late) explain = 'The time to pay is over. The order goes back into the sale.';
-      setText(card.$('explain'), explain);
+      const left = order.status === 'queued' && entry.doneAt ? entry.doneAt - now() : 0;
+      setText(card.$('explain'), left > 500 ? t('explain.queued.about', { about: about(left) })
+        : late ? t('order.late') : worded(`explain.${order.status}.${order.reason}`, 'explain.' + order.status, 'why.other'));
       setHidden(card.$('pay-count'), !payable || !Number.isFinite(due) || late);
       if (payable && !late) setText(card.$('pay-digits'), span(due - now()));
       setHidden(card.$('actions'), !payable);
+      setText(card.$('cancel'), t(entry.sure ? 'order.cancel.sure' : 'order.cancel'));
       setDisabled(card.$('pay'), Boolean(entry.acting) || late);
       setDisabled(card.$('cancel'), Boolean(entry.acting));
       if (late && !entry.lateAsked) { entry.lateAsked = true; watchEnd(entry); }
@@ -352,25 +387,36 @@ function salePage(id) {
       v.$('cancel').addEventListener('click', () => act(entry, 'cancellation'));
       orders.set(order.order_id, entry);
       const list = $('orders');
-      const before = [...list.children].find((node) => node.dataset.id < order.order_id); // ids are time-ordered
+      const older = [...list.children].find((node) => node.dataset.id < order.order_id); // ids are time-ordered
       entry.card.node.dataset.id = order.order_id;
-      list.insertBefore(entry.card.node, before || null);
+      list.insertBefore(entry.card.node, older || null);
     }
     const was = entry.order && entry.order.status;
     if (was && rank(order.status) < rank(was)) return entry; // an answer that was overtaken by a newer one
     entry.order = order;
-    if (was !== order.status) announce('Order: ' + (statusWords[order.status] || order.status));
+    if (order.queue_lag_ms) entry.doneAt = Date.parse(order.created_at) + order.queue_lag_ms;
+    keep(order);
+    if (was !== order.status) announce(t('order.said', { status: statusWords(order) }));
     if (order.status === 'queued' && !entry.waiting) verdict(entry);
     draw();
     return entry;
   }
 
-  // verdict waits until an order leaves the line.
+  // keep writes down an order that has not ended, the newest one, for other tabs and for a reload.
+  function keep(order) {
+    const kept = load(orderName);
+    const newer = mine(kept) && kept.order.order_id > order.order_id;
+    if (newer || !account.uid) return;
+    if (rank(order.status) < 2) save(orderName, { uid: account.uid, at: Date.now(), order });
+    else if (kept && kept.order.order_id === order.order_id) save(orderName, null);
+  }
+
+  // verdict waits until an order leaves the line. The first question is short: its answer may say how long others waited.
   async function verdict(entry) {
     entry.waiting = true;
-    while (current(entry) && entry.order.status === 'queued') {
+    for (let wait = 2000; current(entry) && entry.order.status === 'queued'; wait = entry.doneAt ? 5000 : WAIT_MS) {
       const began = performance.now();
-      const res = await call('GET', orderPath(entry) + '?wait_ms=' + WAIT_MS, { timeout: WAIT_MS + 10000 });
+      const res = await call('GET', orderPath(entry) + '?wait_ms=' + wait, { timeout: wait + 10000 });
       if (!current(entry)) return;
       if (res.ok) {
         put(res.data);
@@ -378,11 +424,11 @@ function salePage(id) {
         continue;
       }
       if (res.code === 'UNAUTHENTICATED') { lostSession(); break; }
-      if (res.status >= 400 && res.status < 500 && res.status !== 429) { tell(say(res), 'bad'); break; }
+      if (res.status >= 400 && res.status < 500 && res.status !== 429) { tell(say(res), 'bad'); save(orderName, null); break; }
       await sleep(jitter(Math.max(res.wait, 2000)));
     }
     entry.waiting = false;
-    if (entry.order.status === 'pending_payment') tell('', '');
+    if (entry.order.status === 'pending_payment') tell('');
   }
   const current = (entry) => orders.get(entry.order.order_id) === entry; // not another shopper's by now
   const orderPath = (entry) => '/v1/orders/' + encodeURIComponent(entry.order.order_id);
@@ -402,8 +448,8 @@ function salePage(id) {
     if (entry.acting) return;
     if (what === 'cancellation' && !entry.sure) { // a second press makes it so
       entry.sure = true;
-      setText(entry.card.$('cancel'), 'Press again to cancel');
-      setTimeout(() => { entry.sure = false; setText(entry.card.$('cancel'), 'Cancel order'); }, 4000);
+      draw();
+      setTimeout(() => { entry.sure = false; draw(); }, 4000);
       return;
     }
     entry.acting = true;
@@ -412,11 +458,11 @@ function salePage(id) {
       const res = await call('POST', orderPath(entry) + '/' + what);
       if (res.ok) {
         put(res.data);
-        tell(what === 'payment' ? 'Paid. It is yours.' : 'Cancelled. It is back in the sale.', 'good');
+        tell(what === 'payment' ? 'order.paid' : 'order.cancelled', 'good');
         break;
       }
       if ((res.status === 0 || res.status === 503 || res.status === 429) && tries < 5) {
-        tell(res.code === 'NO_ANSWER' || res.code === 'OUTCOME_UNKNOWN' ? 'The answer got lost on the way. Asking again…' : 'Very busy at the moment. Trying again…', 'warn');
+        tell(res.code === 'NO_ANSWER' || res.code === 'OUTCOME_UNKNOWN' ? 'order.lost' : 'order.busy', 'warn');
         await sleep(jitter(Math.max(res.wait, 1000)));
         continue;
       }
@@ -430,12 +476,15 @@ function salePage(id) {
     draw();
   }
 
-  // find asks for the shopper's orders in this sale; it says whether an answer came.
+  // find asks for the shopper's orders in this sale, and whose they are where that is not known; it returns the answer.
   async function find() {
     const res = await call('GET', '/v1/orders?sale_id=' + id);
     if (res.ok) {
+      if (!account.uid) {
+        const who = await learnName();
+        if (!who.ok) return who;
+      }
       signedIn = true;
-      if (!account.uid) learnName();
       for (const order of res.data.orders || []) put(order);
       if (!lineAsked) lookLine();
     } else if (res.code === 'UNAUTHENTICATED') {
@@ -446,10 +495,22 @@ function salePage(id) {
     return res;
   }
 
+  // refresh is the button that looks for orders. It pauses until the server's limit has room again for all that it took.
+  async function refresh() {
+    if (looking || performance.now() < lookAgain) return;
+    looking = true;
+    draw();
+    const res = await find();
+    looking = false;
+    lookAgain = performance.now() + Math.max(res.wait, SERVER.look_pause_ms);
+    if (res.code !== 'UNAUTHENTICATED') tell(res.ok ? 'buy.refreshed' : say(res), res.ok ? '' : 'warn');
+    draw();
+  }
+
   function lostSession() {
     signedIn = false;
     signedOut();
-    tell('Please sign in again; your orders are kept.', 'warn');
+    tell('sign.again', 'warn');
     draw();
     openSignIn();
   }
@@ -459,26 +520,58 @@ function salePage(id) {
     return Array.from(b, (x) => x.toString(16).padStart(2, '0')).join('');
   }
 
+  // press makes an attempt and sends it, where no tab is at one; else it is that tab's.
   async function press() {
     if (signedIn === false && sale && phase(sale) === 'open') { openSignIn(); return; }
-    if ($('order').disabled || busy || attempt() || untilPress() > 0 || !sale || phase(sale) !== 'open') return;
-    setAttempt({ key: randomKey(), quantity: Number($('quantity').value) || 1, at: Date.now(), lost: false });
-    await send();
+    const may = () => !busy && !attempt() && untilPress() === 0 && sale && phase(sale) === 'open';
+    if ($('order').disabled || !may()) return;
+    const quantity = Number($('quantity').value) || 1;
+    const taken = await one({ ifAvailable: true }, async (lock) => {
+      if (!lock) return false;
+      if (may()) setAttempt({ uid: account.uid, key: randomKey(), quantity, at: Date.now(), lost: false });
+      await send();
+      return true;
+    });
+    if (!taken) await follow();
+  }
+
+  // follow waits for the tab that sends. What it leaves behind when it is closed is sent from here, with the same key.
+  async function follow() {
+    if (following) return;
+    following = true;
+    draw();
+    await one({}, async () => {
+      following = false;
+      const a = attempt();
+      if (!a) return;
+      if (Date.now() - a.at > ATTEMPT_LIFE) { setAttempt(null); return; }
+      setAttempt({ ...a, lost: true });
+      await send();
+    });
+    following = false;
+    await find();
   }
 
   // send sends the present attempt, and goes on with it for as long as its outcome is not known.
   async function send() {
     if (busy) return;
     busy = true;
-    tell('', '');
+    tell('');
     draw();
     try {
       for (;;) {
         const a = attempt();
         if (!a) return;
-        const wait = untilPress();
-        if (wait > 0) { busy = false; draw(); await sleep(wait); if (busy) return; busy = true; continue; }
-        save('localStorage', 'pressed', Date.now());
+        const offline = a.lost && !navigator.onLine; // the next try is when the browser is online again, or soon
+        const wait = Math.max(untilPress(), offline ? 2000 : 0);
+        if (wait > 0) {
+          busy = false;
+          draw();
+          await sleep(wait);
+          busy = true;
+          if (untilPress() > 0) continue;
+        }
+        setPause(SERVER.order_pause_ms);
         draw();
         const res = await call('POST', '/v1/sales/' + id + '/orders', { body: { quantity: a.quantity }, key: a.key });
         if (await settle(a, res)) { setAttempt(null); return; }
@@ -491,22 +584,24 @@ function salePage(id) {
 
   // settle takes the answer to an attempt; true: the attempt is over.
   async function settle(a, res) {
-    if (res.wait) blockedUntil = performance.now() + res.wait;
+    if (res.code !== 'SALE_NOT_STARTED') setPause(res.wait); // the start may be moved
+    const old = Date.now() - a.at > ATTEMPT_LIFE;
     if (res.status === 202) {
       put({ order_id: res.data.order_id, sale_id: Number(id), quantity: a.quantity, status: res.data.status, pay_before: null, reason: '' });
-      tell('Your order is in line. Please stay on this page.', 'good');
+      tell('order.taken', 'good');
       return true;
     }
     if (res.code === 'NO_ANSWER' || res.code === 'OUTCOME_UNKNOWN' || res.status === 500) {
-      tell(words.OUTCOME_UNKNOWN, 'warn');
       setAttempt({ ...a, lost: true });
-      blockedUntil = Math.max(blockedUntil, performance.now() + PRESS_EVERY);
-      if (a.lost && Date.now() - a.at > ATTEMPT_LIFE) { tell(words.NO_ANSWER, 'bad'); return true; }
-      return false;
+      if (!navigator.onLine) save('pause', null); // nothing was sent
+      else setPause(Math.max(SERVER.order_pause_ms, 1000));
+      tell(old ? 'problem.NO_ANSWER' : navigator.onLine ? 'problem.OUTCOME_UNKNOWN' : '', old ? 'bad' : 'warn');
+      return old;
     }
     if (a.lost && (res.status === 429 || res.status === 503)) { // this one did nothing; the one before may have
-      tell(words.OUTCOME_UNKNOWN, 'warn');
-      return Date.now() - a.at > ATTEMPT_LIFE;
+      setPause(1000);
+      tell('problem.OUTCOME_UNKNOWN', 'warn');
+      return old;
     }
     switch (res.code) {
       case 'UNAUTHENTICATED':
@@ -525,99 +620,121 @@ function salePage(id) {
     }
     // A refusal says nothing about an order that is there already: look.
     const refused = res.status === 409 || res.status === 403 || res.status === 422;
-    const before = orders.size;
+    const known = orders.size;
     asked = true;
-    if (refused) await find();
-    if (orders.size > before && res.code !== 'ALREADY_ORDERED') tell('You have an order in this sale. Here it is.', 'good');
+    if (refused && !(await find()).ok && a.lost && !old) { setPause(1000); return false; }
+    if (orders.size > known && res.code !== 'ALREADY_ORDERED') tell('order.found', 'good');
     else tell(say(res), res.code === 'ALREADY_ORDERED' ? 'good' : res.status === 429 || res.status === 503 ? 'warn' : 'bad');
     return true;
   }
 
   // why tells what became of the shopper's presses, for as long as it is open.
   async function why() {
-    const mine = ++looks;
-    const wanted = () => $('why').open && signedIn && mine === looks;
+    const me = ++looks;
+    const wanted = () => $('why').open && signedIn && me === looks;
     while (wanted()) {
       const res = await call('GET', '/v1/sales/' + id + '/timeline');
       if (!wanted()) return;
       if (res.code === 'UNAUTHENTICATED') { lostSession(); return; }
-      setText($('why-notice'), res.ok ? '' : say(res));
-      if (res.ok) {
-        const text = JSON.stringify(res.data);
-        if ($('events').dataset.shown !== text) {
-          $('events').dataset.shown = text;
-          $('events').replaceChildren(...(res.data.events || []).map(eventLine));
-          setText($('why-note'), res.data.note || '');
-          setText($('why-missing'), 'This is not all: ' + (res.data.missing || []).join('; ') + '.');
-        }
-        setHidden($('why-note'), !res.data.note);
-        setHidden($('why-missing'), Boolean(res.data.complete));
-      }
+      setText($('why-notice'), res.ok ? '' : t(say(res)));
+      if (res.ok) { told = res.data; drawWhy(); }
       await sleep(jitter(Math.max(res.wait, WHY_EVERY)));
     }
   }
+  function drawWhy() {
+    const shown = told ? language + JSON.stringify(told) : '';
+    if ($('events').dataset.shown === shown) return;
+    $('events').dataset.shown = shown;
+    $('events').replaceChildren(...(told && told.events || []).map(eventLine));
+    setHidden($('why-note'), !told);
+    setHidden($('why-missing'), !told || told.complete);
+  }
   function eventLine(e) {
     const { root, $: part } = view('event');
-    const at = (text) => new Date(text).toLocaleTimeString();
+    const at = (text) => new Date(text).toLocaleTimeString(locale());
     const until = e.until === null ? ' –' : at(e.until) === at(e.at) ? '' : ' – ' + at(e.until);
     setText(part('when'), at(e.at) + until);
     part('when').dateTime = e.at;
-    setText(part('detail'), (e.count > 1 ? e.count + ' times: ' : '') + e.detail);
+    const what = worded('why.rule.' + e.rule, `why.${e.what}.${e.rule}`, 'why.' + e.what, 'why.other');
+    setText(part('detail'), e.count > 1 ? t('why.times', { n: e.count.toLocaleString(locale()), what }) : what);
     return root;
   }
 
   async function look() {
     const res = await call('GET', '/v1/sales/' + id);
     if (res.ok) {
-      if (res.data.state !== (sale && sale.state) && sale) setTimeout(draw);
       sale = res.data;
-      document.title = sale.title + ' · Floodgate';
-      if ($('message').dataset.look) { $('message').dataset.look = ''; tell('', ''); }
+      document.title = sale.title + ' · ' + SHOP;
+      if (message.look) tell('');
       draw();
       if (!lineAsked) lookLine();
     } else if (!sale || res.status === 404) {
-      setText($('title'), res.status === 404 ? 'No such sale' : 'One moment…');
+      setText($('title'), t(res.status === 404 ? 'sale.none' : 'sale.wait'));
       tell(say(res), res.status === 404 ? 'bad' : 'warn');
-      $('message').dataset.look = '1';
+      message.look = true;
       if (res.status === 404) { sale = null; setHidden($('buy'), true); return 15000; }
     }
     return res.wait;
   }
 
+  // clear leaves nothing of one shopper to the next.
+  function clear() {
+    for (const { card } of orders.values()) card.node.remove();
+    orders.clear();
+    line = told = null;
+    places = [];
+    lineAsked = false;
+    tell('');
+    signedIn = null;
+    asked = $('why').open = false;
+    drawWhy();
+  }
+
+  // recall shows the order that a tab has kept.
+  function recall() {
+    const kept = mine(load(orderName));
+    if (kept && orders.get(kept.order.order_id)?.order.status !== kept.order.status) put(kept.order);
+  }
+
+  $('picture').addEventListener('load', () => setHidden($('picture'), false));
+  $('picture').addEventListener('error', () => setHidden($('picture'), true));
   $('order').addEventListener('click', press);
+  $('refresh').addEventListener('click', refresh);
   $('sign-in-now').addEventListener('click', openSignIn);
   $('why').addEventListener('toggle', () => { if ($('why').open) why(); });
   $('standby-join').addEventListener('click', () => moveLine('POST'));
   $('standby-leave').addEventListener('click', () => moveLine('DELETE'));
-  account.changed = () => { // another shopper: nothing of the one before stays
-    for (const { card } of orders.values()) card.node.remove();
-    orders.clear();
-    line = null;
-    lineAsked = false;
-    setAttempt(null);
-    tell('', '');
-    signedIn = null;
-    asked = $('why').open = false;
-    $('events').replaceChildren();
-    $('events').dataset.shown = '';
+  account.changed = () => { clear(); draw(); find(); };
+  addEventListener('storage', (event) => { // another tab wrote
+    if (event.key === 'floodgate.uid' && load('uid') !== account.uid) {
+      account.uid = load('uid');
+      showAccount();
+      account.changed();
+    } else if (event.key === 'floodgate.' + orderName && event.newValue) recall();
+    else if ((event.key === 'floodgate.' + orderName || event.key === 'floodgate.' + attemptName) && !event.newValue && signedIn) find();
     draw();
-    find();
-  };
-  every(SALE_EVERY, look);
-  every(LINE_EVERY, lookLine);
+  });
+  sweep();
+  recall();
+  every(() => signedIn && (attempt() || untilPress() > 0) ? WAITING_EVERY : SALE_EVERY, look);
+  every(() => LINE_EVERY, lookLine);
   (async () => { // an order from before a reload; then an attempt that was cut off by it
     for (let tries = 0; tries < 20; tries++) {
       const res = await find();
       if (res.ok || res.code === 'UNAUTHENTICATED') break;
       await sleep(jitter(Math.max(res.wait, 1500)));
     }
-    const a = attempt();
-    if (!a) return;
-    if (!signedIn || Date.now() - a.at > ATTEMPT_LIFE) setAttempt(null);
-    else { setAttempt({ ...a, lost: true }); send(); }
+    if (attempt() && signedIn) await follow();
     draw();
   })();
-  return draw;
+  return () => { draw(); drawWhy(); };
+}
+
+// sweep forgets attempts and orders that are too old, and all but the newest.
+function sweep() {
+  const kept = [...stored('attempt.'), ...stored('order.')].map((name) => ({ name, at: Number(load(name)?.at) || 0 })).sort((a, b) => b.at - a.at);
+  const life = ({ name }) => name.startsWith('order.') ? ORDER_LIFE : ATTEMPT_LIFE;
+  kept.forEach((k, i) => { if (i >= MAX_KEPT || !(Date.now() - k.at < life(k))) save(k.name, null); });
 }
 
 // ---- start ----
@@ -625,12 +742,26 @@ el('account').addEventListener('click', openSignIn);
 el('sign-in-form').addEventListener('submit', signIn);
 el('sign-out').addEventListener('click', signOut);
 el('sign-in-cancel').addEventListener('click', () => el('sign-in').close());
-showAccount();
 const path = /^\/sales\/([1-9][0-9]{0,18})$/.exec(location.pathname);
-const draw = path ? salePage(path[1]) : listPage();
-every(CLOCK_EVERY, setClock);
+let draw = () => {};
+function speak() { // in the chosen language
+  document.documentElement.lang = LANGUAGES[language];
+  el('lang').lang = LANGUAGES[1 - language];
+  translate(document);
+  showAccount();
+  draw();
+}
+el('lang').addEventListener('click', () => {
+  language = 1 - language;
+  save('lang', LANGUAGES[language]);
+  speak();
+});
+speak();
+draw = path ? salePage(path[1]) : listPage();
+draw();
+every(() => CLOCK_EVERY, setClock);
 document.addEventListener('visibilitychange', () => { if (document.visibilityState === 'visible') setClock(); });
 setInterval(() => { // the tick: a quarter of a second is as late as the button may wake
-  setText(el('clock'), clock.known ? new Date(now()).toISOString().slice(11, 19) + ' UTC' : '…');
+  setText(el('clock'), clock.known ? new Date(now()).toLocaleTimeString(locale(), { timeZone: 'UTC', hour12: false }) + ' UTC' : '…');
   draw();
 }, 250);

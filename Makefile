@@ -94,7 +94,7 @@ pages: build ## every generated page of docs/ anew, with SOAK=1 the soak's, too:
 	build/stack exec -dir build/test-servers -- go test -tags servers -timeout 15m -count=1 -run '^$$' -bench Outages -benchtime 1x ./e2e
 	$(MAKE) bench
 	$(if $(SOAK),$(MAKE) soak)
-	go test -count=1 ./e2e -run TestEveryRowHasItsTests -write-rows
+	go test -count=1 ./e2e -run 'TestEveryRowHasItsTests|TestReferencePages' -write-rows -write-reference
 	@for page in $(PAGES); do [ ! -f build/$$page.md ] || cp build/$$page.md docs/; done
 	go test -count=1 ./e2e/bench -run TestReadmeQuotesTheSpeedTable -write-readme
 

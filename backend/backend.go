@@ -32,6 +32,7 @@ type grammar struct {
 	Queue   command.Queue   `cmd:"" help:"Show what is queued, and who holds it."`
 
 	Preflight     command.Preflight   `cmd:"" help:"Say go or no-go for a sale: all that must be true before it."`
+	Plan          command.Plan        `cmd:"" help:"Say what a sale takes: gateways, connections, memory, limits, by measured figures."`
 	Doctor        command.Doctor      `cmd:"" help:"Look at everything from outside, and say what is wrong."`
 	DeadLetters   command.DeadLetters `cmd:"" help:"Show what could not be processed, and process it anew."`
 	Orders        command.Orders      `cmd:"" help:"Find, cancel and export orders."`
@@ -42,6 +43,9 @@ type grammar struct {
 	AuditLog      command.AuditLog    `cmd:"" help:"Who changed what."`
 	OperatorToken operatorToken       `cmd:"" help:"Make a token for an operator, and its line for the configuration."`
 	Schema        schemaCommand       `cmd:"" help:"Print a JSON Schema of the configuration, which editors use."`
+
+	Completion cli.CompletionCommand `cmd:"" help:"Print a script that completes commands and flags in a shell."`
+	Man        cli.ManCommand        `cmd:"" help:"Print the manual page."`
 
 	Version kong.VersionFlag `help:"Print which build this is."`
 }

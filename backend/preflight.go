@@ -32,7 +32,8 @@ func (p *process) preflight(auditor *audit.Auditor) func(ctx context.Context, sa
 	system := p.config.system()
 	system.Redis, system.DB, system.Broker = p.redis, p.db, p.broker
 	return func(ctx context.Context, sale, shoppers int64) (preflight.Report, error) {
-		s := preflight.Sale{System: &system, ID: sale, Audit: auditor, QueuedBound: p.config.Orders.QueuedBound, MaxQueued: p.config.Orders.MaxQueued}
+		s := preflight.Sale{System: &system, ID: sale, Audit: auditor, QueuedBound: p.config.Orders.QueuedBound, MaxQueued: p.config.Orders.MaxQueued,
+			Gateways: p.gateways.List, Shoppers: shoppers}
 		return s.Look(ctx)
 	}
 }

@@ -64,6 +64,7 @@ var alertCases = []struct{ alert, series, well, ill string }{
 	{"FloodgatePanics", `backend_panics_total{instance="b1"}`, "7x160", "7x130 8x30"},
 	{"FloodgateRefundsDue", `backend_payment_refunds_due{instance="b1"}`, "0x160", "1x160"},
 	{"FloodgateSalesUnarchived", `backend_sales_unarchived{instance="b1"}`, "0x160", "1x160"},
+	{"FloodgateEventsUndelivered", `backend_events_oldest_waiting_seconds{endpoint="shop"}`, "599x160", "601x160"},
 	{"FloodgateDeferredOrders", `backend_sales_with_deferred_orders{instance="b1"}`, "0x160", "1x160"},
 }
 

@@ -30,12 +30,18 @@ import (
 	"floodgate.internal/shared/version"
 )
 
+const description = `Floodgate's gateway: refuses what it can of a flash sale's requests from its own memory, and sends the rest to the backends.
+
+Without a command it runs the gateway.`
+
 type grammar struct {
 	Serve         serveCommand          `cmd:"" default:"withargs" help:"Run the gateway (the default)."`
 	Check         checkCommand          `cmd:"" help:"Say what is wrong with a configuration, or what it would change in the running gateway."`
 	Token         tokenCommand          `cmd:"" help:"Mint test tokens of 24 hours with the configuration's signing key."`
 	OperatorToken operator.TokenCommand `cmd:"" help:"Make a token for an operator, and its line for the configuration."`
 	Schema        schemaCommand         `cmd:"" help:"Print a JSON Schema of the configuration, which editors use."`
+	Completion    cli.CompletionCommand `cmd:"" help:"Print a script that completes commands and flags in a shell."`
+	Man           cli.ManCommand        `cmd:"" help:"Print the manual page."`
 
 	Version kong.VersionFlag `help:"Print which build this is."`
 }
@@ -48,7 +54,7 @@ type serveCommand struct {
 // cli.UsageError.
 func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	var g grammar
-	kc, err := cli.Parse(&g, args, stdout, stderr, kong.Vars{"version": version.This().Line("gateway")})
+	kc, err := cli.Parse(&g, args, stdout, stderr, kong.Name("gateway"), kong.Description(description), kong.Vars{"version": version.This().Line("gateway")})
 	if err != nil || kc == nil {
 		return err
 	}
@@ -61,6 +67,10 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return g.Token.run(stdout)
 	case "schema":
 		return g.Schema.run(stdout)
+	case "completion":
+		return g.Completion.Run(kc)
+	case "man":
+		return g.Man.Run(kc)
 	default:
 		return serve(ctx, g.Serve.Config, time.Now, stderr)
 	}

@@ -79,14 +79,18 @@ func (c *Audit) round(ctx context.Context, env *Env, s *stores) error {
 		}
 	}
 	began := time.Now()
+	p := cli.StartProgress(env.Stderr, "audit")
+	defer p.End()
 	for {
-		r, err := c.look(ctx, s.auditor, log)
+		r, err := c.look(ctx, s.auditor, log, p)
 		if err != nil {
 			return err
 		}
 		if !r.odd || !r.Balanced || c.Watch || time.Since(began) >= s.QueuedBound+broker.StatisticsAge+2*again {
+			p.End()
 			return c.tell(env, r)
 		}
+		p.Say("waiting for what the broker holds and no order accounts for")
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -109,7 +113,7 @@ type report struct {
 }
 
 // look audits once. log is nil without a log of answers.
-func (c *Audit) look(ctx context.Context, auditor *audit.Auditor, log []audit.Answer) (r report, err error) {
+func (c *Audit) look(ctx context.Context, auditor *audit.Auditor, log []audit.Answer, p *cli.Progress) (r report, err error) {
 	if c.Sale != 0 && log != nil {
 		log = slices.DeleteFunc(slices.Clone(log), func(a audit.Answer) bool { return a.Sale != c.Sale })
 	}
@@ -118,7 +122,8 @@ func (c *Audit) look(ctx context.Context, auditor *audit.Auditor, log []audit.An
 		return r, err
 	}
 	r.Balanced = true
-	for _, id := range sales {
+	for i, id := range sales {
+		p.Say("sale %d, %d of %d", id, i+1, len(sales))
 		s, err := auditor.Sale(ctx, id)
 		if errors.Is(err, audit.ErrUnknownSale) && c.Sale == 0 {
 			continue // its lines say so
@@ -129,7 +134,8 @@ func (c *Audit) look(ctx context.Context, auditor *audit.Auditor, log []audit.An
 		r.Sales, r.Balanced = append(r.Sales, s), r.Balanced && s.Balanced
 		r.odd = r.odd || s.Broker != nil && (s.Broker.Unexplained || s.Broker.Error != "")
 	}
-	for _, id := range skus {
+	for i, id := range skus {
+		p.Say("SKU %d, %d of %d", id, i+1, len(skus))
 		s, err := auditor.SKU(ctx, id)
 		if err != nil {
 			return r, err
@@ -137,6 +143,7 @@ func (c *Audit) look(ctx context.Context, auditor *audit.Auditor, log []audit.An
 		r.SKUs, r.Balanced = append(r.SKUs, s), r.Balanced && s.Balanced
 	}
 	if log != nil {
+		p.Say("%d answers", len(log))
 		a, err := auditor.Answers(ctx, log)
 		if err != nil {
 			return r, err

@@ -7,6 +7,7 @@ import (
 
 	"floodgate.internal/backend/doctor"
 	"floodgate.internal/backend/preflight"
+	"floodgate.internal/shared/cli"
 )
 
 // Doctor is the command "doctor".
@@ -24,8 +25,10 @@ func (c *Doctor) Run(ctx context.Context, env *Env) error {
 		r := preflight.Report{Checks: []preflight.Check{{Name: "configuration", Value: wrong.Error(), Want: "a file without an error", Do: "mend the field that is named; configs/backend.yaml explains each"}}}
 		return errors.Join(wrong, c.print(env.Stdout, r, func(w *bytes.Buffer) { printChecks(w, r, "NOT WELL") }))
 	}
+	p := cli.StartProgress(env.Stderr, "doctor")
 	checks := doctor.Look(ctx, doctor.Config{Redis: conf.Redis, MySQL: conf.MySQL, Broker: conf.Broker, Admin: conf.Admin, Internal: conf.Internal, TLS: conf.System.Certificate != nil,
 		Gateways: c.Gateway, System: conf.System, Log: conf.Log})
+	p.End()
 	if err := ctx.Err(); err != nil {
 		return err
 	}

@@ -39,3 +39,4 @@ func (Rebuild) Help() string           { return help("rebuild") }
 func (Migrate) Help() string           { return help("migrate") }
 func (Preflight) Help() string         { return help("preflight") }
 func (Doctor) Help() string            { return help("doctor") }
+func (Plan) Help() string              { return help("plan") }

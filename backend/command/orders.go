@@ -79,7 +79,9 @@ func (c *ordersExport) Run(ctx context.Context, env *Env) error {
 		if err != nil {
 			return cli.Usage("--to: %w", err)
 		}
+		p := cli.StartProgress(env.Stderr, "export")
 		err = api.Copy(ctx, path, f)
+		p.End()
 		if err = errors.Join(err, f.Close()); err != nil {
 			return errors.Join(err, os.Remove(part))
 		}

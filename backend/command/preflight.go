@@ -41,6 +41,7 @@ func (c *Preflight) Run(ctx context.Context, env *Env) error {
 		return err
 	}
 	var r preflight.Report
+	p := cli.StartProgress(env.Stderr, "preflight")
 	err = c.with(env, func(api *adminapi.Client) (err error) {
 		query := url.Values{}
 		if c.Shoppers > 0 {
@@ -53,6 +54,7 @@ func (c *Preflight) Run(ctx context.Context, env *Env) error {
 		r.Checks = append(r.Checks, rehearsed.Check(s.Total, c.Shoppers, time.Now()))
 		return err
 	})
+	p.End()
 	var usage *cli.UsageError
 	switch {
 	case errors.As(err, &usage), ctx.Err() != nil:

@@ -103,7 +103,9 @@ func ask[T any](ctx context.Context, env *Env, a API, r request, text func(*byte
 
 // tell is ask, with the client that a command has already.
 func tell[T any](ctx context.Context, env *Env, c *adminapi.Client, o Output, r request, text func(*bytes.Buffer, T)) error {
+	p := cli.StartProgress(env.Stderr, "waiting for the backend")
 	answer, err := send[T](ctx, c, r)
+	p.End()
 	if err != nil {
 		return err
 	}

@@ -15,6 +15,7 @@ import (
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/sku"
 	"floodgate.internal/backend/store"
+	"floodgate.internal/shared/cli"
 )
 
 // stores is what the commands work with that ask no backend.
@@ -99,10 +100,13 @@ func (c *Rebuild) Run(ctx context.Context, env *Env) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.close()) }()
+	p := cli.StartProgress(env.Stderr, "rebuild")
+	defer p.End()
 	audited := &Audit{Sale: c.Sale, SKU: c.SKU, Output: c.Output}
-	if _, err := audited.look(ctx, s.auditor, nil); errors.Is(err, audit.ErrUnknownSKU) || errors.Is(err, audit.ErrUnknownSale) {
+	if _, err := audited.look(ctx, s.auditor, nil, p); errors.Is(err, audit.ErrUnknownSKU) || errors.Is(err, audit.ErrUnknownSale) {
 		return err
 	}
+	p.Say("writing Redis")
 	if c.SKU != 0 {
 		err = sku.NewCache(sku.Config{DB: s.db, Redis: s.redis.Client(), Log: s.Log, Register: s.registry}).Rebuild(ctx, c.SKU)
 		if errors.Is(err, sku.ErrUnknown) {
@@ -114,10 +118,11 @@ func (c *Rebuild) Run(ctx context.Context, env *Env) (err error) {
 	if err != nil {
 		return fmt.Errorf("rebuild: %w", err)
 	}
-	r, err := audited.look(ctx, s.auditor, nil)
+	r, err := audited.look(ctx, s.auditor, nil, p)
 	if err != nil {
 		return err
 	}
+	p.End()
 	return audited.tell(env, r)
 }
 
@@ -137,7 +142,9 @@ func (c *Migrate) Run(ctx context.Context, env *Env) (err error) {
 	if err := answers(ctx, db); err != nil {
 		return err
 	}
+	p := cli.StartProgress(env.Stderr, "migrate")
 	steps, err := store.Migrate(ctx, db)
+	p.End()
 	if err != nil {
 		return err
 	}

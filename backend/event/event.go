@@ -25,8 +25,8 @@ type Type string
 
 // The types of event.
 const (
-	OrderCreated   Type = "order.created"   // MySQL has the order: it waits for its payment, or its coupons are issued
-	OrderPaid      Type = "order.paid"      //
+	OrderCreated   Type = "order.created" // MySQL has the order: it waits for its payment, or its coupons are issued
+	OrderPaid      Type = "order.paid"
 	OrderCancelled Type = "order.cancelled" // by its owner, or by support
 	OrderExpired   Type = "order.expired"   // it was not paid in time
 	OrderRejected  Type = "order.rejected"  // an accepted order could not be made

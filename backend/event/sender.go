@@ -324,26 +324,12 @@ func (s *Sender) Tend(ctx context.Context) (n int, err error) {
 	if err != nil {
 		return 0, fmt.Errorf("endpoints of events: %w", err)
 	}
-	configured := map[string]bool{}
-	s.waiting.Reset()
-	s.oldest.Reset()
-	for _, e := range s.Events.Endpoints() {
-		configured[e.Name] = true
-		s.waiting.WithLabelValues(e.Name).Set(0)
-		s.oldest.WithLabelValues(e.Name).Set(0)
-	}
 	now := s.now()
+	if err := s.count(ctx, now, names); err != nil {
+		return 0, err
+	}
 	for _, name := range names {
-		var count int64
-		var since sql.NullTime
-		if err := s.DB.QueryRowContext(ctx, `SELECT COUNT(*), MIN(created_at) FROM events WHERE endpoint = ? AND state = ?`, name, string(Waiting)).Scan(&count, &since); err != nil {
-			return n, fmt.Errorf("events for %s: %w", name, err)
-		}
-		if count > 0 {
-			s.waiting.WithLabelValues(name).Set(float64(count))
-			s.oldest.WithLabelValues(name).Set(max(0, now.Sub(since.Time).Seconds()))
-		}
-		if !configured[name] {
+		if !slices.ContainsFunc(s.Events.Endpoints(), func(e Endpoint) bool { return e.Name == name }) {
 			given, err := store.Prune(ctx, s.DB, `UPDATE events SET state = ?, last_error = ?, due_at = ?, claim = '' WHERE endpoint = ? AND state = ? AND created_at <= ?`,
 				string(Failed), gone, now, name, string(Waiting), now.Add(-momentsBack))
 			if err != nil {
@@ -363,4 +349,30 @@ func (s *Sender) Tend(ctx context.Context) (n int, err error) {
 		}
 	}
 	return n, nil
+}
+
+// count sets the metrics of what waits, for these endpoints and those that are configured.
+func (s *Sender) count(ctx context.Context, now time.Time, names []string) error {
+	type backlog struct{ events, age float64 }
+	found := map[string]backlog{}
+	for _, e := range s.Events.Endpoints() {
+		found[e.Name] = backlog{}
+	}
+	for _, name := range names {
+		var events float64
+		var since sql.NullTime
+		if err := s.DB.QueryRowContext(ctx, `SELECT COUNT(*), MIN(created_at) FROM events WHERE endpoint = ? AND state = ?`, name, string(Waiting)).Scan(&events, &since); err != nil {
+			return fmt.Errorf("events for %s: %w", name, err)
+		}
+		if events > 0 {
+			found[name] = backlog{events, max(0, now.Sub(since.Time).Seconds())}
+		}
+	}
+	s.waiting.Reset() // an endpoint that is gone has no metric
+	s.oldest.Reset()
+	for name, b := range found {
+		s.waiting.WithLabelValues(name).Set(b.events)
+		s.oldest.WithLabelValues(name).Set(b.age)
+	}
+	return nil
 }

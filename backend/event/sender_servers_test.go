@@ -8,10 +8,13 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/event"
@@ -224,6 +227,17 @@ func TestEndpointsChangeWhileItRuns(t *testing.T) {
 	tend()
 	if by := s.until("one", func(map[event.State]int) bool { return true }); by[event.Waiting] != 1 {
 		t.Errorf("got %v, want it to wait", by)
+	}
+	if err := testutil.GatherAndCompare(s.reg, strings.NewReader(`# HELP backend_events_waiting Events that are not delivered yet, by endpoint, as the timer last counted them.
+# TYPE backend_events_waiting gauge
+backend_events_waiting{endpoint="one"} 1
+backend_events_waiting{endpoint="two"} 0
+# HELP backend_events_tries_total Tries to deliver an event, by endpoint and result: delivered, retried (it is tried again later), failed (it was the last one).
+# TYPE backend_events_tries_total counter
+backend_events_tries_total{endpoint="one",result="delivered"} 1
+backend_events_tries_total{endpoint="two",result="delivered"} 1
+`), "backend_events_waiting", "backend_events_tries_total"); err != nil {
+		t.Error(err)
 	}
 	s.clk.Set(s.clk.Now().Add(73*time.Hour), time.Now())
 	tend()

@@ -51,6 +51,7 @@ type shop struct {
 	redis    *reserve.Store
 	clk      *clock.Clock
 	events   *event.Log
+	reg      *prometheus.Registry // of the newest sender
 	orders   *order.Store
 	carts    *cart.Carts
 	payments *payment.Webhooks
@@ -144,7 +145,8 @@ func (s *shop) written(ref string) string {
 // sender starts a Sender, which ends with the test, or by the function.
 func (s *shop) sender(endpoints *event.Log) (*event.Sender, func()) {
 	s.t.Helper()
-	sender := event.NewSender(event.SenderConfig{DB: s.db, Events: endpoints, Clock: s.clk, Log: backendtest.Log(s.t), Register: prometheus.NewRegistry(), Keep: time.Hour, Private: true}).
+	s.reg = prometheus.NewRegistry()
+	sender := event.NewSender(event.SenderConfig{DB: s.db, Events: endpoints, Clock: s.clk, Log: backendtest.Log(s.t), Register: s.reg, Keep: time.Hour, Private: true}).
 		Poll(5 * time.Millisecond)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

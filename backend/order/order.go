@@ -4,7 +4,7 @@
 // MySQL decides. Every change of an order's state is one conditional UPDATE or one INSERT under the order id, in one
 // transaction with the stock row, the ledger, and an intent for what is left to do in Redis. Every transaction takes its
 // locks in the same order: standby, orders, order_slots, coupon_claims, skus by ascending id, sale_stock by ascending
-// sale, ledgers, intents. See docs/mysql.md.
+// sale, ledgers, intents, event_marks. See docs/mysql.md.
 //
 // A cart's order is a row with sale 0, made by package cart. Its units are those of package sku.
 package order

@@ -19,6 +19,7 @@ import (
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/backendtest"
 	"floodgate.internal/backend/broker"
+	"floodgate.internal/backend/gateways"
 	"floodgate.internal/backend/outbox"
 	"floodgate.internal/backend/preflight"
 	"floodgate.internal/backend/queued"
@@ -26,14 +27,33 @@ import (
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/backend/sale"
 	"floodgate.internal/lua"
+	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/wire"
 )
 
 // ground is a sale on the real servers, with one that reads its outbox and one that consumes its queue.
 type ground struct {
 	preflight.Sale
-	t   *testing.T
-	dsn string
+	t       *testing.T
+	dsn     string
+	reports *gateways.Store
+}
+
+// report lets two gateways report now, and then lists the reports, the second one changed.
+func (g *ground) report(change func(*gateways.Gateway)) func(context.Context) ([]gateways.Gateway, error) {
+	return func(ctx context.Context) ([]gateways.Gateway, error) {
+		for _, name := range []string{"gw1:8080", "gw2:8080"} {
+			err := g.reports.Take(ctx, wire.GatewayReport{Name: name, Life: "1", Version: "v1", At: wire.At(time.Now()), Generation: 1, Hash: "abc", MaxConnections: 100, MaxFiles: 1000})
+			if err != nil {
+				return nil, err
+			}
+		}
+		all, err := g.reports.List(ctx)
+		if err == nil && change != nil {
+			change(&all[1])
+		}
+		return all, err
+	}
 }
 
 func newGround(t *testing.T, brokered bool) *ground {
@@ -50,6 +70,8 @@ func newGround(t *testing.T, brokered bool) *ground {
 	g.ID = backendtest.Sale(t, db, backendtest.SaleOptions{})
 	backendtest.Load(t, db, store, g.ID)
 	g.Audit, g.QueuedBound, g.MaxQueued = audit.New(ac), 30*time.Second, 100
+	g.reports = gateways.New(store.Client(), new(clock.Clock))
+	g.Gateways = g.report(nil)
 	return g
 }
 
@@ -77,9 +99,14 @@ func (g *ground) begin(f func(context.Context) error) (end func()) {
 	return end
 }
 
-// read reads the outbox under a name; what is read stays there.
+// read reads the outbox under a name, as another process does; what is read stays there.
 func (g *ground) read(name string) (end func()) {
-	r := outbox.NewReader(outbox.ReaderConfig{Redis: g.Redis, Log: backendtest.Log(g.t), Register: prometheus.NewRegistry(), Name: name, ClaimIdle: time.Hour, Live: func() []int64 { return []int64{g.ID} }})
+	g.t.Helper()
+	own, err := reserve.Open(redis.Config{Addrs: []string{os.Getenv("REDIS_ADDR")}, Prefix: g.Redis.Client().Prefix()}, 0)
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	r := outbox.NewReader(outbox.ReaderConfig{Redis: own, Log: backendtest.Log(g.t), Register: prometheus.NewRegistry(), Name: name, ClaimIdle: time.Hour, Live: func() []int64 { return []int64{g.ID} }})
 	return g.begin(func(ctx context.Context) error {
 		return r.Run(ctx, func(context.Context, []queued.Entry) error { return nil })
 	})
@@ -170,11 +197,14 @@ func TestEachCheckFailsAndSucceeds(t *testing.T) {
 	}
 	whole := *g.System
 	db, store := g.DB, g.Redis
-	for _, c := range []struct {
-		name, says string
-		spoil      func()
-		mend       func()
-	}{
+	type step struct {
+		name, says  string
+		spoil, mend func()
+	}
+	reported := func(name, says string, change func(*gateways.Gateway)) step {
+		return step{name, says, func() { g.Gateways = g.report(change) }, func() { g.Gateways = g.report(nil) }}
+	}
+	for _, c := range []step{
 		{"sale", "paused", sales("paused = 1"), sales("paused = 0")},
 		{"sale", "ended", sales("ends_at = ?", in(-time.Second)), sales("ends_at = ?", ends)},
 		{"sale", "closed", sales("closed_at = ?", in(0)), sales("closed_at = NULL")},
@@ -196,8 +226,21 @@ func TestEachCheckFailsAndSucceeds(t *testing.T) {
 		{"secrets", "admin_token", func() { g.Secrets = []string{"admin_token"} }, func() { g.Secrets = nil }},
 		{"queues", "not known: rabbitmq is away", func() { g.Broker = nil }, func() { g.Broker = whole.Broker }},
 		{"lag", "1 orders are queued", func() { g.press(); g.MaxLag = 2 * time.Nanosecond }, func() { g.MaxLag = time.Hour }},
-		{"readers", "0", func() { endReader(); g.forget("r1") }, func() { g.read("r2") }},
+		{"readers", "0 connections", endReader, func() { g.read("r2") }},
 		{"consumers", "0 consumers", endConsumer, func() { g.consume() }},
+		reported("gateways", "gw2:8080 is silent", func(r *gateways.Gateway) { r.HeardAt = wire.At(in(-20 * time.Second)) }),
+		reported("gateways", "never received", func(r *gateways.Gateway) { r.FeedAgeMS = -1 }),
+		reported("gateways", "feed that is 6s old", func(r *gateways.Gateway) { r.FeedAgeMS = 6000 }),
+		reported("gateways", "a clock that is", func(r *gateways.Gateway) { r.At = wire.At(r.HeardAt.Add(-3 * time.Second)) }),
+		reported("gateway_versions", "v1: gw1:8080; v2: gw2:8080", func(r *gateways.Gateway) { r.Version = "v2" }),
+		reported("gateway_configurations", "abc: gw1:8080; def: gw2:8080", func(r *gateways.Gateway) { r.Hash = "def" }),
+		reported("gateway_connections", "gw2:8080 is full", func(r *gateways.Gateway) { r.Connections = 100 }),
+		reported("gateway_connections", "may open 100 files", func(r *gateways.Gateway) { r.MaxFiles = 100 }),
+		{"gateway_connections", "0 of 200", func() { g.Shoppers = 201 }, func() { g.Shoppers = 200 }},
+		reported("gateway_certificates", "gw2:8080's certificate expires", func(r *gateways.Gateway) { at := wire.At(in(time.Minute)); r.TLSExpiresAt = &at }),
+		reported("gateway_certificates", "certificate for the backends expires", func(r *gateways.Gateway) { at := wire.At(in(time.Minute)); r.BackendTLSExpiresAt = &at }),
+		reported("gateway_certificates", "login service's keys", func(r *gateways.Gateway) { at := wire.At(in(-26 * time.Hour)); r.JWKSReadAt = &at }),
+		{"gateway_versions", "not known: no gateway reports", func() { g.Gateways = func(context.Context) ([]gateways.Gateway, error) { return nil, nil } }, func() { g.Gateways = g.report(nil) }},
 	} {
 		c.spoil()
 		if got := g.until(c.name, false); !strings.Contains(got.Value, c.says) {
@@ -242,15 +285,6 @@ func (g *ground) press() {
 	v, err := g.Redis.Reserve(g.t.Context(), reserve.Request{Sale: g.ID, UID: "ann", Quantity: 1, OrderID: wire.NewOrderID(uuid.Must(uuid.NewV7()).String(), g.ID), Epoch: 1})
 	if err != nil || v.Answer != lua.Reserved {
 		g.t.Fatalf("got %+v, %v", v, err)
-	}
-}
-
-// forget takes a reader's name out of the outbox, as time does.
-func (g *ground) forget(name string) {
-	g.t.Helper()
-	c := g.Redis.Client()
-	if err := c.Do(g.t.Context(), c.B().XgroupDelconsumer().Key(g.Redis.OutboxKey(g.ID)).Group(reserve.Group).Consumername(name).Build()).Error(); err != nil {
-		g.t.Fatal(err)
 	}
 }
 

@@ -8,12 +8,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/redis/rueidis"
-
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/broker"
-	"floodgate.internal/backend/outbox"
-	"floodgate.internal/backend/reserve"
+	"floodgate.internal/backend/gateways"
 	"floodgate.internal/backend/sale"
 	"floodgate.internal/lua"
 	"floodgate.internal/shared/wire"
@@ -27,10 +24,11 @@ type Sale struct {
 	// QueuedBound is how long an order may be queued, MaxQueued how many of a sale may be.
 	QueuedBound time.Duration
 	MaxQueued   int64
+	// Gateways are the last reports of the gateways: gateways.Store.List. Nil: there are no checks of them.
+	Gateways func(ctx context.Context) ([]gateways.Gateway, error)
+	// Shoppers is how many are expected at once; 0: not known.
+	Shoppers int64
 }
-
-// readerIdle is for how long a reader of an outbox may have been silent. Each asks again within a second.
-const readerIdle = 5 * time.Second
 
 // Look makes every check of the sale and of the system. Nobody has decided yet. A sale that MySQL does not know is a
 // *sale.NotFoundError.
@@ -76,13 +74,13 @@ func (l *looks) rows() []Row {
 		{"window", "time enough for a unit that comes back to be sold again", "let the sale end later: PATCH its ends_at", l.window},
 		{"stock", "the same units and epoch in Redis and MySQL, and an open gate", "`backend rebuild --sale ID` writes Redis from MySQL", l.stock},
 		{"audit", "every unit is accounted for", "`backend audit --sale ID` names what is wrong, and what to do", l.audit},
-		{"readers", "at least one relay or consumer reads the sale's outbox", "start a backend with the role relay (with queue.driver: redis-stream: consumer)", l.readers},
+		{"readers", "at least one relay or consumer reads the outboxes", "start a backend with the role relay (with queue.driver: redis-stream: consumer)", l.readers},
 		{"consumers", "at least one consumer of the sale's queue", "start a backend with the role consumer", l.consumers},
 		{"limits", "orders.max_queued is at least the stock", "raise orders.max_queued: beyond it orders are OVERLOADED", l.limits},
 		{"descriptors", "enough for api.max_connections", MoreFiles, l.descriptors},
 		{"certificate", "valid beyond the end of the sale", "renew the certificate in listen.internal_tls: it is read again by itself", l.certificate},
 	}
-	return append(rows, l.System.Rows()...)
+	return append(append(rows, l.System.Rows()...), l.gatewayRows()...)
 }
 
 func (l *looks) sale(context.Context) (Result, error) {
@@ -150,33 +148,12 @@ func (l *looks) audit(context.Context) (Result, error) {
 	return Result{Value: fmt.Sprintf("%s; %s: %s", count(len(a.Findings), "finding", "findings"), first.Equation, first.Detail), Do: first.Fix}, nil
 }
 
-// readers looks for those that read the sale's outbox, by when Redis last heard of each.
 func (l *looks) readers(ctx context.Context) (Result, error) {
 	if l.Redis == nil {
 		return Result{}, errNoRedis
 	}
-	c := l.Redis.Client()
-	all, err := c.Do(ctx, c.B().XinfoConsumers().Key(l.Redis.OutboxKey(l.ID)).Group(reserve.Group).Build()).ToArray()
-	if _, ok := rueidis.IsRedisErr(err); ok { // NOGROUP: nobody has read it yet; or no such key
-		return Result{Value: "nobody has ever read it"}, nil
-	}
-	if err != nil {
-		return Result{}, fmt.Errorf("readers of the outbox: %w", err)
-	}
-	live := 0
-	for _, one := range all {
-		m, err := one.AsMap()
-		if err != nil {
-			return Result{}, fmt.Errorf("readers of the outbox: %w", err)
-		}
-		name, idle := m["name"], m["idle"]
-		who, _ := name.ToString()
-		ms, err := idle.AsInt64()
-		if err == nil && who != outbox.Published && time.Duration(ms)*time.Millisecond < readerIdle {
-			live++
-		}
-	}
-	return Result{Value: fmt.Sprintf("%d", live), OK: live > 0}, nil
+	n, err := l.Redis.Client().Readers(ctx)
+	return Result{Value: count(n, "connection reads outboxes", "connections read outboxes"), OK: n > 0}, err
 }
 
 func (l *looks) consumers(ctx context.Context) (Result, error) {

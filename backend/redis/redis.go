@@ -10,6 +10,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/url"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -44,6 +46,7 @@ type Client struct {
 func Open(cfg Config) (*Client, error) {
 	option := rueidis.ClientOption{
 		InitAddress:       cfg.Addrs,
+		ClientName:        clientName(cfg.Prefix),
 		Username:          cfg.Username,
 		Password:          cfg.Password,
 		DisableCache:      true,
@@ -70,6 +73,27 @@ func Open(cfg Config) (*Client, error) {
 		return nil, fmt.Errorf("redis at %s: %w", strings.Join(cfg.Addrs, ", "), err)
 	}
 	return c, nil
+}
+
+// clientName is what CLIENT LIST calls the connections of those who use a prefix.
+func clientName(prefix string) string { return "floodgate:" + url.PathEscape(prefix) }
+
+// Readers counts the connections of this prefix, of any process, whose last command was XREADGROUP: a process that reads outboxes
+// has at least one.
+func (c *Client) Readers(ctx context.Context) (n int, err error) {
+	name := "name=" + clientName(c.prefix)
+	for addr, node := range c.Nodes() {
+		list, err := node.Do(ctx, node.B().ClientList().Build()).ToString()
+		if err != nil {
+			return 0, fmt.Errorf("redis at %s, CLIENT LIST: %w", addr, err)
+		}
+		for line := range strings.Lines(list) {
+			if fields := strings.Fields(line); slices.Contains(fields, name) && slices.Contains(fields, "cmd=xreadgroup") {
+				n++
+			}
+		}
+	}
+	return n, nil
 }
 
 // clustered reports whether a server is a node of a Redis Cluster. Any other server refuses the question.

@@ -103,7 +103,8 @@ dist: ## a release for linux amd64 and arm64 into build/dist: archives, checksum
 	@$(build_to) ./e2e/cmd/release
 	@build/release --version "$$(git describe --tags --always --dirty --abbrev=12)" --epoch "$$(git log -1 --format=%ct)" --ldflags='$(linked)'
 
-manifests: ## deploy/kubernetes anew, from deploy/chart
+manifests: ## deploy/kubernetes anew, from deploy/chart, and the chart's copy of the alerts
+	cp configs/alerts.yml deploy/chart/alerts.yml
 	GOWORK=off go -C deploy test -count=1 -run TestManifestsAreTheCharts -write
 	GOWORK=off go -C deploy test -count=1 .
 

@@ -43,7 +43,7 @@ var variants = map[string]string{
 	"no policies":      `networkPolicy: {enabled: false}`,
 	"nobody operates":  `networkPolicy: {operators: [], monitoring: [], gatewayEgress: []}`,
 	"a closed public":  `networkPolicy: {public: [{ipBlock: {cidr: 192.0.2.0/24}}], backendEgress: [{ports: [{port: 4318}]}]}`,
-	"monitoring":       `monitoring: {serviceMonitor: {enabled: true, interval: 5s, labels: {release: prometheus}}}`,
+	"monitoring":       `monitoring: {serviceMonitor: {enabled: true, interval: 5s, labels: {release: prometheus}}, prometheusRule: {enabled: true, labels: {release: prometheus}}}`,
 	"pods":             `{image: {pullSecrets: [{name: registry}], tag: ""}, gateway: {pod: {nodeSelector: {disk: ssd}, topologySpreadConstraints: []}, drainSeconds: 60}, backend: {pod: {priorityClassName: high}, drainSeconds: 0}}`,
 	"no broker":        `backend: {config: {queue: {driver: redis-stream}}}`,
 	"own listen, keys": `{gateway: {config: {limits: {order: {rate: 0.5, burst: 2}}, server: {max_connections: 20000}}}, backend: {config: {orders: {max_queued: 5}}}}`,
@@ -60,9 +60,10 @@ type system struct {
 	scalers     map[string]*autoscalingv2.HorizontalPodAutoscaler
 	policies    map[string]*networkingv1.NetworkPolicy
 	monitors    map[string]*serviceMonitor
+	rules       map[string]*prometheusRule
 }
 
-// The fields of the Prometheus operator's type that the chart uses.
+// The fields of the Prometheus operator's types that the chart uses.
 type serviceMonitor struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata"`
@@ -74,6 +75,25 @@ type serviceMonitor struct {
 			Path     string `json:"path"`
 			Interval string `json:"interval"`
 		} `json:"endpoints"`
+	} `json:"spec"`
+}
+
+type prometheusRule struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata"`
+	Spec              struct {
+		Groups []struct {
+			Name     string `json:"name"`
+			Interval string `json:"interval,omitempty"`
+			Rules    []struct {
+				Alert       string            `json:"alert,omitempty"`
+				Record      string            `json:"record,omitempty"`
+				Expr        string            `json:"expr"`
+				For         string            `json:"for,omitempty"`
+				Labels      map[string]string `json:"labels,omitempty"`
+				Annotations map[string]string `json:"annotations,omitempty"`
+			} `json:"rules"`
+		} `json:"groups"`
 	} `json:"spec"`
 }
 
@@ -125,6 +145,8 @@ func decode(t *testing.T, files map[string]string) *system {
 				keep(t, &s.policies, doc)
 			case "monitoring.coreos.com/v1 ServiceMonitor":
 				keep(t, &s.monitors, doc)
+			case "monitoring.coreos.com/v1 PrometheusRule":
+				keep(t, &s.rules, doc)
 			default:
 				t.Errorf("%s: nobody expects a %s of %s\n%s", name, m.Kind, m.APIVersion, doc)
 			}
@@ -492,5 +514,24 @@ func TestManifestsAreTheCharts(t *testing.T) {
 		if want[name] == "" {
 			t.Errorf("%s is not what the chart makes: remove it", name)
 		}
+	}
+}
+
+// The chart has the alerts of configs/alerts.yml, to the byte: Prometheus's own templates in them are not Helm's.
+func TestTheChartHasTheAlerts(t *testing.T) {
+	want, err := os.ReadFile("../configs/alerts.yml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := os.ReadFile("chart/alerts.yml"); err != nil || string(got) != string(want) {
+		t.Errorf("deploy/chart/alerts.yml is not configs/alerts.yml (%v): make manifests", err)
+	}
+	var alerts struct{ Groups []any }
+	if err := yaml.Unmarshal(want, &alerts); err != nil {
+		t.Fatal(err)
+	}
+	rules := decode(t, renderVariant(t, variants["monitoring"])).rules["floodgate"]
+	if rules == nil || len(rules.Spec.Groups) == 0 || len(rules.Spec.Groups) != len(alerts.Groups) {
+		t.Errorf("the PrometheusRule has other groups than configs/alerts.yml: %+v", rules)
 	}
 }

@@ -147,6 +147,11 @@ func TestComposeObserves(t *testing.T) {
 	if want := map[string]int{"gateway": 8081, "backend": 9081, "worker": 9081, "timer": 9081}; !maps.Equal(ports, want) {
 		t.Errorf("Prometheus asks %v, want %v", ports, want)
 	}
+	for _, rules := range scraped.Rules {
+		if !slices.ContainsFunc(p.Services["prometheus"].Volumes, func(v types.ServiceVolumeConfig) bool { return v.Target == "/etc/prometheus/"+rules }) {
+			t.Errorf("Prometheus reads rules that are not mounted: %s", rules)
+		}
+	}
 	var sources struct {
 		Version     int `yaml:"apiVersion"`
 		Datasources []struct {

@@ -103,7 +103,7 @@ func TestAlertsFireAndStaySilent(t *testing.T) {
 	world.Must(t, err)
 	file := filepath.Join(t.TempDir(), "test.yml")
 	world.Must(t, os.WriteFile(file, text, 0o600))
-	for _, args := range [][]string{{"check", "rules", "--lint-fatal", rules}, {"check", "config", "../configs/prometheus.yml"}, {"test", "rules", file}} {
+	for _, args := range [][]string{{"check", "rules", "--lint-fatal", rules}, {"check", "config", "../configs/prometheus.yml"}, {"check", "config", "--syntax-only", "../deploy/compose/prometheus.yml"}, {"test", "rules", file}} {
 		if out, err := exec.CommandContext(t.Context(), stack.Promtool(), args...).CombinedOutput(); err != nil {
 			t.Errorf("promtool %s: %v\n%s", strings.Join(args, " "), err, out)
 		}

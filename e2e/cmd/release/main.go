@@ -25,10 +25,11 @@ var platforms = []string{"amd64", "arm64"}
 
 // What is packed beside the binaries, as patterns of files, by the directory in the archive.
 var packed = map[string][]string{
-	"":         {"README.md", "CHANGELOG.md", "LICENSE*"},
-	"configs/": {"configs/*"},
-	"systemd/": {"deploy/systemd/*.service"},
-	"docs/":    {"docs/*.md", "docs/*.yaml", "docs/*.svg"},
+	"":                 {"README.md", "CHANGELOG.md", "LICENSE*"},
+	"configs/":         {"configs/*"},
+	"configs/grafana/": {"configs/grafana/*"},
+	"systemd/":         {"deploy/systemd/*.service"},
+	"docs/":            {"docs/*.md", "docs/*.yaml", "docs/*.svg"},
 }
 
 type grammar struct {

@@ -165,9 +165,10 @@ func TestThePageInShoppersHands(t *testing.T) {
 	odd := sell(longTitle, 5, time.Now().Add(30*time.Minute), picture("shoe.svg"))
 	shared := sell("Two tabs", 5, past, picture("none.png"))
 	lost := sell("Lost on the way", 5, past, "")
+	left := sell("Left behind", 5, past, "")
 	gone := sell("The last one", 1, past, "")
 	bare := sell("Without storage", 5, past, "")
-	for _, sale := range []int64{shared, lost, gone, bare} {
+	for _, sale := range []int64{shared, lost, left, gone, bare} {
 		w.state(sale, wire.Open)
 	}
 	at := func(sale int64) string { return fmt.Sprintf("%s/sales/%d", w.Ports.PublicURL(), sale) }
@@ -192,7 +193,7 @@ func TestThePageInShoppersHands(t *testing.T) {
 	a.until(`document.documentElement.lang === 'zh-CN' && document.querySelector('h1').textContent === '抢购活动'`)
 	speaks("en-GB,en")
 	a.run(chromedp.Reload())
-	a.until(`document.documentElement.lang === 'en' && document.querySelectorAll('[data-el="link"]').length === 5`)
+	a.until(`document.documentElement.lang === 'en' && document.querySelectorAll('[data-el="link"]').length === 6`)
 	if !a.is(`performance.getEntriesByType('resource').every((r) => r.initiatorType === 'fetch' || r.name.endsWith('/favicon.svg'))`) {
 		t.Error("the page loads more than its document and what it asks of the API")
 	}
@@ -263,7 +264,7 @@ func TestThePageInShoppersHands(t *testing.T) {
 	}
 	a.examined("paid")
 
-	// Off the network, and back; an answer that is lost with the page: the same key all along, and one order.
+	// Off the network, and back; a page that is gone before its request: the same key all along, and one order.
 	a.from, b.from = len(a.sent()), len(b.sent())
 	a.run(chromedp.Navigate(at(lost)))
 	a.until(awake)
@@ -272,14 +273,37 @@ func TestThePageInShoppersHands(t *testing.T) {
 	a.run(chromedp.KeyEvent(kb.Enter))
 	a.until(hint + `.startsWith('You are offline')`)
 	a.examined("offline")
-	a.run(eval(`const real = window.fetch; window.fetch = async (url, o) => { const r = await real(url, o);
-		if (o.method === 'POST' && url.endsWith('/orders')) { window.swallowed = true; await new Promise(() => {}); } return r; };`))
+	const stuck = `window.real ??= window.fetch; window.fetch = (url, o) => o.method === 'POST' && url.endsWith('/orders') ? (window.stuck = true, new Promise(() => {})) : real(url, o);`
+	a.run(eval(stuck))
 	a.offline(false)
-	a.until(`window.swallowed`)
+	a.until(`window.stuck`)
 	a.run(chromedp.Reload())
 	a.until(reserved)
 	if k := keys(a, b); len(k) != 1 || orders(lost) != 1 {
 		t.Errorf("a lost network and a reload: got the keys %v and %d orders, want one of each", k, orders(lost))
+	}
+
+	// A tab whose request is on its way holds the others back, whatever the limit says. When it is closed, another asks, with its key.
+	a.from, b.from = len(a.sent()), len(b.sent())
+	c := a.tab()
+	for _, tab := range []*browser{b, c} {
+		tab.run(chromedp.Navigate(at(left)))
+		tab.until(awake)
+	}
+	c.run(eval(stuck), eval(orderButton+`.click()`))
+	c.until(`window.stuck`)
+	b.until(hint + ` === 'Another tab is sending your order…'`)
+	b.run(eval(`for (const k of Object.keys(localStorage)) if (/attempt/.test(k)) window.kept = JSON.parse(localStorage[k]).key; localStorage.removeItem('floodgate.pause'); ` + orderButton + `.click()`))
+	if n := orders(left); n != 0 {
+		t.Errorf("a tab asked for what another is asking for: %d orders", n)
+	}
+	c.noErrors()
+	w.must(chromedp.Cancel(c.ctx))
+	b.until(reserved)
+	kept, err := chromedp.Run(b.ctx, chromedp.Evaluate[string](`window.kept`))
+	w.must(err)
+	if k := keys(a, b); len(k) != 1 || k[kept] == 0 || orders(left) != 1 {
+		t.Errorf("a tab that was closed: got the keys %v and %d orders, want %s alone, and one order", k, orders(left), kept)
 	}
 
 	// Sold out while waiting: the page tells at once, and offers the standby line.
@@ -296,7 +320,7 @@ func TestThePageInShoppersHands(t *testing.T) {
 	a.examined("sold-out")
 
 	// Without storage it works in the tab.
-	_, err := chromedp.Call(b.ctx, page.AddScriptToEvaluateOnNewDocument, page.AddScriptToEvaluateOnNewDocumentParams{
+	_, err = chromedp.Call(b.ctx, page.AddScriptToEvaluateOnNewDocument, page.AddScriptToEvaluateOnNewDocumentParams{
 		Source: `Object.defineProperty(window, 'localStorage', { get() { throw new DOMException('no', 'SecurityError'); } });`})
 	w.must(err)
 	b.run(chromedp.Navigate(at(bare)))

@@ -535,21 +535,23 @@ function salePage(id) {
     if (!taken) await follow();
   }
 
-  // follow waits for the tab that sends. What it leaves behind when it is closed is sent from here, with the same key.
+  // follow waits for the tab that sends. What it leaves behind when it is closed is sent from here, with the same key. What it
+  // wrote last may reach this tab's storage later than the lock does: the look at the orders comes between.
   async function follow() {
-    if (following) return;
+    if (following || busy) return;
     following = true;
     draw();
     await one({}, async () => {
+      await find();
       following = false;
       const a = attempt();
       if (!a) return;
       if (Date.now() - a.at > ATTEMPT_LIFE) { setAttempt(null); return; }
-      setAttempt({ ...a, lost: true });
+      if (!a.lost) setAttempt({ ...a, lost: true });
       await send();
     });
     following = false;
-    await find();
+    draw();
   }
 
   // send sends the present attempt, and goes on with it for as long as its outcome is not known.
@@ -711,7 +713,8 @@ function salePage(id) {
       showAccount();
       account.changed();
     } else if (event.key === 'floodgate.' + orderName && event.newValue) recall();
-    else if ((event.key === 'floodgate.' + orderName || event.key === 'floodgate.' + attemptName) && !event.newValue && signedIn) find();
+    else if (event.key === 'floodgate.' + attemptName && event.newValue && signedIn) follow(); // that tab may be closed
+    else if ((event.key === 'floodgate.' + orderName || event.key === 'floodgate.' + attemptName) && !event.newValue && signedIn && !following) find();
     draw();
   });
   sweep();

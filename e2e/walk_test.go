@@ -3,6 +3,9 @@
 package e2e
 
 import (
+	"bufio"
+	"context"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -13,6 +16,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
+	"floodgate.internal/backend/adminapi"
 	"floodgate.internal/e2e/world"
 	"floodgate.internal/shared/development"
 	"floodgate.internal/shared/signing"
@@ -39,6 +43,7 @@ func TestContractWalk(t *testing.T) {
 	k.ops()
 	k.session()
 	k.feed()
+	k.reports()
 	k.timelines(open)
 	k.adminSKUs()
 	k.carts()
@@ -392,6 +397,40 @@ func (k *walk) feed() {
 	}
 }
 
+// reports has the gateway's own report sent once more, and listens to what happens now.
+func (k *walk) reports() {
+	k.w.t.Helper()
+	var list adminapi.Gateways
+	k.w.until("the gateway has reported", patience, func() (bool, string) {
+		k.admin("GET", "/gateways", "", 200, "").Decode(k.w.t, &list)
+		return len(list.Gateways) == 1, fmt.Sprint(list)
+	})
+	body, err := json.Marshal(list.Gateways[0].GatewayReport)
+	k.w.must(err)
+	signer := signing.NewSigner(signing.Key{ID: development.SigningKeyID, Secret: development.SigningSecret})
+	k.try(k.signed(signer, "POST", wire.ReportPath, "", "", string(body)), 204, "")
+	for _, body := range []string{"", "{}", `{"name":"a b"}`, "[]"} {
+		k.try(k.signed(signer, "POST", wire.ReportPath, "", "", body), 400, "BAD_REQUEST")
+	}
+
+	ctx, leave := context.WithCancel(k.w.ctx)
+	defer leave() // the stream has no end
+	req, err := http.NewRequestWithContext(ctx, "GET", k.w.AdminURL("/live"), http.NoBody)
+	k.w.must(err)
+	req.Header.Set("Authorization", "Bearer "+development.AdminToken)
+	resp, err := http.DefaultClient.Do(req)
+	k.w.must(err)
+	defer resp.Body.Close()
+	begun := false
+	for lines := bufio.NewScanner(resp.Body); !begun && lines.Scan(); {
+		begun = lines.Text() == "event: begin"
+	}
+	k.good["live"] = begun && resp.StatusCode == 200 && resp.Header.Get("Content-Type") == "text/event-stream" && resp.Header.Get("Cache-Control") == "no-store"
+	if !k.good["live"] {
+		k.w.t.Errorf("live: %d, %v, begun %v", resp.StatusCode, resp.Header, begun)
+	}
+}
+
 func (k *walk) adminSKUs() {
 	k.w.t.Helper()
 	sku := k.admin("POST", "/skus", `{"title":"A mug","price":900,"currency":"EUR","stock":10}`, 201, "")
@@ -513,6 +552,8 @@ func (k *walk) adminSales() {
 	k.admin("GET", "/dead-letters?open=x", "", 400, "BAD_REQUEST")
 	k.admin("GET", "/dead-letters/999999", "", 404, "NOT_FOUND")
 	k.admin("POST", "/dead-letters/999999/replay", "", 404, "NOT_FOUND")
+	k.admin("POST", "/dead-letters/replay", `{"limit":1}`, 200, "")
+	k.admin("POST", "/dead-letters/replay", `{"limit":101}`, 400, "BAD_REQUEST")
 	log := k.admin("GET", "/audit-log", "", 200, "")
 	for _, action := range []string{"sale.create", "sale.pause", "sale.resume", "sale.restock", "sale.update", "sale.close", "sale.rebuild", "sku.create", "sku.update",
 		"sku.restock", "coupon.create", "coupon.update"} {

@@ -22,7 +22,7 @@ linked = -X floodgate.internal/shared/version.linkedVersion=$(shell git describe
 build_to = go build -buildvcs=false -ldflags '$(linked)' -o build/
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
 
 demo: ## a whole sale in one command, embedded, only Go needed; ends with an audit (build/demo.json)
 	$(need_go)
@@ -65,7 +65,7 @@ lint:
 PHASES ?=
 TIMES ?= 1
 
-test: build ## everything CI runs, on private real servers; installs them, gcc, chromium, HAProxy and nginx where missing, with apt
+test: build ## everything CI runs, on private real servers; installs them, and what else the tests need, with apt
 	build/stack install servers race browser proxies docs deploy prometheus
 	@$(build_to) ./e2e/cmd/phases
 	@build/stack exec -memory -dir build/test-servers -- build/phases --times $(TIMES) $(PHASES)

@@ -142,6 +142,10 @@ func TestGatewayAndBackendOverTLS(t *testing.T) {
 	}
 	replace(client, kept)
 	until("the warning is gone", func() bool { _, body := ready(); return !strings.Contains(body, "warnings") })
+	until("the gateway asks the backend again", func() bool { // it was passed over meanwhile
+		code, _ := get("GET", "http://"+s.Addrs.Public+"/v1/orders", tokens[2])
+		return code == 200
+	})
 	if code, body := order(3); code != 202 {
 		t.Errorf("got %d %s", code, body)
 	}

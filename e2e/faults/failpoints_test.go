@@ -5,14 +5,19 @@ package faults
 import (
 	"bytes"
 	"context"
+	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -104,6 +109,8 @@ var faults = []fault{
 	{point: "cart.after-retire", what: "timer: a cart that nobody goes on with has another order id, its units are not back", act: sweeping},
 	{point: "standby.after-join", what: "standby line: joined in MySQL, Redis not told", act: standing},
 	{point: "standby.after-reserve", what: "standby line: a unit is reserved for its head", act: standing},
+	{point: "events.before-send#3", what: "timer: an event is claimed, not sent"},
+	{point: "events.before-note#3", what: "timer: an event is delivered, and that is not noted"},
 	{point: "gateway.request-sent#60", what: "gateway: a request is upstream"},
 	{point: "gateway.before-answer#60", what: "gateway: has the answer, before it is passed on"},
 	{point: "gateway.before-reload", what: "gateway: during a reload, before it is applied", act: reloading},
@@ -142,12 +149,49 @@ func TestFailpoints(t *testing.T) {
 			t.Errorf("%s is to be tried, and is no failpoint", p)
 		}
 	}
-	w := newSystem(t, "-tags", "failpoint")
+	told, url := receiver(t)
+	w := newGround(t, "-tags", "failpoint").system(t, options{batch: smallBatch,
+		backend: fmt.Sprintf("events: {endpoints: [{name: shop, url: %q, secret: %q, types: [order.cancelled]}]}\n", url, "whsec_"+base64.StdEncoding.EncodeToString(make([]byte, 24)))})
 	t.Run(migration, w.migrate)
 	for _, f := range faults {
 		t.Run(f.name(), func(t *testing.T) { w.try(t, f) })
 	}
+	until(t, "the shop is told of every cancelled order", func(ctx context.Context) error {
+		rows, err := w.Books.DB.QueryContext(ctx, "SELECT id FROM orders WHERE status = 'cancelled'")
+		if err != nil {
+			return err
+		}
+		defer rows.Close()
+		for rows.Next() {
+			var id string
+			if err := rows.Scan(&id); err != nil {
+				return err
+			}
+			if _, ok := told.Load(id); !ok {
+				return fmt.Errorf("it does not know of order %s", id)
+			}
+		}
+		return rows.Err()
+	})
 	w.drained(t)
+}
+
+// receiver takes webhooks. It knows the orders that it was told of, by their ids.
+func receiver(t *testing.T) (told *sync.Map, url string) {
+	told = new(sync.Map)
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var event struct {
+			Data struct {
+				OrderID string `json:"order_id"`
+			} `json:"data"`
+		}
+		if err := json.NewDecoder(r.Body).Decode(&event); err != nil || event.Data.OrderID == "" {
+			t.Errorf("a webhook: %+v, %v", event, err)
+		}
+		told.Store(event.Data.OrderID, true)
+	}))
+	t.Cleanup(s.Close)
+	return told, s.URL
 }
 
 func (w *system) try(t *testing.T, f fault) {
@@ -192,8 +236,14 @@ func (w *system) try(t *testing.T, f fault) {
 		if err := w.Books.DB.QueryRowContext(ctx, "SELECT COUNT(*) FROM orders WHERE status = 'pending_payment' AND pay_before < UTC_TIMESTAMP() + INTERVAL 30 SECOND").Scan(&due); err != nil {
 			return err
 		}
-		if open+due > 0 {
-			return fmt.Errorf("%d changes are not done, %d orders are about to expire", open, due)
+		var waiting int
+		if strings.HasPrefix(f.point, "events.") {
+			if err := w.Books.DB.QueryRowContext(ctx, "SELECT COUNT(*) FROM events WHERE state = 'waiting' AND due_at < UTC_TIMESTAMP() + INTERVAL 30 SECOND").Scan(&waiting); err != nil {
+				return err
+			}
+		}
+		if open+due+waiting > 0 {
+			return fmt.Errorf("%d changes are not done, %d orders are about to expire, %d events wait", open, due, waiting)
 		}
 		return nil
 	}

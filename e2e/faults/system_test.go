@@ -60,6 +60,7 @@ type options struct {
 	// Servers of the system's own, of which only that one runs; nil: the ground's.
 	redis, mysql, rabbitmq *stack.Servers
 	extra                  string         // lines of the gateway's configuration
+	backend                string         // lines of the backends' configurations
 	bin                    string         // where the binaries are; "" for the ground's
 	wallOff                map[string]int // seconds by which the wall clock of each binary is off
 }
@@ -90,8 +91,8 @@ func (g *ground) system(t *testing.T, o options) *system {
 	defer cancel()
 	w := &system{options: o, World: g.New(t, ctx, world.Options{Name: "faults", Bin: o.bin, Stores: world.StoresOf(o.redis, o.mysql, o.rabbitmq),
 		Linked: o.linked, Consumer: o.ownConsumer, Limits: limits(1), Gateway: o.extra,
-		Backend: fmt.Sprintf("accept: {after: %s}\norders: {batch: %d, max_lag: %s, max_outage: %s}\noutbox: {claim_idle: %s}\ncarts: {abandoned_after: 1s}\n",
-			cmp.Or(o.after, "fsync"), cmp.Or(o.batch, 200), cmp.Or(o.maxLag, "10s"), cmp.Or(o.maxOutage, "10s"), map[string]string{"": "1s", "confirm": "4s"}[o.after])})}
+		Backend: fmt.Sprintf("accept: {after: %s}\norders: {batch: %d, max_lag: %s, max_outage: %s}\noutbox: {claim_idle: %s}\ncarts: {abandoned_after: 1s}\n%s",
+			cmp.Or(o.after, "fsync"), cmp.Or(o.batch, 200), cmp.Or(o.maxLag, "10s"), cmp.Or(o.maxOutage, "10s"), map[string]string{"": "1s", "confirm": "4s"}[o.after], o.backend)})}
 	w.Run(t, ctx)
 	return w
 }

@@ -51,6 +51,15 @@ const aShopper = "PROXY TCP4 127.0.0.9 192.0.2.1 4711 443\r\n"
 // over starts a gateway that is reached in one of four ways. Clients of the last two are 127.0.0.9.
 func over(t *testing.T, way string, backends []string, edits ...edit) *gw {
 	t.Helper()
+	edits, clients := by(t, way, edits...)
+	g := run(t, backends, edits...)
+	clients(g)
+	return g
+}
+
+// by puts what a way needs before edits, and returns what has clients go that way.
+func by(t *testing.T, way string, edits ...edit) ([]edit, func(*gw)) {
+	t.Helper()
 	cert := certtest.New(t, 24*time.Hour, "127.0.0.1", "shop.example")
 	certificate, key := cert.Write(t, t.TempDir(), "shop")
 	if strings.Contains(way, "PROXY") {
@@ -59,14 +68,14 @@ func over(t *testing.T, way string, backends []string, edits ...edit) *gw {
 	if strings.Contains(way, "TLS") {
 		edits = append([]edit{certificates("", certificate, key)}, edits...)
 	}
-	g := run(t, backends, edits...)
-	if strings.Contains(way, "PROXY") {
-		g.proxied = aShopper
+	return edits, func(g *gw) {
+		if strings.Contains(way, "PROXY") {
+			g.proxied = aShopper
+		}
+		if strings.Contains(way, "TLS") {
+			g.trust(cert)
+		}
 	}
-	if strings.Contains(way, "TLS") {
-		g.trust(cert)
-	}
-	return g
 }
 
 // trust has clients speak TLS to the public listener.

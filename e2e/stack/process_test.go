@@ -98,6 +98,9 @@ func TestStopTakesTheChildrenAlong(t *testing.T) {
 	if err := p.Signal(syscall.SIGSTOP); err != nil { // a paused process must stop as well
 		t.Fatal(err)
 	}
+	if stopped, err := allStopped(pid); !stopped || err != nil {
+		t.Errorf("after SIGSTOP: stopped %t, %v", stopped, err)
+	}
 	if err := p.Stop(t.Context()); err != nil {
 		t.Fatal(err)
 	}

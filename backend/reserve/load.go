@@ -105,21 +105,20 @@ func (s *Store) load(ctx context.Context, conn rueidis.CoreClient, sale, token i
 		}
 	}
 	var args []string
-	var sent rueidis.Commands
+	var calls [][]string
 	flush := func(name string, width, most int) error {
 		if len(args) < most*width {
 			return nil
 		}
 		if len(args) > 0 {
-			sent = append(sent, conn.B().Evalsha().Sha1(lua.SaleLoad.SHA).Numkeys(int64(len(keys))).Key(keys...).
-				Arg(strconv.FormatInt(token, 10), name).Arg(args...).Build())
+			calls = append(calls, append([]string{strconv.FormatInt(token, 10), name}, args...))
 			args = args[:0]
 		}
-		if most > 0 && len(sent) < loadAhead {
+		if most > 0 && len(calls) < loadAhead {
 			return nil
 		}
-		err := loadAll(ctx, conn, sent)
-		sent = sent[:0]
+		err := loadAll(ctx, conn, keys, calls)
+		calls = calls[:0]
 		if err != nil && !errors.Is(err, ErrLost) {
 			err = fmt.Errorf("load sale %d, step %s: %w", sale, name, err)
 		}
@@ -167,15 +166,22 @@ func (s *Store) load(ctx context.Context, conn rueidis.CoreClient, sale, token i
 	return step(lua.StepFinish, append(finish, strconv.FormatInt(l.Version, 10), strconv.FormatInt(l.Standby, 10))...)
 }
 
-// loadAll makes calls of sale_load.lua, which Redis knows by now.
-func loadAll(ctx context.Context, conn rueidis.CoreClient, calls rueidis.Commands) error {
-	ctx, cancel := context.WithTimeout(ctx, redis.Timeout)
-	defer cancel()
+// loadAll makes calls of sale_load.lua in one pipeline. Any of them may be done after an error.
+func loadAll(ctx context.Context, conn rueidis.CoreClient, keys []string, calls [][]string) error {
 	if len(calls) == 0 {
 		return nil
 	}
-	for _, r := range conn.DoMulti(ctx, calls...) {
+	all, cancel := context.WithTimeout(ctx, redis.Timeout)
+	defer cancel()
+	commands := make(rueidis.Commands, len(calls))
+	for i, args := range calls {
+		commands[i] = conn.B().Evalsha().Sha1(lua.SaleLoad.SHA).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build()
+	}
+	for i, r := range conn.DoMulti(all, commands...) {
 		reply, err := redis.Reply(r)
+		if errors.Is(err, redis.ErrRestarted) { // it was not done, for the script is not there
+			reply, err = redis.CallOn(ctx, conn, lua.SaleLoad, keys, calls[i]...)
+		}
 		if err != nil {
 			return err
 		}

@@ -22,7 +22,7 @@ const (
 // this process pauses, nobody looks meanwhile.
 //
 // A reader that was only paused may be called dead. What it holds is then handled twice, which delivery at least once allows.
-// One that was never seen alive, such as one of a version that counts no beats, is not called dead.
+// One without a count is not called dead: it may be of a version that counts no beats.
 type peers struct {
 	deaths atomic.Int64 // how many readers died while this one looked
 
@@ -36,7 +36,7 @@ type peer struct {
 	still int // looks since beats changed
 }
 
-// dead reports whether a reader was seen alive and is so no more.
+// dead reports whether a reader's count stands still.
 func (p *peers) dead(name string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -15,8 +15,8 @@ import (
 	"floodgate.internal/backend/reserve"
 )
 
-// What a dead reader holds is taken over long before ClaimIdle, also by one that never saw it alive. Who lives keeps what it holds. So
-// does who was never seen to beat: that may be a version which does not.
+// What a dead reader holds is taken over long before ClaimIdle, also by one that was started after its death. Who lives keeps what it
+// holds. So does who counts no beats: it may be of an older version.
 //
 // Row B4: what a dead consumer holds is claimed by a living one.
 func TestADeadReadersEntriesAreTakenOverLongBeforeClaimIdle(t *testing.T) {

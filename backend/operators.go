@@ -87,10 +87,10 @@ func (p *process) newAdmin() *admin.Admin {
 	closes := closing.Config{DB: p.db, Redis: p.redis, Clock: p.clk, Audit: auditor, Maker: changes, Log: p.log, Register: p.reg}
 	c := admin.Config{
 		Operators: p.roster.list.Load, SessionKey: []byte(p.config.SessionKey.Reveal()), InsecureCookies: p.config.Development, Development: p.config.Development, DB: p.db, Redis: p.redis, Clock: p.clk, Log: p.log, Gatherer: p.reg, Register: p.reg,
-		Audit: auditor, Changes: changes, Book: p.orders, Letters: p.deadLetters, Lists: p.lists, Concentration: p.origins,
+		Audit: auditor, Changes: changes, Orders: p.orders, DeadLetters: p.deadLetters, Lists: p.lists, Origins: p.origins,
 		Revocations: p.revocations, KeepRevocations: p.config.Revocations.Keep,
 		Reconcile: p.reconciler.Sale, Rebuild: p.skus.Rebuild, Timeline: p.timelines.Of,
-		Ready: p.reasons, Survives: p.durability.last.Load, Preflight: p.preflight(auditor),
+		Ready: p.reasons, Durability: p.durability.last.Load, Preflight: p.preflight(auditor),
 		Gateways: p.gateways,
 	}
 	if p.broker != nil {

@@ -42,6 +42,11 @@ func TestNewOrdersAreShedWhileAStoreIsAway(t *testing.T) {
 		w.want(press(1), 202, "")
 		w.settle(sale, stock, j)
 		w.must(w.servers.MySQL.Signal(syscall.SIGSTOP))
+		t.Cleanup(func() { // other tests need it, whatever fails
+			if err := w.servers.MySQL.Signal(syscall.SIGCONT); err != nil {
+				t.Error(err)
+			}
+		})
 		w.want(press(2), 202, "")
 		shed(w, press, 3)
 		w.until("the alert is on", patience, func() (bool, string) {

@@ -51,6 +51,15 @@ const aShopper = "PROXY TCP4 127.0.0.9 192.0.2.1 4711 443\r\n"
 // over starts a gateway that is reached in one of four ways. Clients of the last two are 127.0.0.9.
 func over(t *testing.T, way string, backends []string, edits ...edit) *gw {
 	t.Helper()
+	edits, clients := by(t, way, edits...)
+	g := run(t, backends, edits...)
+	clients(g)
+	return g
+}
+
+// by puts what a way needs before edits, and returns what has clients go that way.
+func by(t *testing.T, way string, edits ...edit) ([]edit, func(*gw)) {
+	t.Helper()
 	cert := certtest.New(t, 24*time.Hour, "127.0.0.1", "shop.example")
 	certificate, key := cert.Write(t, t.TempDir(), "shop")
 	if strings.Contains(way, "PROXY") {
@@ -59,14 +68,14 @@ func over(t *testing.T, way string, backends []string, edits ...edit) *gw {
 	if strings.Contains(way, "TLS") {
 		edits = append([]edit{certificates("", certificate, key)}, edits...)
 	}
-	g := run(t, backends, edits...)
-	if strings.Contains(way, "PROXY") {
-		g.proxied = aShopper
+	return edits, func(g *gw) {
+		if strings.Contains(way, "PROXY") {
+			g.proxied = aShopper
+		}
+		if strings.Contains(way, "TLS") {
+			g.trust(cert)
+		}
 	}
-	if strings.Contains(way, "TLS") {
-		g.trust(cert)
-	}
-	return g
 }
 
 // trust has clients speak TLS to the public listener.
@@ -110,7 +119,7 @@ func ask(c net.Conn, request string) (int, error) {
 func (g *gw) hello(set func(*tls.Config)) (tls.ConnectionState, error) {
 	c := g.secure.Clone()
 	set(c)
-	conn, err := tls.DialWithDialer(&net.Dialer{Timeout: 20 * time.Second}, "tcp", g.public, c)
+	conn, err := tls.DialWithDialer(&net.Dialer{Timeout: patience}, "tcp", g.public, c)
 	if err != nil {
 		return tls.ConnectionState{}, err
 	}
@@ -472,7 +481,7 @@ func TestRecordsCutAtEachByte(t *testing.T) {
 			}
 			defer plain.Close()
 			plain.(*net.TCPConn).SetNoDelay(true)
-			plain.SetDeadline(time.Now().Add(20 * time.Second))
+			plain.SetDeadline(time.Now().Add(patience))
 			var c net.Conn = crumbs{plain}
 			io.WriteString(c, header)
 			if g.secure != nil {
@@ -505,7 +514,7 @@ func TestHandshakesCutAtEachByte(t *testing.T) {
 		}
 		c.Write(all[:n])
 		c.(*net.TCPConn).CloseWrite()
-		c.SetDeadline(time.Now().Add(20 * time.Second))
+		c.SetDeadline(time.Now().Add(patience))
 		if b, err := io.ReadAll(c); err != nil && !strings.Contains(err.Error(), "reset") || bytes.Contains(b, []byte("HTTP/1.1 5")) {
 			t.Fatalf("after %d bytes: got %q, %v", n, b, err)
 		}
@@ -573,7 +582,7 @@ func TestSlowHandshakesAreCut(t *testing.T) {
 			t.Fatal(err)
 		}
 		io.WriteString(c, begun)
-		c.SetDeadline(time.Now().Add(20 * time.Second))
+		c.SetDeadline(time.Now().Add(patience))
 		if b, err := io.ReadAll(c); errors.Is(err, os.ErrDeadlineExceeded) || len(b) > 0 {
 			t.Errorf("%q: got %q, %v; want the end", begun, b, err)
 		}
@@ -789,7 +798,7 @@ func TestProxyProtocol(t *testing.T) {
 		}
 		io.WriteString(c, header)
 		c.(*net.TCPConn).CloseWrite()
-		c.SetDeadline(time.Now().Add(20 * time.Second))
+		c.SetDeadline(time.Now().Add(patience))
 		if b, err := io.ReadAll(c); err != nil || len(b) > 0 {
 			t.Errorf("%q: got %q, %v", header, b, err)
 		}

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -150,17 +151,17 @@ func (h *handover) take(table int, key string) (d limit.Decision, ok bool) {
 	return d, true
 }
 
-// abort takes the buckets back, unless the new process has committed.
-func (h *handover) abort() (committed bool) {
+// abort takes the buckets back, unless the new process has committed. failed is what that said when it gave up, if it did.
+func (h *handover) abort() (committed bool, failed string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.committed {
-		return true
+		return true, ""
 	}
 	h.over = true
 	h.r.edge.TakeBack()
 	close(h.decided)
-	return false
+	return false, h.failed
 }
 
 // upgrade starts a new process and returns when that has taken over, or why it has not.
@@ -171,84 +172,93 @@ func (r *process) upgrade(ctx context.Context, listeners []net.Listener) (pid in
 	if r.canary.Load() != nil {
 		return 0, errors.New("limits are being tried: wait until that is decided")
 	}
-	var files []uintptr
-	defer func() {
-		for _, fd := range files {
-			syscall.Close(int(fd))
-		}
-	}()
-	for _, l := range listeners {
-		fd, err := duplicate(l)
-		if err != nil {
-			return 0, fmt.Errorf("inherit a listener: %w", err)
-		}
-		files = append(files, fd)
-	}
-	var ends []net.Conn
-	for range 2 {
-		mine, its, err := socketPair()
-		if err != nil {
-			return 0, err
-		}
-		files = append(files, its)
-		ends = append(ends, mine)
-		defer func() {
-			if pid == 0 {
-				mine.Close()
-			}
-		}()
-	}
-	env := append(os.Environ(), fmt.Sprintf("%s=%d", inheritedEnv, len(listeners)))
-	started, err := syscall.ForkExec(executable, os.Args, &syscall.ProcAttr{Env: env, Files: append([]uintptr{0, 1, 2}, files...)})
-	if err != nil {
-		return 0, fmt.Errorf("start %s: %w", executable, err)
-	}
-	for _, fd := range files {
-		syscall.Close(int(fd))
-	}
-	files = nil
-	child, err := os.FindProcess(started)
+	child, from, to, err := startNew(listeners)
 	if err != nil {
 		return 0, err
 	}
+	h := &handover{r: r, client: rpc.NewClient(to), begun: make(chan struct{}), decided: make(chan struct{})}
+	server := rpc.NewServer()
+	if err := server.RegisterName("Old", h); err != nil {
+		panic("BUG: " + err.Error())
+	}
+	go server.ServeConn(from)
 	ended := make(chan string, 1)
 	go func() {
 		state, err := child.Wait()
 		ended <- fmt.Sprint(errors.Join(err), state)
 	}()
-	h := &handover{r: r, client: rpc.NewClient(ends[1]), begun: make(chan struct{}), decided: make(chan struct{})}
-	server := rpc.NewServer()
-	if err := server.RegisterName("Old", h); err != nil {
-		panic("BUG: " + err.Error())
+	why := h.await(ctx, ended)
+	if why == "" {
+		return child.Pid, nil
 	}
-	go server.ServeConn(ends[0])
-	why, begun, late := "", h.begun, time.NewTimer(upgradeTime)
+	child.Kill()
+	<-ended
+	committed, failed := h.abort()
+	if committed {
+		return child.Pid, nil // it had committed, and died: as if this process had been killed after it
+	}
+	from.Close()
+	to.Close()
+	return 0, errors.New(cmp.Or(failed, why))
+}
+
+// await waits until the new process has taken over, and says why if it has not. ended gets the state in which it ended, and has it again.
+func (h *handover) await(ctx context.Context, ended chan string) (why string) {
+	begun, late := h.begun, time.NewTimer(upgradeTime)
 	defer late.Stop()
-	for why == "" {
+	for {
 		select {
 		case <-h.decided:
-			return started, nil
+			return ""
 		case <-begun:
 			begun = nil
 			late.Reset(handoverTime)
 		case <-late.C:
-			why = "it did not take over in time"
+			return "it did not take over in time"
 		case state := <-ended:
-			why = "it ended: " + state
 			ended <- state
+			return "it ended: " + state
 		case <-ctx.Done():
-			why = "this process is told to end"
+			return "this process is told to end"
 		}
 	}
-	child.Kill()
-	<-ended
-	if h.abort() {
-		return started, nil // it had committed, and died: as if this process had been killed after it
+}
+
+// startNew starts the executable with the listeners' sockets. It returns the connections on which the new process calls, and is called.
+func startNew(listeners []net.Listener) (child *os.Process, from, to net.Conn, err error) {
+	var files []uintptr
+	var ends []net.Conn
+	defer func() {
+		for _, fd := range files {
+			syscall.Close(int(fd))
+		}
+		if err != nil {
+			for _, c := range ends {
+				c.Close()
+			}
+		}
+	}()
+	for _, l := range listeners {
+		fd, err := duplicate(l)
+		if err != nil {
+			return nil, nil, nil, fmt.Errorf("inherit a listener: %w", err)
+		}
+		files = append(files, fd)
 	}
-	if h.failed != "" {
-		why = h.failed
+	for range 2 {
+		mine, its, err := socketPair()
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		files, ends = append(files, its), append(ends, mine)
 	}
-	return 0, errors.New(why)
+	env := append(os.Environ(), fmt.Sprintf("%s=%d", inheritedEnv, len(listeners)))
+	pid, err := syscall.ForkExec(executable, os.Args, &syscall.ProcAttr{Env: env, Files: append([]uintptr{0, 1, 2}, files...)})
+	if err != nil {
+		return nil, nil, nil, fmt.Errorf("start %s: %w", executable, err)
+	}
+	child, err = os.FindProcess(pid)
+	return child, ends[0], ends[1], err
 }
 
 // duplicate is a descriptor of l's socket for another process. It leaves the socket as it is, which File and Fd would not.

@@ -14,7 +14,6 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/valyala/fasthttp"
 )
@@ -52,6 +51,12 @@ func alone(t *testing.T, config string) (*gw, *exec.Cmd) {
 // Under load, three processes follow one another: no request fails, and each user, whose bucket has one token an hour, is admitted
 // once, however often they ask, on connections of the old process and of the new ones.
 func TestUpgradeUnderLoad(t *testing.T) {
+	for _, way := range []string{"plain", "PROXY and TLS"} {
+		t.Run(way, func(t *testing.T) { upgradeUnderLoad(t, way) })
+	}
+}
+
+func upgradeUnderLoad(t *testing.T, way string) {
 	p := newPeer(t)
 	p.set(1, nil)
 	var mu sync.Mutex
@@ -62,7 +67,13 @@ func TestUpgradeUnderLoad(t *testing.T) {
 		mu.Unlock()
 		accept(ctx)
 	})
-	g, cmd := alone(t, configText([]string{p.addr}, slowOrders...))
+	edits, clientsOf := by(t, way, slowOrders...)
+	redirects := strings.Contains(way, "TLS")
+	if redirects {
+		edits = append(edits, with("listen: {", `listen: {redirect: "127.0.0.1:0", `))
+	}
+	g, cmd := alone(t, configText([]string{p.addr}, edits...))
+	clientsOf(g)
 	const users, clients = 2000, 16
 	var out bytes.Buffer
 	if err := Run(context.Background(), []string{"token", "-config", g.file, "-uid", fmt.Sprintf("1-%d", users)}, &out, io.Discard); err != nil {
@@ -74,7 +85,7 @@ func TestUpgradeUnderLoad(t *testing.T) {
 	var all sync.WaitGroup
 	for i := range clients {
 		all.Go(func() {
-			client := &http.Client{Transport: &http.Transport{}, Timeout: 30 * time.Second}
+			client := &http.Client{Transport: &http.Transport{DialContext: g.dial, TLSClientConfig: g.secure.Clone()}, Timeout: patience}
 			defer client.CloseIdleConnections()
 			for n := i; ; n++ {
 				select {
@@ -82,7 +93,7 @@ func TestUpgradeUnderLoad(t *testing.T) {
 					return
 				default:
 				}
-				req, _ := http.NewRequest("POST", "http://"+g.public+"/v1/sales/1/orders", nil)
+				req, _ := http.NewRequest("POST", g.scheme()+g.public+"/v1/sales/1/orders", nil)
 				req.Header.Set("Authorization", "Bearer "+tokens[(n*7)%users])
 				resp, err := client.Do(req)
 				asked.Add(1)
@@ -116,6 +127,12 @@ func TestUpgradeUnderLoad(t *testing.T) {
 	g.until("every user was admitted, and all asked again", func() bool { return count() == users && asked.Load() > since+2*users })
 	close(stop)
 	all.Wait()
+	if redirects {
+		g.public, g.secure = g.log.await(t, `msg=redirecting from=(\S+)`)[1], nil
+		if statuses, all := exchangeRaw(g, "GET / HTTP/1.1\r\nHost: shop.example\r\n\r\n"); len(statuses) != 1 || statuses[0] != "308" {
+			t.Errorf("the third process does not redirect: got %q", all)
+		}
+	}
 	mu.Lock()
 	defer mu.Unlock()
 	gained := 0

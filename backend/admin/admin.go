@@ -66,26 +66,27 @@ type Config struct {
 	Preflight func(ctx context.Context, sale, shoppers int64) (preflight.Report, error)
 	// Queues describes the broker's queues, broker.Broker.Queues: nil without a broker.
 	Queues func(ctx context.Context) ([]broker.QueueState, error)
-	Book   *order.Store
-	// Lists are those of who may buy, and Concentration is where orders come from, of a process that takes orders; else nil.
-	Lists         *eligibility.Lists
-	Concentration *origins.Report
+	// Orders are those in MySQL.
+	Orders *order.Store
+	// Lists are those of who may buy, and Origins is where orders come from, of a process that takes orders; else nil.
+	Lists   *eligibility.Lists
+	Origins *origins.Report
 	// Revocations is the list of revoked tokens of a process that takes orders, else nil; KeepRevocations is for how long one is kept.
 	Revocations     *revocation.List
 	KeepRevocations time.Duration
 	// Timeline tells what became of a user's presses in a sale: timeline.Store.Of.
 	Timeline func(ctx context.Context, uid string, sale int64) (verdict.Timeline, error)
-	// Letters are the dead letters.
-	Letters *deadletter.Store
+	// DeadLetters are the messages that could not be processed.
+	DeadLetters *deadletter.Store
 	// Gateways are the reports of gateways.
 	Gateways *gateways.Store
 	// Ready returns what keeps the process from its work; nothing means ready.
 	Ready func(ctx context.Context) []string
-	// Survives returns what an accepted order survives by the stores' settings, nil before they were read. It may be nil.
-	Survives func() *durability.Report
-	Log      *slog.Logger
-	Gatherer prometheus.Gatherer // of /metrics
-	Register prometheus.Registerer
+	// Durability returns what an accepted order survives by the stores' settings, nil before they were read. It may be nil.
+	Durability func() *durability.Report
+	Log        *slog.Logger
+	Gatherer   prometheus.Gatherer // of /metrics
+	Register   prometheus.Registerer
 }
 
 // Admin serves the listener. It is safe for concurrent use.
@@ -168,8 +169,8 @@ func (a *Admin) ready(r *request) (*answer, error) {
 		status, word = http.StatusServiceUnavailable, "not ready"
 	}
 	var promise *durability.Report
-	if a.Survives != nil {
-		promise = a.Survives()
+	if a.Durability != nil {
+		promise = a.Durability()
 	}
 	return &answer{status: status, value: adminapi.Readiness{Status: word, Reasons: reasons, Promise: promise}}, nil
 }

@@ -403,7 +403,7 @@ func TestQueueShowsWhoHoldsWhat(t *testing.T) {
 	if r := q.Outboxes[0].Consumers[0]; r.Pending != 2 || r.HeldMS < 90_000 || r.Deliveries != 7 {
 		t.Errorf("got %+v, want two held, the longest for 90 s and 7 deliveries", r)
 	}
-	if err := o.Letters.Take(t.Context(), queued.DeadMessage{Queue: "q", Reason: "r", Payload: []byte("p")}); err != nil {
+	if err := o.DeadLetters.Take(t.Context(), queued.DeadMessage{Queue: "q", Reason: "r", Payload: []byte("p")}); err != nil {
 		t.Fatal(err)
 	}
 	o.Queues = func(context.Context) ([]broker.QueueState, error) { return nil, errors.New("no broker") }
@@ -430,7 +430,7 @@ func TestDeadLettersArePaged(t *testing.T) {
 	o := newOffice(t, 1)
 	for i := range 7 {
 		for range 1 + i%2 { // some die twice
-			if err := o.Letters.Take(t.Context(), queued.DeadMessage{Queue: "q", Reason: strings.Repeat("é", 2000), Payload: fmt.Appendf(nil, "letter %d", i), Deliveries: 3}); err != nil {
+			if err := o.DeadLetters.Take(t.Context(), queued.DeadMessage{Queue: "q", Reason: strings.Repeat("é", 2000), Payload: fmt.Appendf(nil, "letter %d", i), Deliveries: 3}); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -223,9 +223,9 @@ func (a *Admin) concentration(r *request) (*answer, error) {
 	if len(r.URL.RawQuery) > 0 {
 		return nil, problem.Invalid(short(strings.SplitN(r.URL.RawQuery, "=", 2)[0]), "this takes no parameters")
 	}
-	if a.Concentration == nil {
+	if a.Origins == nil {
 		return nil, problem.New(problem.NotFound, "this process takes no orders: ask the admin listener of each process with the role api, they count what they took")
 	}
-	c := a.Concentration.Of(id)
+	c := a.Origins.Of(id)
 	return &answer{status: http.StatusOK, value: adminapi.Concentration{SaleID: id, Since: wire.At(c.Since), Orders: c.Orders, Networks: c.Networks}}, nil
 }

@@ -142,11 +142,11 @@ func TestConcentrationIsReported(t *testing.T) {
 	path := fmt.Sprintf("/admin/v1/sales/%d/concentration", s.ID)
 	refused(t, send(o.Admin, "GET", path, ""), problem.NotFound, "")
 	since := time.Now().UTC().Truncate(time.Millisecond)
-	o.Concentration = origins.New(since)
+	o.Origins = origins.New(since)
 	for range 3 {
-		o.Concentration.Count(s.ID, "203.0.113.0/24")
+		o.Origins.Count(s.ID, "203.0.113.0/24")
 	}
-	o.Concentration.Count(s.ID, "")
+	o.Origins.Count(s.ID, "")
 	got := do[struct {
 		SaleID   int64             `json:"sale_id"`
 		Since    time.Time         `json:"since"`

@@ -93,8 +93,8 @@ func (a *Admin) readQueue(ctx context.Context) (adminapi.Queue, error) {
 	if err := a.DB.QueryRowContext(ctx, `SELECT COUNT(*) FROM intents WHERE done_at IS NULL`).Scan(&q.Intents); err != nil {
 		return q, fmt.Errorf("open intents: %w", err)
 	}
-	if a.Letters != nil {
-		if q.DeadLetters, err = a.Letters.Open(ctx); err != nil {
+	if a.DeadLetters != nil {
+		if q.DeadLetters, err = a.DeadLetters.Open(ctx); err != nil {
 			return q, err
 		}
 	}

@@ -69,10 +69,10 @@ func newOffice(t *testing.T, connections int) *office {
 		Queues: func(context.Context) ([]broker.QueueState, error) {
 			return []broker.QueueState{{Name: broker.QueueName(0), Ready: 3, Unacked: 2, Consumers: 1}, {Name: broker.Dead, Ready: 1}}, nil
 		},
-		Book:     o.book,
-		Letters:  deadletter.NewStore(deadletter.Config{DB: db, Orders: o.book, Clock: clk, Log: log, Register: reg}),
-		Gateways: gateways.New(redis.Client(), clk),
-		Ready:    func(context.Context) []string { return nil }, Log: log, Gatherer: reg, Register: reg})
+		Orders:      o.book,
+		DeadLetters: deadletter.NewStore(deadletter.Config{DB: db, Orders: o.book, Clock: clk, Log: log, Register: reg}),
+		Gateways:    gateways.New(redis.Client(), clk),
+		Ready:       func(context.Context) []string { return nil }, Log: log, Gatherer: reg, Register: reg})
 	return o
 }
 

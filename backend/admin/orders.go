@@ -180,11 +180,11 @@ func (a *Admin) cancelOrder(r *request) (*answer, error) {
 		return nil, err
 	}
 	done, err := a.change(r, func(ctx context.Context, tx *sql.Tx) (change.Change, error) {
-		before, after, release, err := a.Book.CancelIn(ctx, tx, id)
+		before, after, release, err := a.Orders.CancelIn(ctx, tx, id)
 		return change.Change{Action: "order.cancel", Target: "order " + id, Before: before, After: after, Nothing: release == nil, Then: release}, err
 	})
 	if errors.Is(err, order.ErrNotFound) { // not in MySQL: it may be queued
-		o, e := a.Book.Stands(r.Context(), id)
+		o, e := a.Orders.Stands(r.Context(), id)
 		switch {
 		case errors.Is(e, order.ErrNotFound):
 			return nil, noOrder

@@ -41,7 +41,7 @@ func (a *Admin) replayDeadLetters(r *request) (*answer, error) {
 			return done, err
 		}
 	}
-	ids, open, err := a.Letters.Oldest(r.Context(), id, limit)
+	ids, open, err := a.DeadLetters.Oldest(r.Context(), id, limit)
 	if err != nil {
 		return nil, err
 	}
@@ -50,7 +50,7 @@ func (a *Admin) replayDeadLetters(r *request) (*answer, error) {
 		if until, ok := r.Context().Deadline(); ok && time.Until(until) < replayReserve {
 			break
 		}
-		done, err := a.Letters.Replay(r.Context(), id)
+		done, err := a.DeadLetters.Replay(r.Context(), id)
 		if errors.Is(err, deadletter.ErrNotFound) {
 			continue // too old
 		}
@@ -76,7 +76,7 @@ func (a *Admin) replayDeadLetters(r *request) (*answer, error) {
 	}
 	return a.change(r, func(ctx context.Context, tx *sql.Tx) (change.Change, error) {
 		for _, l := range v.Replayed {
-			if _, _, err := a.Letters.Mark(ctx, tx, l.ID); err != nil {
+			if _, _, err := a.DeadLetters.Mark(ctx, tx, l.ID); err != nil {
 				return change.Change{}, err
 			}
 		}

@@ -28,7 +28,7 @@ func TestDeadLettersAreReplayedInOrder(t *testing.T) {
 			m.Payload, _ = json.Marshal(e) // it cannot fail
 			m.Entry = &e
 		}
-		if err := o.Letters.Take(t.Context(), m); err != nil {
+		if err := o.DeadLetters.Take(t.Context(), m); err != nil {
 			t.Fatal(err)
 		}
 	}

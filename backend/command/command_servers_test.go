@@ -61,7 +61,7 @@ func backend(t *testing.T) Config {
 	auditor, rebuild := audit.New(audit.Config{DB: db, Redis: store, QueuedBound: time.Minute}), reconcile.New(reconcile.Config{DB: db, Redis: store, Log: log, Register: reg}).Sale
 	changes := &change.Maker{DB: db, Clock: clk, Intents: intents, Reconcile: rebuild, Changed: func(context.Context) error { return nil }, Log: log}
 	named := operator.NewList("admin", "dev-admin", []operator.Entry{{Name: "anna", Role: operator.Viewer, TokenSHA256: annaHash}})
-	a := admin.New(admin.Config{KeepRevocations: time.Hour, Book: book, Changes: changes, Letters: box, Operators: func() *operator.List { return named }, DB: db, Redis: store, Clock: clk, Audit: auditor, Reconcile: rebuild,
+	a := admin.New(admin.Config{KeepRevocations: time.Hour, Orders: book, Changes: changes, DeadLetters: box, Operators: func() *operator.List { return named }, DB: db, Redis: store, Clock: clk, Audit: auditor, Reconcile: rebuild,
 		Closing: closing.New(closing.Config{DB: db, Redis: store, Clock: clk, Audit: auditor, Maker: changes, Log: log, Register: reg}),
 		Ready:   func(context.Context) []string { return nil }, Log: log, Gatherer: reg, Register: reg})
 	ln, err := net.Listen("tcp", "127.0.0.1:0")

@@ -62,6 +62,27 @@ func readStat(pid int) (stat, error) {
 	return stat{state: f[0][0], parent: parent, exiting: flags&4 != 0, threads: f[17], start: f[19]}, nil
 }
 
+// pauseWithin is how long a thread may wait for a disk before it stops.
+const pauseWithin = 30 * time.Second
+
+// allStopped says whether every thread of a process is stopped by a signal.
+func allStopped(pid int) (bool, error) {
+	threads, err := os.ReadDir("/proc/" + strconv.Itoa(pid) + "/task")
+	if err != nil {
+		return false, err
+	}
+	for _, t := range threads {
+		tid, err := strconv.Atoi(t.Name())
+		if err != nil {
+			return false, err
+		}
+		if st, err := readStat(tid); err == nil && st.state != 'T' && !st.dead() { // an error: the thread has ended
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
 // dying reports whether a process that is still there was killed by SIGKILL a moment ago. Whoever sent it may be back
 // before the process has noticed, hence the second look.
 func dying(ctx context.Context, pid int) bool {

@@ -302,7 +302,8 @@ func (p *Process) listens(pid int) error {
 	return nil
 }
 
-// Signal sends it a signal, for example SIGSTOP and SIGCONT to pause it, or SIGHUP.
+// Signal sends it a signal, for example SIGHUP, or SIGSTOP and SIGCONT to pause it. After SIGSTOP it waits until every thread has
+// stopped: they go on until one of them has seen the signal.
 func (p *Process) Signal(sig syscall.Signal) error {
 	pid, ok := p.find()
 	if !ok {
@@ -311,7 +312,17 @@ func (p *Process) Signal(sig syscall.Signal) error {
 	if err := syscall.Kill(pid, sig); err != nil {
 		return fmt.Errorf("signal %s (pid %d): %w", p.name, pid, err)
 	}
-	return nil
+	if sig != syscall.SIGSTOP {
+		return nil
+	}
+	for late := time.Now().Add(pauseWithin); ; time.Sleep(time.Millisecond) {
+		if stopped, err := allStopped(pid); err != nil || stopped {
+			return err
+		}
+		if time.Now().After(late) {
+			return fmt.Errorf("signal %s (pid %d): not all of its threads have stopped after %v", p.name, pid, pauseWithin)
+		}
+	}
 }
 
 // Stop asks it to end (SIGTERM), kills it if it does not end in time, and returns when it and its children are gone. It

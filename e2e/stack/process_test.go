@@ -87,7 +87,7 @@ func TestStopTakesTheChildrenAlong(t *testing.T) {
 	p := sleeper(t, dir, "setsid sleep 3601 & echo $! > child; mv child child.pid")
 	pid := start(t, p)
 	var child int
-	for deadline := time.Now().Add(10 * time.Second); child == 0; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); child == 0; time.Sleep(5 * time.Millisecond) {
 		if b, err := os.ReadFile(filepath.Join(dir, "child.pid")); err == nil {
 			child, _ = strconv.Atoi(strings.TrimSpace(string(b)))
 		}
@@ -97,6 +97,9 @@ func TestStopTakesTheChildrenAlong(t *testing.T) {
 	}
 	if err := p.Signal(syscall.SIGSTOP); err != nil { // a paused process must stop as well
 		t.Fatal(err)
+	}
+	if stopped, err := allStopped(pid); !stopped || err != nil {
+		t.Errorf("after SIGSTOP: stopped %t, %v", stopped, err)
 	}
 	if err := p.Stop(t.Context()); err != nil {
 		t.Fatal(err)

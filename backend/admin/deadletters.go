@@ -29,7 +29,7 @@ func (a *Admin) listDeadLetters(r *request) (*answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	list, err := a.Letters.List(r.Context(), below, limit+1, open)
+	list, err := a.DeadLetters.List(r.Context(), below, limit+1, open)
 	if err != nil {
 		return nil, err
 	}
@@ -46,7 +46,7 @@ func (a *Admin) getDeadLetter(r *request) (*answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	l, err := a.Letters.Get(r.Context(), id)
+	l, err := a.DeadLetters.Get(r.Context(), id)
 	if errors.Is(err, deadletter.ErrNotFound) {
 		return nil, noLetter(id)
 	}
@@ -76,19 +76,19 @@ func (a *Admin) replayDeadLetter(r *request) (*answer, error) {
 			return done, err
 		}
 	}
-	before, err := a.Letters.Get(r.Context(), id)
+	before, err := a.DeadLetters.Get(r.Context(), id)
 	if errors.Is(err, deadletter.ErrNotFound) {
 		return nil, noLetter(id)
 	}
 	if err != nil {
 		return nil, err
 	}
-	replayed, err := a.Letters.Replay(r.Context(), id)
+	replayed, err := a.DeadLetters.Replay(r.Context(), id)
 	if err != nil {
 		return nil, err
 	}
 	return a.change(r, func(ctx context.Context, tx *sql.Tx) (change.Change, error) {
-		first, at, err := a.Letters.Mark(ctx, tx, id)
+		first, at, err := a.DeadLetters.Mark(ctx, tx, id)
 		if err != nil {
 			return change.Change{}, err
 		}

@@ -115,7 +115,7 @@ func (r *running) start(args ...string) (stop func() error) {
 		select {
 		case err := <-done:
 			return err
-		case <-time.After(30 * time.Second):
+		case <-time.After(2 * time.Minute):
 			return errors.New("the backend does not end")
 		}
 	}
@@ -148,7 +148,7 @@ func (r *running) startAlone(args ...string) (stop func() error) {
 // eventually waits until check is nil.
 func eventually(t *testing.T, what string, check func() error) {
 	t.Helper()
-	deadline := time.After(30 * time.Second)
+	deadline := time.After(2 * time.Minute)
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for {

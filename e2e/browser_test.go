@@ -87,7 +87,7 @@ func openTab(t *testing.T, parent context.Context) *browser {
 func (b *browser) run(steps ...chromedp.Action[chromedp.Void]) {
 	b.t.Helper()
 	for i, step := range steps {
-		ctx, cancel := context.WithTimeout(b.ctx, 20*time.Second)
+		ctx, cancel := context.WithTimeout(b.ctx, patience)
 		err := chromedp.Do(ctx, step)
 		cancel()
 		if err != nil {
@@ -97,7 +97,7 @@ func (b *browser) run(steps ...chromedp.Action[chromedp.Void]) {
 }
 
 func (b *browser) text() string {
-	ctx, cancel := context.WithTimeout(b.ctx, 5*time.Second)
+	ctx, cancel := context.WithTimeout(b.ctx, patience)
 	defer cancel()
 	text, err := chromedp.Run(ctx, chromedp.Evaluate[string](`document.body.innerText`))
 	if err != nil {
@@ -110,11 +110,11 @@ func (b *browser) text() string {
 // loop in the page would end without a word, and its answer would never come.
 func (b *browser) until(js string) {
 	b.t.Helper()
-	ctx, cancel := context.WithTimeout(b.ctx, time.Minute)
+	ctx, cancel := context.WithTimeout(b.ctx, 2*patience)
 	defer cancel()
 	for {
 		_, err := chromedp.Run(ctx, chromedp.Poll[bool](`(() => { try { return Boolean(`+js+`) } catch { return false } })()`,
-			chromedp.WithPollingTimeout(30*time.Second), chromedp.WithPollingInterval(20*time.Millisecond)))
+			chromedp.WithPollingTimeout(patience), chromedp.WithPollingInterval(20*time.Millisecond)))
 		if err == nil {
 			return
 		}
@@ -129,7 +129,7 @@ var left = regexp.MustCompile(`Cannot find context|context was destroyed|target 
 
 func (b *browser) is(js string) bool {
 	b.t.Helper()
-	ctx, cancel := context.WithTimeout(b.ctx, 20*time.Second)
+	ctx, cancel := context.WithTimeout(b.ctx, patience)
 	defer cancel()
 	ok, err := chromedp.Run(ctx, chromedp.Evaluate[bool](`Boolean(`+js+`)`))
 	if err != nil {
@@ -245,7 +245,7 @@ func TestShopperPage(t *testing.T) {
 		if (!lost && o.method === 'POST' && url.endsWith('/orders')) { lost = true; throw new TypeError('lost'); } return r; };`))
 	b.run(chromedp.Click(`[data-el="order"]`))
 	b.until(status + ` && ` + status + `.textContent === 'Reserved for you'`)
-	w.until("the page asks again", 20*time.Second, func() (bool, string) { return len(b.sent()) >= 4, fmt.Sprint(b.sent()) })
+	w.until("the page asks again", patience, func() (bool, string) { return len(b.sent()) >= 4, fmt.Sprint(b.sent()) })
 	sent = b.sent()
 	if len(sent) != 4 || sent[2].key != sent[3].key {
 		t.Errorf("a lost answer: got %v, want a fourth request with the key of the third", sent)

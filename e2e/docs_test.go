@@ -21,8 +21,9 @@ func TestTheCommandsOfThePagesRun(t *testing.T) {
 	dir := t.TempDir()
 	w.must(os.Symlink(w.Bin, filepath.Join(dir, "build")))
 	w.must(os.Symlink(w.Dir, filepath.Join(dir, ".run")))
+	address := strings.NewReplacer("http://127.0.0.1:8080", w.PublicURL(), "http://127.0.0.1:8081", w.Ports.OpsURL())
 	var script strings.Builder
-	for _, name := range []string{"first-sale.md", "shop.md", "running-a-sale.md"} {
+	for _, name := range []string{"first-sale.md", "first-hour.md", "shop.md", "running-a-sale.md"} {
 		page, err := os.ReadFile(filepath.Join("../docs", name))
 		w.must(err)
 		blocks := strings.Split(string(page), "\n```sh\n")[1:]
@@ -34,7 +35,7 @@ func TestTheCommandsOfThePagesRun(t *testing.T) {
 			if !ended {
 				t.Fatalf("docs/%s: a block does not end", name)
 			}
-			script.WriteString(strings.ReplaceAll(text, "http://127.0.0.1:8080", w.PublicURL()) + "\n")
+			script.WriteString(address.Replace(text) + "\n")
 		}
 	}
 	cmd := exec.CommandContext(w.ctx, "bash", "-eux", "-o", "pipefail", "-c", script.String())

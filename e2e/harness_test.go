@@ -72,14 +72,14 @@ func orders(rule string) string {
 // freely are limits that let repeats through to the backend, which must answer them right by itself.
 var freely = orders("{rate: 20, burst: 20, max_keys: 1000000}")
 
-// patience bounds every wait: how long after a fault, or after the end of a run, everything must have settled.
-const patience = 30 * time.Second
+// patience bounds every wait: a slow machine is no fault.
+const patience = 2 * time.Minute
 
 func newSystem(t testing.TB, o world.Options) *system {
 	t.Helper()
 	machine.once.Do(startMachine)
 	world.Must(t, machine.err)
-	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	t.Cleanup(cancel)
 	machine.mu.Lock()
 	err := machine.ground.Servers.Start(ctx) // a test before may have ended one

@@ -117,7 +117,7 @@ func TestStory(t *testing.T) {
 	}
 	w.state(two, wire.Open)
 	var fourth world.Answer
-	w.until("the unit is sold again", 15*time.Second, func() (bool, string) {
+	w.until("the unit is sold again", patience, func() (bool, string) {
 		fourth = w.public("POST", path2, tokens[3], "")
 		return fourth.Status == 202, fourth.String()
 	})

@@ -541,7 +541,7 @@ func (k *walk) adminSales() {
 	k.admin("GET", "/queue", "", 200, "")
 	k.w.must(k.w.Stores.Manage(k.w.ctx, "POST", "/exchanges/"+k.w.Name+"/fg.orders/publish",
 		`{"properties":{"type":"order"},"routing_key":"0","payload":"no order","payload_encoding":"string"}`, nil))
-	k.w.until("a dead letter", 20*time.Second, func() (bool, string) {
+	k.w.until("a dead letter", patience, func() (bool, string) {
 		a := k.admin("GET", "/dead-letters", "", 200, "")
 		return strings.Contains(string(a.Body), "no order"), string(a.Body)
 	})

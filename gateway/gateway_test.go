@@ -70,7 +70,7 @@ func (l *logs) String() string {
 func (l *logs) await(t testing.TB, pattern string) []string {
 	t.Helper()
 	re := regexp.MustCompile(pattern)
-	timeout := time.After(20 * time.Second)
+	timeout := time.After(patience)
 	for {
 		if m := re.FindStringSubmatch(l.String()); m != nil {
 			return m
@@ -82,6 +82,9 @@ func (l *logs) await(t testing.TB, pattern string) []string {
 		}
 	}
 }
+
+// patience bounds every wait: a slow machine is no fault.
+const patience = 2 * time.Minute
 
 // gw is a gateway at work.
 type gw struct {
@@ -195,10 +198,10 @@ func (g *gw) awaitReady() {
 // until asks again and again: what is awaited comes by the network.
 func (g *gw) until(what string, ok func() bool) {
 	g.t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(patience)
 	for !ok() {
 		if time.Now().After(deadline) {
-			g.t.Fatalf("not in 20 s: %s", what)
+			g.t.Fatalf("not in %v: %s", patience, what)
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
@@ -284,7 +287,7 @@ func (g *gw) raw() net.Conn {
 		g.t.Fatal(err)
 	}
 	g.t.Cleanup(func() { c.Close() })
-	c.SetDeadline(time.Now().Add(20 * time.Second))
+	c.SetDeadline(time.Now().Add(patience))
 	if g.secure != nil {
 		c = tls.Client(c, g.secure)
 	}

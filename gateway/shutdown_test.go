@@ -29,7 +29,7 @@ func TestShutdownDelay(t *testing.T) {
 	select {
 	case err := <-g.done:
 		g.done <- err
-	case <-time.After(30 * time.Second):
+	case <-time.After(patience):
 		t.Fatal("a second signal does not end the delay")
 	}
 	if c, err := net.Dial("tcp", g.public); err == nil {

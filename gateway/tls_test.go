@@ -119,7 +119,7 @@ func ask(c net.Conn, request string) (int, error) {
 func (g *gw) hello(set func(*tls.Config)) (tls.ConnectionState, error) {
 	c := g.secure.Clone()
 	set(c)
-	conn, err := tls.DialWithDialer(&net.Dialer{Timeout: 20 * time.Second}, "tcp", g.public, c)
+	conn, err := tls.DialWithDialer(&net.Dialer{Timeout: patience}, "tcp", g.public, c)
 	if err != nil {
 		return tls.ConnectionState{}, err
 	}
@@ -481,7 +481,7 @@ func TestRecordsCutAtEachByte(t *testing.T) {
 			}
 			defer plain.Close()
 			plain.(*net.TCPConn).SetNoDelay(true)
-			plain.SetDeadline(time.Now().Add(20 * time.Second))
+			plain.SetDeadline(time.Now().Add(patience))
 			var c net.Conn = crumbs{plain}
 			io.WriteString(c, header)
 			if g.secure != nil {
@@ -514,7 +514,7 @@ func TestHandshakesCutAtEachByte(t *testing.T) {
 		}
 		c.Write(all[:n])
 		c.(*net.TCPConn).CloseWrite()
-		c.SetDeadline(time.Now().Add(20 * time.Second))
+		c.SetDeadline(time.Now().Add(patience))
 		if b, err := io.ReadAll(c); err != nil && !strings.Contains(err.Error(), "reset") || bytes.Contains(b, []byte("HTTP/1.1 5")) {
 			t.Fatalf("after %d bytes: got %q, %v", n, b, err)
 		}
@@ -582,7 +582,7 @@ func TestSlowHandshakesAreCut(t *testing.T) {
 			t.Fatal(err)
 		}
 		io.WriteString(c, begun)
-		c.SetDeadline(time.Now().Add(20 * time.Second))
+		c.SetDeadline(time.Now().Add(patience))
 		if b, err := io.ReadAll(c); errors.Is(err, os.ErrDeadlineExceeded) || len(b) > 0 {
 			t.Errorf("%q: got %q, %v; want the end", begun, b, err)
 		}
@@ -798,7 +798,7 @@ func TestProxyProtocol(t *testing.T) {
 		}
 		io.WriteString(c, header)
 		c.(*net.TCPConn).CloseWrite()
-		c.SetDeadline(time.Now().Add(20 * time.Second))
+		c.SetDeadline(time.Now().Add(patience))
 		if b, err := io.ReadAll(c); err != nil || len(b) > 0 {
 			t.Errorf("%q: got %q, %v", header, b, err)
 		}

@@ -14,7 +14,6 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/valyala/fasthttp"
 )
@@ -86,7 +85,7 @@ func upgradeUnderLoad(t *testing.T, way string) {
 	var all sync.WaitGroup
 	for i := range clients {
 		all.Go(func() {
-			client := &http.Client{Transport: &http.Transport{DialContext: g.dial, TLSClientConfig: g.secure.Clone()}, Timeout: 30 * time.Second}
+			client := &http.Client{Transport: &http.Transport{DialContext: g.dial, TLSClientConfig: g.secure.Clone()}, Timeout: patience}
 			defer client.CloseIdleConnections()
 			for n := i; ; n++ {
 				select {

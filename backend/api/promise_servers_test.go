@@ -85,7 +85,7 @@ func drain(t *testing.T, w *working, b *broker.Broker, sale int64) map[string]in
 func (w *working) eventually(uid string, sale int64, key string, not problem.Code) string {
 	w.t.Helper()
 	var res *fasthttp.Response
-	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); {
+	for deadline := time.Now().Add(2 * time.Minute); time.Now().Before(deadline); {
 		if res = w.press(uid, sale, key, ""); res.StatusCode() == 202 {
 			return accepted(w.t, res)
 		}

@@ -25,7 +25,7 @@ import (
 // until audits until ok, and returns that audit.
 func (s *shop) until(what string, ok func(audit.Result) bool) audit.Result {
 	s.t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); {
+	for deadline := time.Now().Add(2 * time.Minute); time.Now().Before(deadline); {
 		if r := s.audit(); ok(r) {
 			return r
 		}

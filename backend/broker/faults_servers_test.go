@@ -124,7 +124,7 @@ func (w *proxy) untilDropped(n int) {
 		}
 		select {
 		case <-changed:
-		case <-time.After(30 * time.Second):
+		case <-time.After(2 * time.Minute):
 			w.t.Fatal("no frame was dropped")
 		}
 	}
@@ -149,7 +149,7 @@ func (w *proxy) inject(class, method uint16, args ...byte) {
 // eventually waits until f is true.
 func eventually(t *testing.T, what string, f func() bool) {
 	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !f(); {
+	for end := time.Now().Add(2 * time.Minute); !f(); {
 		if time.Now().After(end) {
 			t.Fatalf("never: %s", what)
 		}

@@ -54,7 +54,7 @@ func (s *shop) reader(fallback time.Duration) *Reader {
 // until asks until it is so, for ten seconds at most.
 func (s *shop) until(what string, so func() bool) {
 	s.t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !so(); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); !so(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			s.t.Fatalf("after 10 s it is not so that %s", what)
 		}

@@ -48,7 +48,7 @@ func holds(t *testing.T, s *reserve.Store, name string, n int) {
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	c := s.Client()
-	for deadline := time.Now().Add(30 * time.Second); ; <-tick.C {
+	for deadline := time.Now().Add(2 * time.Minute); ; <-tick.C {
 		list, err := c.Do(t.Context(), c.B().Xpending().Key(s.OutboxKey(1)).Group(reserve.Group).Start("-").End("+").Count(100).Consumer(name).Build()).ToArray()
 		if err == nil && len(list) == n {
 			return

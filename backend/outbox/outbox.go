@@ -48,6 +48,7 @@ type Reader struct {
 	deadLetter func(ctx context.Context, m queued.DeadMessage) error
 	live       func() []int64
 	claimIdle  time.Duration
+	peers      peers
 	log        *slog.Logger
 	read       prometheus.Counter
 	claimed    prometheus.Counter
@@ -65,7 +66,8 @@ type ReaderConfig struct {
 	Live func() []int64
 	// Name is the consumer's, unique among all processes, ever.
 	Name string
-	// ClaimIdle is how long an entry may be pending with any consumer but Published until this one takes it over.
+	// ClaimIdle is how long an entry may be pending with any consumer but Published until this one takes it over, unless that
+	// consumer is known to be dead.
 	ClaimIdle time.Duration
 	// DeadLetter takes an entry that is no order, or was delivered too often (deadletter.Store.Take). Nil says that it is kept,
 	// and that its order is retired with a row in MySQL, or stays in the outbox on purpose. Without DeadLetter an entry that is no
@@ -82,8 +84,9 @@ func NewReader(c ReaderConfig) *Reader {
 	}
 	return &Reader{
 		stream: stream{redis: c.Redis, name: c.Name}, deadLetter: c.DeadLetter, live: c.Live, claimIdle: c.ClaimIdle, log: c.Log,
+		peers:   peers{seen: map[string]peer{}},
 		read:    counter("backend_outbox_read_total", "Entries read from the outboxes, repeats included."),
-		claimed: counter("backend_outbox_claimed_total", "Entries that were pending for too long and taken over."),
+		claimed: counter("backend_outbox_claimed_total", "Entries that were pending for too long, or with a dead consumer, and taken over."),
 		failed:  counter("backend_outbox_handle_errors_total", "Batches of entries whose handling failed; they are handled again."),
 		skipped: counter("backend_outbox_stray_total", "Entries that were pending with nobody though later ones had been read: Redis brought them back."),
 	}
@@ -100,6 +103,7 @@ func (r *Reader) Run(ctx context.Context, handle func(ctx context.Context, batch
 		return fmt.Errorf("the consumer name %q is taken", Published)
 	}
 	var g errgroup.Group
+	g.Go(func() error { r.keepBeating(ctx); return nil })
 	var workers []*worker
 	tick := time.NewTicker(look)
 	defer tick.Stop()
@@ -162,6 +166,7 @@ type progress struct {
 	absent bool      // Redis has nothing of the sale: look again at next
 	looked string    // the last entry that was looked at for skipped ones; "": none
 	behind bool      // this consumer holds entries that must be handled first
+	deaths int64     // of readers, whose entries were taken over
 	next   time.Time // the earliest time of the next attempt
 	pause  time.Duration
 }
@@ -209,6 +214,11 @@ func (w *worker) step(ctx context.Context, sales []int64, nextClaim *time.Time) 
 			wait = min(wait, max(time.Until(p.next), time.Millisecond))
 		} else {
 			ahead = append(ahead, sale)
+		}
+	}
+	for _, sale := range ahead {
+		if err := w.inherit(ctx, sale); err != nil {
+			return err
 		}
 	}
 	if !time.Now().Before(*nextClaim) {
@@ -286,18 +296,32 @@ func (w *worker) catchUp(ctx context.Context, sale int64, p *progress) error {
 	}
 }
 
-// takeOver handles what any consumer has held for too long, and removes consumers that are gone.
-func (w *worker) takeOver(ctx context.Context, sale int64) error {
+// inherit handles what dead readers held of a sale, once for each death.
+func (w *worker) inherit(ctx context.Context, sale int64) error {
+	deaths := w.r.peers.deaths.Load()
+	if w.known[sale].deaths == deaths {
+		return nil
+	}
+	if err := w.takeFrom(ctx, sale, w.r.peers.dead); err != nil {
+		return err
+	}
+	w.known[sale].deaths = deaths
+	return nil
+}
+
+// takeFrom handles what these consumers have held for too long.
+func (w *worker) takeFrom(ctx context.Context, sale int64, from func(consumer string) bool) error {
 	holders, err := w.r.holders(ctx, sale)
 	if err != nil {
 		return err
 	}
 	for _, name := range holders {
-		if name == Published {
+		if name == Published || !from(name) {
 			continue
 		}
+		atLeast := w.r.patience(name)
 		for !w.known[sale].behind && ctx.Err() == nil {
-			ids, err := w.r.idle(ctx, sale, name, w.r.claimIdle, count)
+			ids, err := w.r.idle(ctx, sale, name, atLeast, count)
 			if err != nil {
 				return err
 			}
@@ -308,7 +332,7 @@ func (w *worker) takeOver(ctx context.Context, sale int64) error {
 				if w.known[sale].behind || ctx.Err() != nil {
 					break
 				}
-				if err := w.claim(ctx, sale, name, part); err != nil {
+				if err := w.claim(ctx, sale, name, part, atLeast); err != nil {
 					return err
 				}
 			}
@@ -316,6 +340,14 @@ func (w *worker) takeOver(ctx context.Context, sale int64) error {
 				break
 			}
 		}
+	}
+	return nil
+}
+
+// takeOver handles what any consumer has held for too long, and removes consumers that are gone.
+func (w *worker) takeOver(ctx context.Context, sale int64) error {
+	if err := w.takeFrom(ctx, sale, func(string) bool { return true }); err != nil {
+		return err
 	}
 	if err := w.takeSkipped(ctx, sale); err != nil {
 		return err
@@ -356,8 +388,8 @@ func together(list []held) iter.Seq[[]held] {
 }
 
 // claim takes entries over from a consumer and hands them on. One that was delivered too often becomes a dead letter.
-func (w *worker) claim(ctx context.Context, sale int64, from string, part []held) error {
-	claimed, err := w.r.claim(ctx, sale, idsOf(part), w.r.claimIdle)
+func (w *worker) claim(ctx context.Context, sale int64, from string, part []held, atLeast time.Duration) error {
+	claimed, err := w.r.claim(ctx, sale, idsOf(part), atLeast)
 	if err != nil {
 		return err
 	}

@@ -313,9 +313,8 @@ func TestOnlyWhatADeadConsumerHoldsIsTakenOver(t *testing.T) {
 	ids := press(t, s, 1, 20)
 	first := newCrowd(s)
 	first.keep = true
-	stop := read(t, s, "young", time.Hour, sales(1), first.handle)
+	read(t, s, "young", time.Hour, sales(1), first.handle)
 	first.until(t, "20 entries", func() bool { return len(first.seen) == 20 })
-	stop()
 	x := s.Client()
 	age := func(name string, ids ...string) { // they have been with it for two hours
 		t.Helper()

@@ -197,7 +197,7 @@ func receiver(t *testing.T) (told *sync.Map, url string) {
 func (w *system) try(t *testing.T, f fault) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
 	defer cancel()
-	within, units := 10*time.Minute, int64(stock)
+	within, units := time.Hour, int64(stock)
 	if f.expire {
 		within = time.Second
 	}

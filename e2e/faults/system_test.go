@@ -55,8 +55,10 @@ type options struct {
 	batch       int    // orders.batch, 0 for the default
 	maxLag      string // orders.max_lag, "" for the default
 	maxOutage   string // orders.max_outage, the same
+	claimIdle   string // outbox.claim_idle, "" for what a test needs not wait for
 	ownConsumer bool   // the consumer role is a process of its own
 	linked      bool   // all links have a proxy
+	several     bool   // there are several of each process
 	// Servers of the system's own, of which only that one runs; nil: the ground's.
 	redis, mysql, rabbitmq *stack.Servers
 	extra                  string         // lines of the gateway's configuration
@@ -71,6 +73,7 @@ type system struct {
 	options
 	mu   sync.Mutex   // guards Books.Redis
 	uids atomic.Int64 // that were handed out
+	turn atomic.Int64 // of the gateways, where there are several
 }
 
 // smallBatch is for many batches, each of which can be hit.
@@ -90,9 +93,9 @@ func (g *ground) system(t *testing.T, o options) *system {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	w := &system{options: o, World: g.New(t, ctx, world.Options{Name: "faults", Bin: o.bin, Stores: world.StoresOf(o.redis, o.mysql, o.rabbitmq),
-		Linked: o.linked, Consumer: o.ownConsumer, Limits: limits(1), Gateway: o.extra,
+		Linked: o.linked, Consumer: o.ownConsumer, Several: o.several, Limits: limits(1), Gateway: o.extra,
 		Backend: fmt.Sprintf("accept: {after: %s}\norders: {batch: %d, max_lag: %s, max_outage: %s}\noutbox: {claim_idle: %s}\ncarts: {abandoned_after: 1s}\n%s",
-			cmp.Or(o.after, "fsync"), cmp.Or(o.batch, 200), cmp.Or(o.maxLag, "10s"), cmp.Or(o.maxOutage, "10s"), map[string]string{"": "1s", "confirm": "4s"}[o.after], o.backend)})}
+			cmp.Or(o.after, "fsync"), cmp.Or(o.batch, 200), cmp.Or(o.maxLag, "10s"), cmp.Or(o.maxOutage, "10s"), cmp.Or(o.claimIdle, map[string]string{"": "1s", "confirm": "4s"}[o.after]), o.backend)})}
 	w.Run(t, ctx)
 	return w
 }
@@ -149,6 +152,14 @@ func (w *system) admin(ctx context.Context, method, path, key, body string) worl
 	return w.Client.Do(ctx, world.Call{Method: method, URL: w.AdminURL(path), Token: development.AdminToken, Key: key, Body: body})
 }
 
+// PublicURL is where the next shopper finds a gateway: of several, each in turn.
+func (w *system) PublicURL() string {
+	if len(w.Fronts) == 0 {
+		return w.World.PublicURL()
+	}
+	return w.Fronts[w.turn.Add(1)%int64(len(w.Fronts))]
+}
+
 // ordersURL is where orders of a sale are pressed.
 func (w *system) ordersURL(sale int64) string {
 	return fmt.Sprintf("%s/v1/sales/%d/orders", w.PublicURL(), sale)
@@ -194,12 +205,18 @@ func (w *system) closeSale(t *testing.T, sale int64) {
 	}
 }
 
-// is waits until the gateway says that the sale is in this state.
+// is waits until each gateway says that the sale is in this state.
 func (w *system) is(t *testing.T, sale int64, state wire.SaleState) {
 	t.Helper()
-	until(t, "the gateway says that the sale is "+string(state), func(ctx context.Context) error {
-		return w.do(ctx, "GET", fmt.Sprintf("%s/v1/sales/%d", w.PublicURL(), sale), "", "", "").Is(200, `"state":"`+string(state)+`"`)
-	})
+	fronts := w.Fronts
+	if len(fronts) == 0 {
+		fronts = []string{w.PublicURL()}
+	}
+	for _, front := range fronts {
+		until(t, "the gateway says that the sale is "+string(state), func(ctx context.Context) error {
+			return w.do(ctx, "GET", fmt.Sprintf("%s/v1/sales/%d", front, sale), "", "", "").Is(200, `"state":"`+string(state)+`"`)
+		})
+	}
 }
 
 // until asks again and again, and ends the test with the last answer when patience is over.

@@ -35,6 +35,7 @@ const (
 	partFailpoints part = iota
 	partKills
 	partTogether
+	partSeveral
 	partRedis
 	partRabbitMQ
 	partMySQL

@@ -87,7 +87,7 @@ func TestStopTakesTheChildrenAlong(t *testing.T) {
 	p := sleeper(t, dir, "setsid sleep 3601 & echo $! > child; mv child child.pid")
 	pid := start(t, p)
 	var child int
-	for deadline := time.Now().Add(10 * time.Second); child == 0; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); child == 0; time.Sleep(5 * time.Millisecond) {
 		if b, err := os.ReadFile(filepath.Join(dir, "child.pid")); err == nil {
 			child, _ = strconv.Atoi(strings.TrimSpace(string(b)))
 		}

@@ -115,7 +115,9 @@ func (c *Client) Do(ctx context.Context, call Call) Answer {
 		req.Header.Set("Authorization", "Bearer "+call.Token)
 	}
 	if call.Key != "" {
-		req.Header.Set("Idempotency-Key", call.Key)
+		// Under its usual spelling net/http would send the request again by itself when the connection breaks, and nobody would learn
+		// that the first had an outcome that is not known.
+		req.Header["idempotency-key"] = []string{call.Key}
 	}
 	for k, v := range call.Header {
 		req.Header.Set(k, v)

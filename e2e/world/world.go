@@ -35,6 +35,7 @@ type Options struct {
 	Linked   bool   // there is a proxy on each way between its parts
 	Consumer bool   // the consumer role is a process of its own
 	Second   bool   // there is another backend, of the roles api and timer
+	Several  bool   // there are two gateways, three apis and two of each other role, each a process of its own; without proxies
 	Backend  string // lines of the backends' configurations
 	Gateway  string // lines of the gateway's configuration
 	Listen   string // keys of its section listen, each after a comma
@@ -57,6 +58,11 @@ type World struct {
 	Second   *stack.Process // nil unless the options say so
 	Consumer *stack.Process // nil unless the options say so
 	Gateway  *stack.Process
+
+	// Of several of each: the parts, where shoppers find each gateway, and all processes but Backend and Gateway.
+	Parts  []Part
+	Fronts []string
+	others []*stack.Process
 
 	ports map[string]stack.Ports // of each process, by its name
 }
@@ -90,6 +96,9 @@ func New(t testing.TB, ctx context.Context, o Options) *World {
 	if o.Consumer {
 		roles = "api,relay,timer"
 	}
+	if o.Several {
+		roles = "api"
+	}
 	w.Backend = w.Process("backend", nil, "-roles", roles)
 	w.Gateway = w.Process("gateway", nil)
 	if o.Consumer {
@@ -98,6 +107,9 @@ func New(t testing.TB, ctx context.Context, o Options) *World {
 	if o.Second {
 		w.Second = w.addBackend(t, "second", "api,timer")
 		Must(t, w.WriteGateway())
+	}
+	if o.Several {
+		w.several(t)
 	}
 	return w
 }
@@ -159,7 +171,14 @@ func (w *World) WriteGateway() error {
 	if p, ok := w.ports["second"]; ok {
 		backends = append(backends, p.InternalURL())
 	}
-	return w.writeGateway("gateway", backends...)
+	if !w.Several {
+		return w.writeGateway("gateway", backends...)
+	}
+	backends = nil
+	for i := range apis {
+		backends = append(backends, w.ports[member("api", i)].InternalURL())
+	}
+	return errors.Join(w.writeGateway("gateway", backends...), w.writeGateway(member("gateway", 1), backends...))
 }
 
 // writeGateway writes the configuration NAME.yaml of a gateway of these backends.
@@ -213,7 +232,7 @@ func (w *World) Process(name string, env []string, args ...string) *stack.Proces
 
 // processes are all of them, in the order in which they start.
 func (w *World) processes() (all []*stack.Process) {
-	for _, p := range []*stack.Process{w.Backend, w.Second, w.Consumer, w.Gateway} {
+	for _, p := range append([]*stack.Process{w.Backend, w.Second, w.Consumer, w.Gateway}, w.others...) {
 		if p != nil {
 			all = append(all, p)
 		}
@@ -294,22 +313,30 @@ func ShowLog(t testing.TB, p *stack.Process) {
 }
 
 // Metric is the value of a metric at the admin or the ops listener: of one with these labels, or the sum of all of that name.
-func (w *World) Metric(t testing.TB, listener, name string) (sum float64) {
+func (w *World) Metric(t testing.TB, listener, name string) float64 {
 	t.Helper()
-	a := w.Client.Do(t.Context(), Call{Method: "GET", URL: listener + "/metrics"})
+	sum, err := w.metric(t.Context(), listener, name)
+	Must(t, err)
+	return sum
+}
+
+func (w *World) metric(ctx context.Context, listener, name string) (sum float64, err error) {
+	a := w.Client.Do(ctx, Call{Method: "GET", URL: listener + "/metrics"})
 	found := false
 	for line := range strings.Lines(string(a.Body)) {
 		if !strings.HasPrefix(line, name+"{") && !strings.HasPrefix(line, name+" ") {
 			continue
 		}
 		v, err := strconv.ParseFloat(strings.TrimSpace(line[strings.LastIndexByte(strings.TrimSpace(line), ' ')+1:]), 64)
-		Must(t, err)
+		if err != nil {
+			return 0, err
+		}
 		sum, found = sum+v, true
 	}
 	if !found {
-		t.Fatalf("%s has no metric %s: %s", listener, name, a)
+		return 0, fmt.Errorf("%s has no metric %s: %s", listener, name, a)
 	}
-	return sum
+	return sum, nil
 }
 
 // Mint makes a token for each uid of first to last.

@@ -62,7 +62,7 @@ func (c *client) do(ctx context.Context, method, path, token, key string) (answe
 		req.Header.Set("Authorization", "Bearer "+token)
 	}
 	if key != "" {
-		req.Header.Set("Idempotency-Key", key)
+		req.Header["idempotency-key"] = []string{key} // spelt so that net/http does not send it again by itself
 	}
 	res, err := c.http.Do(req)
 	if err != nil {

@@ -55,7 +55,7 @@ func (v visitor) ends(t *testing.T) {
 // until looks again and again: what it waits for has no event that a test sees.
 func until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); !ok(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("not in 20 s: %s", what)
 		}

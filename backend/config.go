@@ -21,7 +21,6 @@ import (
 	"floodgate.internal/backend/command"
 	"floodgate.internal/backend/event"
 	"floodgate.internal/backend/payment"
-	"floodgate.internal/backend/redis"
 	"floodgate.internal/shared/cli"
 	"floodgate.internal/shared/conf"
 	"floodgate.internal/shared/hosts"
@@ -73,14 +72,6 @@ type Listen struct {
 type SigningKey struct {
 	ID     string      `yaml:"id"`
 	Secret conf.Secret `yaml:"secret"`
-}
-
-// Redis says where Redis is.
-type Redis struct {
-	Addrs    []string    `yaml:"addrs"`
-	Username string      `yaml:"username"`
-	Password conf.Secret `yaml:"password"`
-	Prefix   string      `yaml:"prefix"`
 }
 
 // Locks says how the processes' locks in Redis are held.
@@ -293,10 +284,6 @@ func (c Config) operate(stderr io.Writer) command.Config {
 	return o
 }
 
-func (r Redis) config() redis.Config {
-	return redis.Config{Addrs: r.Addrs, Username: r.Username, Password: r.Password.Reveal(), Prefix: r.Prefix}
-}
-
 // config is where RabbitMQ is and how it is used. Log and Register are for the caller to add.
 func (q Queue) config() broker.Config {
 	return broker.Config{URL: q.URL.Reveal(), ManagementURL: q.Management.Reveal(), Partitions: q.Partitions}
@@ -331,7 +318,7 @@ func (c Config) Validate() error {
 	c.validateOperators(wrong)
 	errs = append(errs, operator.Check(c.Operators, "admin_token", c.AdminToken)...)
 	c.validateKeys(wrong)
-	c.validateRedis(wrong)
+	errs = append(errs, c.Redis.validate()...)
 	c.validateMySQL(wrong)
 	c.validateQueue(wrong)
 	c.validateAccept(wrong)
@@ -398,20 +385,6 @@ func (c Config) validateKeys(wrong func(string, ...any)) {
 		if n := len(k.Secret.Reveal()); n < signing.MinSecret {
 			wrong("%s.secret: %d bytes must be at least %d", name, n, signing.MinSecret)
 		}
-	}
-}
-
-func (c Config) validateRedis(wrong func(string, ...any)) {
-	if len(c.Redis.Addrs) == 0 {
-		wrong("redis.addrs: it is empty; name one server, or several nodes of a cluster")
-	}
-	for i, a := range c.Redis.Addrs {
-		if _, _, err := net.SplitHostPort(a); err != nil {
-			wrong("redis.addrs[%d]: %q must be host:port", i, a)
-		}
-	}
-	if strings.ContainsAny(c.Redis.Prefix, "{} \t\r\n") {
-		wrong("redis.prefix: %q must hold no braces and no spaces", c.Redis.Prefix)
 	}
 }
 

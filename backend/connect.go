@@ -17,7 +17,9 @@ import (
 func (p *process) connect(ctx context.Context) (err error) {
 	c := p.config
 	err = p.insist(ctx, "redis", func(ctx context.Context) (err error) {
-		p.redis, err = reserve.Open(c.Redis.config(), c.Orders.MaxEnded)
+		rc := c.Redis.config()
+		rc.Log = p.log
+		p.redis, err = reserve.Open(rc, c.Orders.MaxEnded)
 		return err
 	})
 	if err != nil {

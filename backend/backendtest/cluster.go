@@ -22,16 +22,19 @@ import (
 // Cluster is a Redis Cluster of a test's own: the primaries first, an equal part of the slots each; then the replicas, the i-th of the
 // i-th primary. The nodes sync every write. A slot without a primary stops its own sales alone.
 type Cluster struct {
-	Nodes []*Node
-	t     testing.TB
+	Nodes  []*Node
+	t      testing.TB
+	secure *Secure
 }
 
-// Node is a redis-server of a Cluster.
+// Node is a redis-server of a test's own.
 type Node struct {
 	Addr      string
 	t         testing.TB
 	port, bus int
 	dir       string
+	flags     []string
+	secure    *Secure
 	server    *exec.Cmd // nil: it does not run
 	ended     <-chan error
 	client    rueidis.Client
@@ -43,15 +46,17 @@ const nodeTimeout = 3 * time.Second
 // RedisCluster starts a cluster, and ends it with the test.
 func RedisCluster(t testing.TB, primaries, replicas int) *Cluster {
 	t.Helper()
-	c := &Cluster{t: t}
+	return SecureCluster(t, primaries, replicas, nil)
+}
+
+// SecureCluster is RedisCluster behind TLS and an ACL; nil is neither.
+func SecureCluster(t testing.TB, primaries, replicas int, secure *Secure) *Cluster {
+	t.Helper()
+	c := &Cluster{t: t, secure: secure}
 	for range primaries + replicas {
-		n := &Node{t: t, dir: t.TempDir()}
-		t.Cleanup(n.Kill)
-		free, err := ports.Free(2)
-		if err != nil {
-			t.Fatal(err)
-		}
-		n.port, n.bus = free[0], free[1]
+		n := newNode(t, secure)
+		n.flags = append(dataFlags(), "--cluster-port", fmt.Sprint(n.bus), "--cluster-enabled", "yes",
+			"--cluster-node-timeout", fmt.Sprint(nodeTimeout.Milliseconds()), "--cluster-replica-validity-factor", "0", "--cluster-require-full-coverage", "no")
 		n.Start()
 		c.Nodes = append(c.Nodes, n)
 	}
@@ -83,12 +88,36 @@ func RedisCluster(t testing.TB, primaries, replicas int) *Cluster {
 // Store connects to the cluster, which is told where its nodes are by the first; scripts are not loaded.
 func (c *Cluster) Store() *reserve.Store {
 	c.t.Helper()
-	s, err := reserve.Open(redis.Config{Addrs: []string{c.Nodes[0].Addr}, Prefix: "c:"}, 0)
+	return open(c.t, c.secure.config(redis.Config{Addrs: []string{c.Nodes[0].Addr}, Prefix: "c:"}))
+}
+
+func open(t testing.TB, c redis.Config) *reserve.Store {
+	t.Helper()
+	s, err := reserve.Open(c, 0)
 	if err != nil {
-		c.t.Fatal(err)
+		t.Fatal(err)
 	}
-	c.t.Cleanup(s.Close)
+	t.Cleanup(s.Close)
 	return s
+}
+
+// newNode is a node that is not started yet, and is killed with the test. It has two ports.
+func newNode(t testing.TB, secure *Secure) *Node {
+	t.Helper()
+	free, err := ports.Free(2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := &Node{t: t, dir: t.TempDir(), port: free[0], bus: free[1], secure: secure}
+	n.Addr = fmt.Sprintf("127.0.0.1:%d", n.port)
+	t.Cleanup(n.Kill)
+	return n
+}
+
+// dataFlags are those of every server that holds data.
+func dataFlags() []string {
+	return []string{"--save", "", "--appendonly", "yes", "--appendfsync", "always", "--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1",
+		"--enable-debug-command", "local"}
 }
 
 // Of returns the node that says it has a key.
@@ -107,11 +136,7 @@ func (c *Cluster) Of(key string) *Node {
 }
 
 func (n *Node) start() error {
-	n.Addr = fmt.Sprintf("127.0.0.1:%d", n.port)
-	server := exec.Command("redis-server", "--port", fmt.Sprint(n.port), "--cluster-port", fmt.Sprint(n.bus), "--bind", "127.0.0.1", "--dir", n.dir,
-		"--save", "", "--appendonly", "yes", "--appendfsync", "always", "--loglevel", "warning", "--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1",
-		"--cluster-enabled", "yes", "--cluster-node-timeout", fmt.Sprint(nodeTimeout.Milliseconds()),
-		"--cluster-replica-validity-factor", "0", "--cluster-require-full-coverage", "no", "--enable-debug-command", "local")
+	server := exec.Command("redis-server", slices.Concat(n.flags, n.secure.flags(n.port), []string{"--bind", "127.0.0.1", "--dir", n.dir, "--loglevel", "warning"})...)
 	server.Stdout, server.Stderr = n.t.Output(), n.t.Output()
 	if err := server.Start(); err != nil {
 		return err
@@ -119,7 +144,7 @@ func (n *Node) start() error {
 	ended := make(chan error, 1)
 	go func() { ended <- server.Wait() }()
 	for {
-		client, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{n.Addr}, ForceSingleClient: true, DisableCache: true})
+		client, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{n.Addr}, ForceSingleClient: true, DisableCache: true, TLSConfig: n.secure.client()})
 		if err == nil {
 			pid, err := client.Do(context.Background(), client.B().Info().Section("server").Build()).ToString()
 			if err == nil && strings.Contains(pid, fmt.Sprintf("process_id:%d\r", server.Process.Pid)) { // and no other's
@@ -180,10 +205,10 @@ func (n *Node) Detach() {
 	n.Until("its link is down", func() bool { return strings.Contains(n.Do("INFO", "replication"), "master_link_status:down") })
 }
 
-// Role is master or slave.
+// Role is master or slave; "" where it does not say: a promotion by Sentinel ends its clients' connections.
 func (n *Node) Role() string {
-	n.t.Helper()
-	_, rest, _ := strings.Cut(n.Do("INFO", "replication"), "role:")
+	info, _ := n.try("INFO", "replication")
+	_, rest, _ := strings.Cut(info, "role:")
 	role, _, _ := strings.Cut(rest, "\r")
 	return role
 }
@@ -273,7 +298,8 @@ func (n *Node) Until(what string, f func() bool) {
 	n.t.Helper()
 	for end := time.Now().Add(time.Minute); !f(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) {
-			n.t.Fatalf("redis %s, never: %s\n%s", n.Addr, what, n.Do("CLUSTER", "NODES"))
+			state, _ := n.try("CLUSTER", "NODES") // none without a cluster
+			n.t.Fatalf("redis %s, never: %s\n%s", n.Addr, what, state)
 		}
 	}
 }

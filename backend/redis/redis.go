@@ -1,14 +1,16 @@
-// Package redis is a process's connection to Redis: one server, or a Redis Cluster. It calls the scripts of package lua, and it
+// Package redis is a process's connection to Redis: one server, a pair with Sentinel, or a Redis Cluster. It calls the scripts of package lua, and it
 // notices a primary that was started anew or promoted: see incarnation.go.
 //
 // The client never retries. A call whose answer was lost may have been carried out; its error says no more than that.
 package redis
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/url"
 	"slices"
@@ -30,40 +32,60 @@ const Timeout = 2 * time.Second
 
 // Config says where Redis is.
 type Config struct {
-	Addrs              []string // one server, or one or several nodes of a Redis Cluster
+	Addrs              []string // one server, one or several nodes of a Redis Cluster, or sentinels
 	Username, Password string
-	Prefix             string // put before every key
+	Prefix             string       // put before every key
+	Sentinel           Sentinel     // where Addrs are sentinels
+	TLS                *TLS         // nil: plain TCP
+	Log                *slog.Logger // nil: nothing is logged
+}
+
+// Sentinel names the primary that sentinels watch, and the user as whom they are asked ("": nobody).
+type Sentinel struct {
+	Primary            string // "": Addrs are no sentinels
+	Username, Password string
 }
 
 // Client is the connection. It is safe for concurrent use.
 type Client struct {
 	rueidis.Client
 	prefix      string
+	secure      *dialer // nil: plain TCP
 	incarnation atomic.Pointer[Incarnation]
 }
+
+// refreshEvery is how often a cluster or the sentinels are asked which servers are primaries.
+const refreshEvery = time.Second
 
 // Open connects to Redis; it fails if Redis does not answer. Close ends the connections.
 func Open(cfg Config) (*Client, error) {
 	option := rueidis.ClientOption{
 		InitAddress:       cfg.Addrs,
 		ClientName:        clientName(cfg.Prefix),
+		ClientSetInfo:     rueidis.DisableClientSetInfo, // an ACL of Redis 7.0 cannot name that command
 		Username:          cfg.Username,
 		Password:          cfg.Password,
 		DisableCache:      true,
 		DisableRetry:      true,
-		ForceSingleClient: len(cfg.Addrs) == 1,
+		ForceSingleClient: len(cfg.Addrs) == 1 && cfg.Sentinel.Primary == "",
 		RingScaleEachConn: 8,
 		BlockingPoolSize:  64,
 		ConnWriteTimeout:  Timeout,
 		Dialer:            net.Dialer{Timeout: Timeout},
-		ClusterOption:     rueidis.ClusterOption{ShardsRefreshInterval: time.Second},
+		ClusterOption:     rueidis.ClusterOption{ShardsRefreshInterval: refreshEvery},
+		// A sentinel's word of a promotion may be missed, so they are asked again.
+		Sentinel: rueidis.SentinelOption{MasterSet: cfg.Sentinel.Primary, Username: cfg.Sentinel.Username, Password: cfg.Sentinel.Password,
+			Dialer: net.Dialer{Timeout: Timeout}, TopologyRefreshInterval: refreshEvery},
 	}
 	c := &Client{prefix: cfg.Prefix}
 	c.Use("")
-	if failpoint.Enabled {
-		option.DialCtxFn = c.dialMarked
-	}
 	var err error
+	if cfg.TLS != nil {
+		if c.secure, err = newDialer(*cfg.TLS, cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))); err != nil {
+			return nil, fmt.Errorf("redis, TLS: %w", err)
+		}
+	}
+	option.DialCtxFn = c.dial
 	if c.Client, err = rueidis.NewClient(option); err == nil && option.ForceSingleClient && clustered(c.Client) {
 		c.Client.Close()
 		option.ForceSingleClient = false
@@ -103,11 +125,15 @@ func clustered(c rueidis.Client) bool {
 	return c.Do(ctx, c.B().ClusterInfo().Build()).Error() == nil
 }
 
-// dialMarked connects as rueidis does by default. Its failpoints lie between the call of a script and the reading of its answer.
-func (c *Client) dialMarked(ctx context.Context, addr string, dialer *net.Dialer, _ *tls.Config) (net.Conn, error) {
-	conn, err := dialer.DialContext(ctx, "tcp", addr)
-	if err != nil {
-		return nil, err
+// dial connects. Its failpoints lie between the call of a script and the reading of its answer.
+func (c *Client) dial(ctx context.Context, addr string, plain *net.Dialer, _ *tls.Config) (conn net.Conn, err error) {
+	if c.secure != nil {
+		conn, err = c.secure.dial(ctx, addr, plain)
+	} else {
+		conn, err = plain.DialContext(ctx, "tcp", addr)
+	}
+	if err != nil || !failpoint.Enabled {
+		return conn, err
 	}
 	conn = failpoint.Sent("api.script-sent", conn, func() string { return c.Incarnation().Reserve.SHA })
 	return failpoint.Sent("cart.script-sent", conn, func() string { return c.Incarnation().Lock.SHA }), nil

@@ -28,10 +28,12 @@ import (
 	"floodgate.internal/shared/wire"
 )
 
-// Every script runs on a real Redis Cluster, called as it is in production. One that is not called here fails the test.
+// Every script runs on a real Redis Cluster, called as it is in production: over TLS, as a user who may do what docs/redis.md says
+// and nothing else. One that is not called here fails the test.
 func TestEveryScriptOnARedisCluster(t *testing.T) {
 	t.Attr("row", "E8")
-	c := backendtest.RedisCluster(t, 3, 0)
+	secure := backendtest.NewSecure(t, "../../docs/redis.md", "c:")
+	c := backendtest.SecureCluster(t, 3, 0, secure)
 	s := c.Store()
 	ctx := t.Context()
 	must := func(err error) {
@@ -118,6 +120,7 @@ func TestEveryScriptOnARedisCluster(t *testing.T) {
 			t.Errorf("%s was not called", filepath.Base(f))
 		}
 	}
+	secure.Denied(c.Nodes...)
 }
 
 // forgetAndLoad gives the primaries the sku_lock.lua of the incarnation in use; no SKU is there yet.

@@ -8,6 +8,7 @@ import "fmt"
 // The secrets.
 const (
 	AdminToken    = "dev-admin"
+	SessionKey    = "dev-session-key-for-loopback-only-00001" // so that a console outlives the backend's restart
 	SigningKeyID  = "dev-gw"
 	SigningSecret = "dev-signing-secret-for-loopback-only-0001"
 	LoginKeyID    = "dev-login"
@@ -35,6 +36,7 @@ listen:
   admin: %s
 
 admin_token: %s
+admin_session_key: %s
 
 signing_keys:
   - id: %s
@@ -48,7 +50,7 @@ payments:
 %s
 log:
   level: %s
-`, "backend", a.Internal, a.Admin, AdminToken, SigningKeyID, SigningSecret, Provider, PaymentSecret, stores, logLevel)
+`, "backend", a.Internal, a.Admin, AdminToken, SessionKey, SigningKeyID, SigningSecret, Provider, PaymentSecret, stores, logLevel)
 }
 
 // Gateway is the gateway's configuration: with the limits of production, but for loopback, so that a crowd on one machine

@@ -19,6 +19,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -42,6 +43,8 @@ var operations = []string{"reconcile, cold", "reconcile, again", "audit", "take 
 // cost is what one operation took.
 type cost struct {
 	took  time.Duration
+	cpu   float64 // seconds of this process's
+	redis float64 // and of Redis's
 	heap  uint64 // bytes more than before, at most
 	calls calls
 }
@@ -59,7 +62,7 @@ type calls struct {
 //	build/stack exec -- go test -tags servers -timeout 30m -run '^$' -bench Sizes -benchtime 1x ./e2e/sizes
 func BenchmarkSizes(b *testing.B) {
 	by := made.By("go test -tags servers -timeout 30m -run '^$' -bench Sizes -benchtime 1x ./e2e/sizes")
-	end := most
+	began, end := load(), most
 	if text := os.Getenv("SIZES_MOST"); text != "" {
 		var err error
 		if end, err = strconv.Atoi(text); err != nil {
@@ -79,7 +82,7 @@ func BenchmarkSizes(b *testing.B) {
 				b.Logf("%d: %s: %+v", n, name, costs[name][len(costs[name])-1])
 			}
 		}
-		write(b, by, sizes, costs)
+		write(b, by, began, sizes, costs)
 	}
 }
 
@@ -172,11 +175,14 @@ func of(b *testing.B, redis *reserve.Store, f func(context.Context) error) cost 
 	defer ask("CONFIG", "SET", "slowlog-log-slower-than", "10000")
 	ask("SLOWLOG", "RESET")
 	heap := heapGrowth()
+	cpu, ofRedis := cpuOf(b, redis)
 	began := time.Now()
 	if err := f(b.Context()); err != nil {
 		b.Fatal(err)
 	}
-	x := cost{took: time.Since(began), heap: heap()}
+	x := cost{took: time.Since(began)}
+	x.cpu, x.redis = cpuOf(b, redis)
+	x.cpu, x.redis, x.heap = x.cpu-cpu, x.redis-ofRedis, heap()
 	took, sum := map[string][]time.Duration{}, map[string]time.Duration{}
 	for _, m := range ask("SLOWLOG", "GET", "-1") {
 		entry, err := m.ToArray() // id, time, microseconds, arguments, ...
@@ -198,6 +204,30 @@ func of(b *testing.B, redis *reserve.Store, f func(context.Context) error) cost 
 		}
 	}
 	return x
+}
+
+// cpuOf returns the seconds of processor that this process and Redis have used.
+func cpuOf(b *testing.B, redis *reserve.Store) (own, ofRedis float64) {
+	b.Helper()
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		b.Fatal(err)
+	}
+	info, err := redis.Client().Do(b.Context(), redis.Client().B().Info().Section("cpu").Build()).ToString()
+	if err != nil {
+		b.Fatal(err)
+	}
+	for line := range strings.Lines(info) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
+		if name == "used_cpu_user" || name == "used_cpu_sys" {
+			seconds, err := strconv.ParseFloat(value, 64)
+			if err != nil {
+				b.Fatal(err)
+			}
+			ofRedis += seconds
+		}
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano()).Seconds(), ofRedis
 }
 
 // heapGrowth watches the heap until what it returns is called, which says by how much it grew at most.
@@ -222,17 +252,28 @@ func heapGrowth() func() uint64 {
 	return func() uint64 { close(stop); watch.Wait(); return peak - before }
 }
 
-func write(b *testing.B, by string, sizes []int, costs map[string][]cost) {
+// load is the machine's load average of a minute.
+func load() string {
+	text, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return "unknown"
+	}
+	first, _, _ := strings.Cut(string(text), " ")
+	return first
+}
+
+func write(b *testing.B, by, load0 string, sizes []int, costs map[string][]cost) {
 	var doc strings.Builder
 	fmt.Fprintf(&doc, `# What does an operation cost at a million orders?
 
-Time and memory grow with the size of the sale. What Redis does in one call does not.
+Time and memory grow with the size of the sale. What Redis does in one call does not: it reads or
+writes a page.
 
 %s
 
 %s
-`, by, about)
-	doc.WriteString("\n| operation | size | seconds | slope | calls of Redis | median | longest | heap |\n|---|---:|---:|---:|---:|---:|---:|---:|\n")
+`, by, fmt.Sprintf(about, load0, load()))
+	doc.WriteString("\n| operation | size | seconds | slope | its processor | Redis's | calls of Redis | median | longest | heap |\n|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n")
 	for _, name := range operations {
 		for i, x := range costs[name] {
 			slope := ""
@@ -240,7 +281,7 @@ Time and memory grow with the size of the sale. What Redis does in one call does
 				slope = fmt.Sprintf("%.2f", math.Log10(x.took.Seconds()/costs[name][i-1].took.Seconds()))
 			}
 			ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
-			fmt.Fprintf(&doc, "| %s | %d | %.3f | %s | %d %s | %.2f ms | %.1f ms | %.1f MB |\n", name, sizes[i], x.took.Seconds(), slope,
+			fmt.Fprintf(&doc, "| %s | %d | %.3f | %s | %.2f s | %.2f s | %d %s | %.2f ms | %.1f ms | %.1f MB |\n", name, sizes[i], x.took.Seconds(), slope, x.cpu, x.redis,
 				x.calls.n, x.calls.name, ms(x.calls.median), ms(x.calls.longest), float64(x.heap)/1e6)
 		}
 	}
@@ -253,11 +294,14 @@ Time and memory grow with the size of the sale. What Redis does in one call does
 	}
 }
 
-const about = `Each order is one unit of one buyer, settled and unpaid; the outbox is empty, and nobody else uses the
-servers. The slope is the power of the size by which the time grew since the line before: 1 is in
+const about = `Each order is one unit of one buyer, settled and unpaid, and the outbox is empty. The servers do
+nothing else. Where the machine does, the seconds and the calls hold the time of that, too; the
+processor's time, of the process and of Redis, does not, nor does it hold MySQL's. The load of the
+machine was %s when this began and %s when it ended (1 minute's average, of runnable processes).
+
+The slope is the power of the size by which the seconds grew since the line before: 1 is in
 proportion. The calls are those of the command on which Redis worked longest in sum, by its slow log.
-The longest holds the time in which the machine ran something else. The heap is what the process had
-more than before, at most, garbage included.
+The heap is what the process had more than before, at most, garbage included.
 
 - *reconcile*: the gate is closed for as long. Cold: Redis has nothing of the sale. There is no
   broker here, whose queue would be waited for.
@@ -266,5 +310,4 @@ more than before, at most, garbage included.
 - *take out of Redis*: the last step of an archive, which audits the sale first. Redis frees the memory
   in a thread of its own.
 - *sweep of SKUs*: one look at each SKU, without rest. The timer looks at 500 SKUs a second, so
-  100,000 take 200 s.
-`
+  100,000 take 200 s.`

@@ -45,7 +45,7 @@ type cost struct {
 	took  time.Duration
 	cpu   float64 // seconds of this process's
 	redis float64 // and of Redis's
-	heap  uint64 // bytes more than before, at most
+	heap  uint64  // bytes more than before, at most
 	calls calls
 }
 

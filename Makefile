@@ -85,13 +85,14 @@ bench: build ## the speed table of RUNS=3 whole runs, side by side with the plai
 	@build/bench merge build/bench-runs/*/bench.json
 
 # Made by runs, to build/. docs/rows.md is made of what the tests say of themselves.
-PAGES := faults planted powercut outages speed soak
+PAGES := faults planted powercut outages sizes speed soak
 
 pages: build ## every generated page of docs/ anew, with SOAK=1 the soak's, too: tests of faults and planted bugs, outages, bench, rows
 	build/stack install servers
 	rm -f $(PAGES:%=build/%.md)
 	$(MAKE) test PHASES='faults planted'
 	build/stack exec -dir build/test-servers -- go test -tags servers -timeout 15m -count=1 -run '^$$' -bench Outages -benchtime 1x ./e2e
+	build/stack exec -dir build/test-servers -- go test -tags servers -timeout 30m -count=1 -run '^$$' -bench Sizes -benchtime 1x ./e2e/sizes
 	$(MAKE) bench
 	$(if $(SOAK),$(MAKE) soak)
 	go test -count=1 ./e2e -run 'TestEveryRowHasItsTests|TestReferencePages' -write-rows -write-reference

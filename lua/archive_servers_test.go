@@ -15,12 +15,12 @@ func (s *sale) forget() lua.Reply {
 
 func (s *sale) forgetUnder(token int64) lua.Reply {
 	s.t.Helper()
-	return s.call(lua.SaleForget, keys(s.state, s.orders, s.buyers, s.idem, s.outbox, s.applied), n(token))
+	return s.call(lua.SaleForget, keys(s.state, s.orders, s.buyers, s.idem, s.outbox, s.applied, s.gone), n(token))
 }
 
 func (s *sale) exists() int64 {
 	s.t.Helper()
-	n, err := s.c.Do(s.t.Context(), s.c.B().Exists().Key(s.state, s.orders, s.buyers, s.idem, s.outbox, s.applied).Build()).AsInt64()
+	n, err := s.c.Do(s.t.Context(), s.c.B().Exists().Key(s.state, s.orders, s.buyers, s.idem, s.outbox, s.applied, s.gone).Build()).AsInt64()
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -31,23 +31,27 @@ func TestForgetTakesEveryKeyButKeepsAnOutboxWithOrders(t *testing.T) {
 	s := openSale(t, options{stock: 5})
 	want(t, s.call(lua.SaleAdjust, keys(s.state, s.applied), "3", "1"), lua.Applied, "6", "6")
 	want(t, s.reserve(press{uid: "ann", order: "o1", key: "k"}), lua.Reserved, "o1", "5", "1")
-	if n := s.exists(); n != 6 {
-		t.Fatalf("%d keys, want all six", n)
+	want(t, s.reserve(press{uid: "bob", order: "o2"}), lua.Reserved, "o2", "4", "2")
+	want(t, s.release("o2"), lua.Released, "5")
+	if n := s.exists(); n != 7 {
+		t.Fatalf("%d keys, want all seven", n)
 	}
 	before := s.content()
-	want(t, s.forget(), lua.Queued, "1")
+	want(t, s.forget(), lua.Queued, "2")
 	if after := s.content(); after != before {
 		t.Errorf("a refusal changed\n%s\ninto\n%s", before, after)
 	}
 	entry := s.entries()[0].ID
-	s.call(lua.OutboxRetire, keys(s.outbox), "orders", entry)
+	for _, e := range s.entries() {
+		s.call(lua.OutboxRetire, keys(s.outbox), "orders", e.ID)
+	}
 	want(t, s.call(lua.SaleClose, keys(s.state), "2"), lua.Closed, "1")
 	before = s.content()
 	want(t, s.forget(), lua.Lost, "2")
 	if after := s.content(); after != before {
 		t.Errorf("a refusal changed\n%s\ninto\n%s", before, after)
 	}
-	want(t, s.forgetUnder(2), lua.Forgotten, "6")
+	want(t, s.forgetUnder(2), lua.Forgotten, "7")
 	want(t, s.forget(), lua.Forgotten, "0")
 	if n := s.exists(); n != 0 {
 		t.Errorf("%d keys are left", n)

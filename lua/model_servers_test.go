@@ -26,6 +26,7 @@ type model struct {
 	orders              map[string]reservation
 	keys                map[string]string // "uid:key" -> "order quantity"; uid -> how many of the buyer's orders have ended
 	applied             map[string]bool
+	gone                []string                     // released reservations, oldest first; a program has fewer than the list holds
 	outbox              map[string]map[string]string // entry id -> fields
 	newest, read        string                       // entry ids: the last that was added, and the last that the group delivered
 	group               bool                         // the outbox has its group
@@ -38,6 +39,10 @@ type reservation struct {
 	quantity       int64
 	slots          []int64
 	entry, at, key string
+}
+
+func (r reservation) String() string {
+	return strings.Join(words(r.uid, r.quantity, join(r.slots), r.entry, r.at, r.key), " ")
 }
 
 const (
@@ -81,6 +86,7 @@ func (m *model) step(c call, got lua.Reply) lua.Reply {
 			return words(lua.Done)
 		}
 		m.stock += r.quantity
+		m.gone = append(slices.Clip(m.gone), a[0]+" "+r.String())
 		delete(m.orders, a[0])
 		m.keys[r.uid] = text(number(m.keys[r.uid]) + 1)
 		return words(lua.Released, m.stock)
@@ -410,13 +416,14 @@ type content struct {
 	State, Orders, Keys map[string]string
 	Buyers              map[string][]string
 	Applied, Consumers  []string
+	Gone                []string
 	Outbox              map[string]map[string]string
 	Pending             map[string]string
 }
 
 func (m *model) content() content {
 	c := content{State: map[string]string{}, Orders: map[string]string{}, Keys: m.keys, Buyers: map[string][]string{}, Outbox: m.outbox,
-		Applied: slices.Sorted(maps.Keys(m.applied)), Consumers: slices.Sorted(maps.Keys(m.consumers)), Pending: m.pending}
+		Applied: slices.Sorted(maps.Keys(m.applied)), Consumers: slices.Sorted(maps.Keys(m.consumers)), Pending: m.pending, Gone: m.gone}
 	if m.gate != "" {
 		c.State["gate"], c.State["token"] = m.gate, text(m.token)
 	}
@@ -426,12 +433,15 @@ func (m *model) content() content {
 	if m.place > 0 {
 		c.State["standby"] = text(m.place)
 	}
+	if len(m.gone) > 0 {
+		c.State["released"] = text(int64(len(m.gone)))
+	}
 	if m.definition != nil {
 		c.State["epoch"], c.State["stock"], c.State["total"] = text(m.epoch), text(m.stock), text(m.total)
 		maps.Copy(c.State, m.definition)
 	}
 	for id, r := range m.orders {
-		c.Orders[id] = strings.Join(words(r.uid, r.quantity, join(r.slots), r.entry, r.at, r.key), " ")
+		c.Orders[id] = r.String()
 		for _, slot := range r.slots {
 			c.Buyers[r.uid] = append(c.Buyers[r.uid], text(slot)+"="+id)
 		}

@@ -366,7 +366,7 @@ func (c *client) send(do call) (answer any, err error) {
 	case "look":
 		return c.look()
 	case "wipe":
-		return words(lua.OK), c.conn.Do(ctx, b.Del().Key(slices.Concat(k["adopt"], k["adjust"])...).Build()).Error()
+		return words(lua.OK), c.conn.Do(ctx, b.Del().Key(slices.Concat(k["adopt"], k["adjust"], k["release"])...).Build()).Error()
 	case "flush":
 		return words(lua.OK), c.conn.Do(ctx, b.ScriptFlush().Build()).Error()
 	case "read":
@@ -415,11 +415,16 @@ func (c *client) look() (content, error) {
 	all, err := c.conn.DoMulti(context.Background(), b.Multi().Build(), b.Hgetall().Key(state).Build(), b.Hgetall().Key(orders).Build(),
 		b.Hgetall().Key(keys).Build(), b.Hgetall().Key(buyers).Build(), b.Smembers().Key(k["adjust"][1]).Build(),
 		b.Xrange().Key(outbox).Start("-").End("+").Build(), b.Xpending().Key(outbox).Group(group).Start("-").End("+").Count(1000).Build(),
-		b.XinfoConsumers().Key(outbox).Group(group).Build(), b.Exec().Build())[9].ToArray()
+		b.XinfoConsumers().Key(outbox).Group(group).Build(), b.Lrange().Key(k["release"][4]).Start(0).Stop(-1).Build(), b.Exec().Build())[10].ToArray()
 	if err != nil {
 		return content{}, err
 	}
 	got := content{Buyers: map[string][]string{}, Outbox: map[string]map[string]string{}, Pending: map[string]string{}}
+	gone, err := all[8].AsStrSlice()
+	if err != nil {
+		return got, err
+	}
+	got.Gone = append(got.Gone, gone...) // nil if there is none
 	for i, m := range []*map[string]string{&got.State, &got.Orders, &got.Keys} {
 		if *m, err = all[i].AsStrMap(); err != nil {
 			return got, err
@@ -511,9 +516,9 @@ func play(p program, scripts map[string]lua.Script, run func(*scene) error) erro
 		return err
 	}
 	base := "p" + rand.Text() + ":{sale:7}:"
-	state, orders, buyers, keys, outbox, applied := base+"state", base+"orders", base+"buyers", base+"idem", base+"outbox", base+"applied"
+	state, orders, buyers, keys, outbox, applied, ended := base+"state", base+"orders", base+"buyers", base+"idem", base+"outbox", base+"applied", base+"gone"
 	s := &scene{program: p, scripts: scripts, keys: map[string][]string{
-		"reserve": {state, orders, buyers, keys, outbox}, "adopt": {state, orders, buyers, keys, outbox}, "release": {state, orders, buyers, keys},
+		"reserve": {state, orders, buyers, keys, outbox}, "adopt": {state, orders, buyers, keys, outbox}, "release": {state, orders, buyers, keys, ended},
 		"load": {state, orders, buyers, keys, applied}, "adjust": {state, applied}, "define": {state}, "standby": {state, buyers}, "close": {state}, "open": {state},
 		"retire": {outbox}, "sweep": {outbox}}}
 	for _, script := range scripts { // what an earlier program left is no part of this one

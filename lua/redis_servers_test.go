@@ -21,9 +21,9 @@ import (
 
 // sale is one sale of a test, on the real Redis under a prefix of its own.
 type sale struct {
-	t                                            *testing.T
-	c                                            rueidis.CoreClient
-	state, orders, buyers, idem, outbox, applied string
+	t                                                  *testing.T
+	c                                                  rueidis.CoreClient
+	state, orders, buyers, idem, outbox, applied, gone string
 }
 
 var connect = sync.OnceValues(func() (rueidis.Client, error) {
@@ -48,9 +48,9 @@ func newSale(t *testing.T) *sale {
 		}
 	}
 	base := "t" + rand.Text() + ":{sale:7}:"
-	s := &sale{t, c, base + "state", base + "orders", base + "buyers", base + "idem", base + "outbox", base + "applied"}
+	s := &sale{t, c, base + "state", base + "orders", base + "buyers", base + "idem", base + "outbox", base + "applied", base + "gone"}
 	t.Cleanup(func() {
-		cmd := c.B().Del().Key(s.state, s.orders, s.buyers, s.idem, s.outbox, s.applied).Build()
+		cmd := c.B().Del().Key(s.state, s.orders, s.buyers, s.idem, s.outbox, s.applied, s.gone).Build()
 		if err := c.Do(context.Background(), cmd).Error(); err != nil {
 			t.Error(err)
 		}
@@ -223,7 +223,7 @@ func (s *sale) withoutEntry(words lua.Reply) lua.Reply {
 
 func (s *sale) release(order string) lua.Reply {
 	s.t.Helper()
-	return s.call(lua.SaleRelease, keys(s.state, s.orders, s.buyers, s.idem), order)
+	return s.call(lua.SaleRelease, keys(s.state, s.orders, s.buyers, s.idem, s.gone), order)
 }
 
 // adopt calls sale_adopt.lua for an order as a message of an older epoch carries it.

@@ -328,7 +328,7 @@ func TestAReleaseHappensOnce(t *testing.T) {
 	s := openSale(t, options{stock: 5, limit: 3})
 	s.reserve(press{uid: "ann", quantity: 3, order: "o1"})
 	got := all(t, 200, func(int) (lua.Reply, error) {
-		return s.try(lua.SaleRelease, keys(s.state, s.orders, s.buyers, s.idem), "o1")
+		return s.try(lua.SaleRelease, keys(s.state, s.orders, s.buyers, s.idem, s.gone), "o1")
 	})
 	counted(t, got, map[lua.Answer]int{lua.Released: 1, lua.Done: 199})
 	if got := s.hash(s.state)["stock"]; got != "5" {
@@ -349,7 +349,7 @@ func TestASessionKeepsItsSums(t *testing.T) {
 		id := fmt.Sprintf("o%03d", i)
 		words, err := s.tryReserve(press{uid: fmt.Sprint("u", i%25), quantity: int64(i%2) + 1, order: id, key: fmt.Sprint("k", i%7)})
 		if err == nil && words.Answer() == lua.Reserved && i%3 == 0 {
-			return s.try(lua.SaleRelease, keys(s.state, s.orders, s.buyers, s.idem), id)
+			return s.try(lua.SaleRelease, keys(s.state, s.orders, s.buyers, s.idem, s.gone), id)
 		}
 		return words, err
 	})
@@ -385,7 +385,7 @@ func TestTheStandbyLineKeepsWhatIsAvailable(t *testing.T) {
 	want(t, s.reserve(press{uid: "bob", order: "o2"}), lua.SoldOut)
 	want(t, s.reserve(press{uid: "cyd", order: "o3", key: "standby o3", line: lua.ForLine}), lua.Reserved, "o3", "0", "2")
 	want(t, s.reserve(press{uid: "dan", order: "o4", line: lua.ForLine}), lua.SoldOut)
-	want(t, s.call(lua.SaleRelease, keys(s.state, s.orders, s.buyers, s.idem), "o3"), lua.Released, "1")
+	want(t, s.call(lua.SaleRelease, keys(s.state, s.orders, s.buyers, s.idem, s.gone), "o3"), lua.Released, "1")
 	want(t, s.reserve(press{uid: "cyd", order: "o3", key: "standby o3", line: lua.ForLine}), lua.Repeated, "o3") // once offered, never again
 	want(t, step(lua.StepRest, "4"), lua.Kept)                                                                   // somebody came since
 	want(t, step(lua.StepRest, "5"), lua.Done)

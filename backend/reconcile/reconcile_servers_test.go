@@ -701,7 +701,7 @@ func (s *system) loadStep(sale, token int64, step string) {
 	s.t.Helper()
 	prefix := strings.TrimSuffix(s.redis.OutboxKey(sale), "outbox")
 	var keys []string
-	for _, name := range []string{"state", "orders", "buyers", "idem", "applied"} {
+	for _, name := range []string{"state", "orders", "buyers", "idem", "applied", "gone"} {
 		keys = append(keys, prefix+name)
 	}
 	if answer, err := s.redis.Client().Call(s.t.Context(), lua.SaleLoad, keys, fmt.Sprint(token), step); err != nil || answer.Answer() != lua.OK {

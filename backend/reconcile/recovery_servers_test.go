@@ -223,7 +223,7 @@ func (s *system) flush(sales ...int64) {
 	var keys []string
 	for _, sale := range sales {
 		base := s.redis.Client().Prefix() + fmt.Sprintf("{sale:%d}:", sale)
-		for _, name := range []string{"state", "orders", "buyers", "idem", "applied", "outbox"} {
+		for _, name := range []string{"state", "orders", "buyers", "idem", "applied", "gone", "outbox"} {
 			keys = append(keys, base+name)
 		}
 	}

@@ -70,8 +70,10 @@ type AcceptedKey struct {
 	Quantity          int
 }
 
-// loadStep is how many reservations one script call writes, at most: Redis answers nobody else meanwhile.
-const loadStep = 500
+const (
+	loadStep  = 200 // reservations that one script call writes, at most: Redis answers nobody else meanwhile
+	loadAhead = 8   // calls that are sent before the first of them is answered
+)
 
 // Load writes a sale behind the gate that token closed, and opens the gate to adopt. ErrLost: another reconciler took over.
 // All of it goes over one connection: a Redis that is restarted half way, and forgot a part, ends it with an error.
@@ -103,12 +105,23 @@ func (s *Store) load(ctx context.Context, conn rueidis.CoreClient, sale, token i
 		}
 	}
 	var args []string
+	var calls [][]string
 	flush := func(name string, width, most int) error {
-		if len(args) == 0 || len(args) < most*width {
+		if len(args) < most*width {
 			return nil
 		}
-		err := step(name, args...)
-		args = args[:0]
+		if len(args) > 0 {
+			calls = append(calls, append([]string{strconv.FormatInt(token, 10), name}, args...))
+			args = args[:0]
+		}
+		if most > 0 && len(calls) < loadAhead {
+			return nil
+		}
+		err := loadAll(ctx, conn, keys, calls)
+		calls = calls[:0]
+		if err != nil && !errors.Is(err, ErrLost) {
+			err = fmt.Errorf("load sale %d, step %s: %w", sale, name, err)
+		}
 		return err
 	}
 	for _, o := range l.Orders {
@@ -153,6 +166,32 @@ func (s *Store) load(ctx context.Context, conn rueidis.CoreClient, sale, token i
 	return step(lua.StepFinish, append(finish, strconv.FormatInt(l.Version, 10), strconv.FormatInt(l.Standby, 10))...)
 }
 
+// loadAll makes calls of sale_load.lua in one pipeline. Any of them may be done after an error.
+func loadAll(ctx context.Context, conn rueidis.CoreClient, keys []string, calls [][]string) error {
+	if len(calls) == 0 {
+		return nil
+	}
+	all, cancel := context.WithTimeout(ctx, redis.Timeout)
+	defer cancel()
+	commands := make(rueidis.Commands, len(calls))
+	for i, args := range calls {
+		commands[i] = conn.B().Evalsha().Sha1(lua.SaleLoad.SHA).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build()
+	}
+	for i, r := range conn.DoMulti(all, commands...) {
+		reply, err := redis.Reply(r)
+		if errors.Is(err, redis.ErrRestarted) { // it was not done, for the script is not there
+			reply, err = redis.CallOn(ctx, conn, lua.SaleLoad, keys, calls[i]...)
+		}
+		if err != nil {
+			return err
+		}
+		if reply.Answer() == lua.Lost {
+			return ErrLost
+		}
+	}
+	return nil
+}
+
 // Unlock opens the gate of a loaded sale. ErrLost: another reconciler took over, or the gate is open already.
 func (s *Store) Unlock(ctx context.Context, sale, token int64) error {
 	reply, err := s.client.Call(ctx, lua.SaleOpen, []string{s.state(sale)}, strconv.FormatInt(token, 10))
@@ -172,7 +211,7 @@ var ErrQueued = errors.New("the outbox still holds orders of the sale")
 // MySQL has then: see sale.Reader.ArchiveToken. ErrQueued: nothing was done, its orders must be settled and retired first. ErrLost: nothing was
 // done, a reconciler with a newer token was here. Idempotent.
 func (s *Store) Forget(ctx context.Context, sale, token int64) error {
-	reply, err := s.client.Call(ctx, lua.SaleForget, []string{s.state(sale), s.orders(sale), s.buyers(sale), s.idem(sale), s.OutboxKey(sale), s.applied(sale)}, strconv.FormatInt(token, 10))
+	reply, err := s.client.Call(ctx, lua.SaleForget, s.all(sale), strconv.FormatInt(token, 10))
 	if err != nil {
 		return fmt.Errorf("forget sale %d: %w", sale, err)
 	}

@@ -30,8 +30,12 @@ const outboxPage = 500
 // Outbox reads a sale's outbox, page by page: what is added or retired meanwhile may be in it or not. Bad are entries that
 // are no orders.
 func (s *Store) Outbox(ctx context.Context, sale int64) (entries []queued.Entry, bad []error, err error) {
+	return s.outbox(ctx, s.client, sale)
+}
+
+func (s *Store) outbox(ctx context.Context, conn rueidis.CoreClient, sale int64) (entries []queued.Entry, bad []error, err error) {
 	for from := "-"; ; {
-		page, err := s.outboxPage(ctx, sale, from)
+		page, err := s.outboxPage(ctx, conn, sale, from)
 		if err != nil {
 			return nil, nil, fmt.Errorf("outbox of sale %d: %w", sale, err)
 		}
@@ -83,10 +87,10 @@ func (s *Store) Unheld(ctx context.Context, sale int64, entries []queued.Entry) 
 	return unheld, nil
 }
 
-func (s *Store) outboxPage(ctx context.Context, sale int64, from string) ([]rueidis.XRangeEntry, error) {
+func (s *Store) outboxPage(ctx context.Context, conn rueidis.CoreClient, sale int64, from string) ([]rueidis.XRangeEntry, error) {
 	ctx, cancel := context.WithTimeout(ctx, redis.Timeout)
 	defer cancel()
-	return s.client.Do(ctx, s.client.B().Xrange().Key(s.OutboxKey(sale)).Start(from).End("+").Count(outboxPage).Build()).AsXRange()
+	return conn.Do(ctx, conn.B().Xrange().Key(s.OutboxKey(sale)).Start(from).End("+").Count(outboxPage).Build()).AsXRange()
 }
 
 // StrayEntries gives entries of a sale's outbox that were given to somebody before and are pending with nobody to consumer. It looks at

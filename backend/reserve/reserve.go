@@ -73,6 +73,12 @@ func (s *Store) orders(sale int64) string  { return s.key(sale, "orders") }
 func (s *Store) buyers(sale int64) string  { return s.key(sale, "buyers") }
 func (s *Store) idem(sale int64) string    { return s.key(sale, "idem") }
 func (s *Store) applied(sale int64) string { return s.key(sale, "applied") }
+func (s *Store) gone(sale int64) string    { return s.key(sale, "gone") }
+
+// all are the keys of sale_forget.lua.
+func (s *Store) all(sale int64) []string {
+	return []string{s.state(sale), s.orders(sale), s.buyers(sale), s.idem(sale), s.OutboxKey(sale), s.applied(sale), s.gone(sale)}
+}
 
 // Request is one press of the button.
 type Request struct {
@@ -145,7 +151,7 @@ func (s *Store) Reserve(ctx context.Context, r Request) (Verdict, error) {
 // Release gives the units of an order that ended back. It is true when this call did it, false when there was nothing to
 // give back. Errors: ErrNotLoaded and ErrGateClosed say that the intent must be kept and tried again later.
 func (s *Store) Release(ctx context.Context, sale int64, orderID string) (bool, error) {
-	reply, err := s.client.Call(ctx, lua.SaleRelease, []string{s.state(sale), s.orders(sale), s.buyers(sale), s.idem(sale)}, orderID)
+	reply, err := s.client.Call(ctx, lua.SaleRelease, []string{s.state(sale), s.orders(sale), s.buyers(sale), s.idem(sale), s.gone(sale)}, orderID)
 	if err != nil {
 		return false, fmt.Errorf("release order %s: %w", orderID, err)
 	}

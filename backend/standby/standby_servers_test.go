@@ -320,7 +320,7 @@ func TestTheLineOutlivesRedis(t *testing.T) {
 }
 
 func (s *shop) keys() (keys []string) {
-	for _, name := range []string{"state", "orders", "buyers", "idem", "outbox", "applied"} {
+	for _, name := range []string{"state", "orders", "buyers", "idem", "outbox", "applied", "gone"} {
 		keys = append(keys, fmt.Sprintf("%s{sale:%d}:%s", s.redis.Client().Prefix(), s.sale, name))
 	}
 	return keys

@@ -122,7 +122,7 @@ func (d *day) forget() {
 // empty takes a sale out of Redis, as a Redis that lost its disk would have.
 func (d *day) empty(ctx context.Context, s *sale) error {
 	var keys []string
-	for _, name := range []string{"state", "orders", "buyers", "idem", "outbox", "applied"} {
+	for _, name := range []string{"state", "orders", "buyers", "idem", "outbox", "applied", "gone"} {
 		keys = append(keys, fmt.Sprintf("%s{sale:%d}:%s", d.Books.Prefix, s.id, name))
 	}
 	return d.Books.Redis.Do(ctx, d.Books.Redis.B().Del().Key(keys...).Build()).Error()

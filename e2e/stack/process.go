@@ -18,6 +18,10 @@ import (
 	"floodgate.internal/shared/ports"
 )
 
+// serveWithin bounds the wait for a process that was started to serve. It is far more than any takes: a slow machine is no fault, a
+// backend waits for a broker that starts beside it, and a process that ends is noticed at once.
+const serveWithin = 5 * time.Minute
+
 // Process is one program that may outlive whoever started it. It is found again, by this or another launcher, through
 // its pid file and the moment it started, so that a pid that was given to somebody else is never mistaken for it.
 // A Process is for one goroutine at a time.
@@ -56,7 +60,7 @@ func NewProcess(dir string, p Program) *Process {
 			return cmd
 		},
 		ready:       func(ctx context.Context) error { return probeHTTP(ctx, p.Ready) },
-		startWithin: time.Minute, stopWithin: 45 * time.Second,
+		startWithin: serveWithin, stopWithin: 45 * time.Second,
 		report: func(string, ...any) {},
 	}
 }
@@ -385,13 +389,13 @@ func (p *Process) end(ctx context.Context, sig syscall.Signal) error {
 		}
 		p.report("%s (pid %d) did not end in %.0f s: killing it", p.name, pid, p.stopWithin.Seconds())
 		_ = syscall.Kill(pid, syscall.SIGKILL)
-		if !goneWithin(ctx, []int{pid}, 10*time.Second) {
-			return fmt.Errorf("stop %s: pid %d is there 10 s after SIGKILL", p.name, pid)
+		if !goneWithin(ctx, []int{pid}, time.Minute) {
+			return fmt.Errorf("stop %s: pid %d is there a minute after SIGKILL", p.name, pid)
 		}
 	}
 	if !goneWithin(ctx, family.pids(), 3*time.Second) { // they follow their parent
 		family.kill()
-		if !goneWithin(ctx, family.pids(), 5*time.Second) {
+		if !goneWithin(ctx, family.pids(), time.Minute) {
 			return fmt.Errorf("stop %s: children of pid %d do not end: %v", p.name, pid, family.pids())
 		}
 	}
@@ -408,7 +412,7 @@ func (p *Process) end(ctx context.Context, sig syscall.Signal) error {
 func (p *Process) awaitFree(ctx context.Context) error {
 	_, err := os.Stat(p.pidFile())
 	died := err == nil
-	deadline := time.Now().Add(5 * time.Second)
+	deadline := time.Now().Add(30 * time.Second)
 	for {
 		err := checkFree(p.addrs)
 		if err == nil || !died || time.Now().After(deadline) {

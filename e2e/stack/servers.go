@@ -187,7 +187,7 @@ func (v *Servers) redis() *Process {
 			return cmd
 		},
 		ready:       func(ctx context.Context) error { return readyRedis(ctx, addr) },
-		startWithin: time.Minute, stopWithin: 20 * time.Second,
+		startWithin: serveWithin, stopWithin: 20 * time.Second,
 	}
 }
 
@@ -245,7 +245,7 @@ func (v *Servers) mysql() *Process {
 			return cmd
 		},
 		ready:       func(ctx context.Context) error { return readyMySQL(ctx, v.MySQLDSN()) },
-		startWithin: 2 * time.Minute, stopWithin: time.Minute,
+		startWithin: serveWithin, stopWithin: time.Minute,
 	}
 }
 
@@ -318,7 +318,7 @@ func (v *Servers) portMapper() *Process {
 			}
 			return conn.Close()
 		},
-		startWithin: 20 * time.Second, stopWithin: 5 * time.Second,
+		startWithin: serveWithin, stopWithin: 5 * time.Second,
 	}
 }
 
@@ -359,7 +359,7 @@ disk_free_limit.absolute = 50MB
 			return cmd
 		},
 		ready:       func(ctx context.Context) error { return v.readyRabbitMQ(ctx) },
-		startWithin: 5 * time.Minute, stopWithin: time.Minute,
+		startWithin: serveWithin, stopWithin: time.Minute,
 	}
 }
 

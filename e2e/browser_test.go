@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -160,6 +161,19 @@ func (b *browser) sent() []sentOrder {
 	return append([]sentOrder(nil), b.orders...)
 }
 
+// asked is the orders that the page asked for, each by its first request and the number of its requests: one that gets no answer, or is
+// told to come back, is sent again with its key.
+func (b *browser) asked() (first []sentOrder, requests []int) {
+	for _, o := range b.sent() {
+		i := slices.IndexFunc(first, func(f sentOrder) bool { return f.key == o.key })
+		if i < 0 {
+			i, first, requests = len(first), append(first, o), append(requests, 0)
+		}
+		requests[i]++
+	}
+	return first, requests
+}
+
 // noErrors fails the test where a script failed.
 func (b *browser) noErrors() {
 	b.t.Helper()
@@ -200,7 +214,7 @@ func TestShopperPage(t *testing.T) {
 	if !b.is(`document.querySelector('[data-el="title"]').textContent === 'A <b>keyboard</b> & more'`) {
 		t.Error("the title is not shown as it is")
 	}
-	if !b.is(orderButton + `.disabled && /^(29|30):[0-5][0-9]$/.test(document.querySelector('[data-el="count-digits"]').textContent)`) {
+	if !b.is(orderButton + `.disabled && /^(2[0-9]|30):[0-5][0-9]$/.test(document.querySelector('[data-el="count-digits"]').textContent)`) {
 		t.Errorf("before the start the button must be greyed and the countdown be there; the page says:\n%s", b.text())
 	}
 
@@ -210,9 +224,8 @@ func TestShopperPage(t *testing.T) {
 		Header: map[string]string{"If-Match": `"1"`}, Body: fmt.Sprintf(`{"starts_at":%q}`, time.Now().Add(5*time.Second).UTC().Format(wire.TimeFormat))}), 200, "")
 	b.until(orderButton + ` && document.querySelector('[data-el="pay"]') && !document.querySelector('[data-el="actions"]').hidden`)
 	b.run(eval(`clearInterval(window.pressing)`))
-	sent := b.sent()
-	if len(sent) != 1 || sent[0].key == "" {
-		t.Fatalf("orders sent by a button that was pressed without pause: got %v, want one with a key", sent)
+	if orders, _ := b.asked(); len(orders) != 1 || orders[0].key == "" {
+		t.Fatalf("orders asked for by a button that was pressed without pause: got %v, want one with a key", orders)
 	}
 	// It was the first one, and it was accepted: so it was not sent before the start.
 
@@ -224,9 +237,8 @@ func TestShopperPage(t *testing.T) {
 	b.run(eval(pressing))
 	b.until(`[...document.querySelectorAll('[data-el="status"]')].some((s) => s.textContent === 'Reserved for you')`)
 	b.run(eval(`clearInterval(window.pressing)`))
-	sent = b.sent()
-	if len(sent) != 2 || sent[0].key == sent[1].key || sent[1].at-sent[0].at < 5 {
-		t.Errorf("a second order: got %v, want two with different keys, 5 s apart", sent)
+	if orders, _ := b.asked(); len(orders) != 2 || orders[1].at-orders[0].at < 5 {
+		t.Errorf("a second order: got %v, want two with different keys, 5 s apart", orders)
 	}
 	b.run(chromedp.Click(`[data-el="orders"] > li:first-child [data-el="pay"]`, chromedp.NodeVisible))
 	b.until(status + `.textContent === 'Paid'`)
@@ -245,11 +257,10 @@ func TestShopperPage(t *testing.T) {
 		if (!lost && o.method === 'POST' && url.endsWith('/orders')) { lost = true; throw new TypeError('lost'); } return r; };`))
 	b.run(chromedp.Click(`[data-el="order"]`))
 	b.until(status + ` && ` + status + `.textContent === 'Reserved for you'`)
-	w.until("the page asks again", patience, func() (bool, string) { return len(b.sent()) >= 4, fmt.Sprint(b.sent()) })
-	sent = b.sent()
-	if len(sent) != 4 || sent[2].key != sent[3].key {
-		t.Errorf("a lost answer: got %v, want a fourth request with the key of the third", sent)
-	}
+	w.until("the page asks again with the third key", patience, func() (bool, string) {
+		orders, requests := b.asked()
+		return len(orders) == 3 && requests[2] >= 2, fmt.Sprint(b.sent())
+	})
 	o, err := w.look(sale)
 	w.must(err)
 	if len(o.Orders) != 3 { // one cancelled, one paid, one of the second shopper

@@ -186,7 +186,7 @@ func TestReloadUnderLoad(t *testing.T) {
 	}
 	taken := 0
 	for i := range 100 {
-		rate := fmt.Sprintf("0.0%02d", 10+i%50) // never enough for a second token
+		rate := fmt.Sprintf("0.000%02d", 10+i%50) // a second token takes half an hour
 		if i%3 == 2 {
 			rate = "-1"
 		}

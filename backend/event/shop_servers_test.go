@@ -255,27 +255,41 @@ func (s *shop) settled(endpoint string) map[event.State]int {
 	return s.until(endpoint, func(by map[event.State]int) bool { return by[event.Waiting] == 0 })
 }
 
-func (s *shop) until(endpoint string, enough func(map[event.State]int) bool) map[event.State]int {
+// until waits until so many events of an endpoint are in each state.
+func (s *shop) until(endpoint string, enough func(map[event.State]int) bool) (by map[event.State]int) {
+	s.t.Helper()
+	s.eventually(func() error {
+		list, err := event.List(s.t.Context(), s.db, event.Filter{Endpoint: endpoint}, 1<<62, 1<<20)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		by = map[event.State]int{}
+		for _, d := range list {
+			by[d.State]++
+		}
+		if !enough(by) {
+			return fmt.Errorf("%s: still %v", endpoint, by)
+		}
+		return nil
+	})
+	return by
+}
+
+// eventually waits until something holds.
+func (s *shop) eventually(holds func() error) {
 	s.t.Helper()
 	patience := time.After(2 * time.Minute)
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		by := map[event.State]int{}
-		list, err := event.List(s.t.Context(), s.db, event.Filter{Endpoint: endpoint}, 1<<62, 1<<20)
-		if err != nil {
-			s.t.Fatal(err)
-		}
-		for _, d := range list {
-			by[d.State]++
-		}
-		if enough(by) {
-			return by
+		err := holds()
+		if err == nil {
+			return
 		}
 		select {
 		case <-tick.C:
 		case <-patience:
-			s.t.Fatalf("%s: still %v", endpoint, by)
+			s.t.Fatal(err)
 		}
 	}
 }

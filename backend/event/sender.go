@@ -197,6 +197,12 @@ type delivery struct {
 // durable before anybody is told.
 func (o *outlet) claim(ctx context.Context, n int) (list []delivery, more bool, err error) {
 	claim, now := rand.Text(), o.now()
+	// Mostly nothing is due; that is seen without a transaction.
+	if ids, err := store.Column[int64](ctx, o.DB, `SELECT id FROM events WHERE endpoint = ? AND state = ? AND due_at <= ? LIMIT 1`, o.name, string(Waiting), now); err != nil {
+		return nil, false, fmt.Errorf("look for events for %s: %w", o.name, err)
+	} else if len(ids) == 0 {
+		return nil, false, nil
+	}
 	err = store.InTx(ctx, o.DB, func(tx *sql.Tx) error {
 		list = nil
 		var due []delivery

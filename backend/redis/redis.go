@@ -5,6 +5,7 @@
 package redis
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/tls"
@@ -135,8 +136,8 @@ func (c *Client) dial(ctx context.Context, addr string, plain *net.Dialer, _ *tl
 	if err != nil || !failpoint.Enabled {
 		return conn, err
 	}
-	conn = failpoint.Sent("api.script-sent", conn, func() string { return c.Incarnation().Reserve.SHA })
-	return failpoint.Sent("cart.script-sent", conn, func() string { return c.Incarnation().Lock.SHA }), nil
+	conn = failpoint.Sent("api.script-sent", conn, func(b []byte) bool { return bytes.Contains(b, []byte(c.Incarnation().Reserve.SHA)) })
+	return failpoint.Sent("cart.script-sent", conn, func(b []byte) bool { return bytes.Contains(b, []byte(c.Incarnation().Lock.SHA)) }), nil
 }
 
 // Prefix is put before every key.

@@ -2,6 +2,7 @@
 package store
 
 import (
+	"bytes"
 	"context"
 	"database/sql"
 	"database/sql/driver"
@@ -72,8 +73,8 @@ func open(dsn string, maxOpen int, statementTime time.Duration) (*sql.DB, error)
 			if err != nil {
 				return nil, err
 			}
-			conn = failpoint.Sent("migrate.statement-sent", conn, func() string { return "CREATE TABLE" })
-			return failpoint.Sent("consumer.commit-sent", conn, func() string { return "COMMIT" }), nil
+			conn = failpoint.Sent("migrate.statement-sent", conn, func(b []byte) bool { return bytes.Contains(b, []byte("CREATE TABLE")) })
+			return failpoint.Sent("consumer.commit-sent", conn, ordersCommit()), nil
 		}
 	}
 	connector, err := mysql.NewConnector(c)
@@ -86,6 +87,23 @@ func open(dsn string, maxOpen int, statementTime time.Duration) (*sql.DB, error)
 	db.SetConnMaxLifetime(3 * time.Minute)
 	db.SetConnMaxIdleTime(idleTime)
 	return db, nil
+}
+
+// ordersCommit returns what tells, of all that is written to one connection, the COMMITs of transactions that changed orders.
+func ordersCommit() func([]byte) bool {
+	changed := false
+	return func(b []byte) bool {
+		switch {
+		case bytes.Contains(b, []byte("INSERT INTO orders")), bytes.Contains(b, []byte("UPDATE orders SET status")):
+			changed = true
+		case bytes.Contains(b, []byte("ROLLBACK")):
+			changed = false
+		case bytes.Contains(b, []byte("COMMIT")):
+			defer func() { changed = false }()
+			return changed
+		}
+		return false
+	}
 }
 
 type quiet struct{}

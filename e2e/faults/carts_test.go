@@ -241,7 +241,7 @@ func sweeping(s *scene) {
 func TestCartKills(t *testing.T) {
 	sideBySide(t)
 	w := newSystem(t)
-	ctx, cancel := context.WithTimeout(context.Background(), 8*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 3*patience)
 	defer cancel()
 	const between = 40 // carts that are answered before the next kill
 	shop := w.newShop(t, 5, 200, 16)

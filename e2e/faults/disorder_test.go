@@ -127,7 +127,7 @@ func (s *trial) press() {
 func (w *system) endure(t *testing.T, d disorder) line {
 	t.Helper()
 	const units = 1000000
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 3*patience)
 	defer cancel()
 	l := w.newLoad(w.newSale(t, d.what, units, payWithin), 0, nil)
 	l.ends, l.twice = false, d.twice

@@ -68,7 +68,7 @@ var faults = []fault{
 	{point: "order.after-stock#6", what: "consumer or payment: after the stock's UPDATE"},
 	{point: "order.before-ledger#6", what: "consumer or payment: after the stock was read back"},
 	{point: "consumer.before-commit#3", what: "consumer: before COMMIT"},
-	{point: "consumer.commit-sent#40", what: "consumer or payment: COMMIT is sent, its answer not read"},
+	{point: "consumer.commit-sent#6", what: "consumer or payment: COMMIT is sent, its answer not read"},
 	{point: "consumer.after-commit#3", what: "consumer: after COMMIT"},
 	{point: "consumer.before-ack#3", what: "consumer: before the ack"},
 	{point: "consumer.before-retire#3", what: "consumer: after the ack, before the entry is retired"},

@@ -190,7 +190,7 @@ func TestKills(t *testing.T) {
 func (w *system) round(t *testing.T, next func() *victim, r *rand.Rand, round int) (tally oracle.Tally, rest, afterBack time.Duration) {
 	t.Helper()
 	const units = 1000000
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 3*patience)
 	defer cancel()
 	stays := w.newLoad(w.newSale(t, fmt.Sprintf("round %d, to keep", round), units, time.Hour), 0, nil)
 	expires := w.newLoad(w.newSale(t, fmt.Sprintf("round %d, to expire", round), units, 2*time.Second), 0, nil)

@@ -88,7 +88,7 @@ func alarm(name string, v *stack.Servers, of string) disorder {
 // wiped deletes every queue while ten thousand orders are in them, and nobody consumes: the outbox has them all.
 func wiped(t *testing.T, w *system) line {
 	const stock = 10_000
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 3*patience)
 	defer cancel()
 	world.Must(t, w.Consumer.Kill(ctx))
 	s := &trial{T: t, w: w, ctx: ctx, sale: w.newSale(t, "ten thousand", stock, time.Hour), log: oracle.NewLog()}

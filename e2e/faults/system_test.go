@@ -25,7 +25,7 @@ import (
 )
 
 // patience bounds every wait for the system to come to rest. It is far more than it takes: a slow machine is no fault.
-const patience = 3 * time.Minute
+const patience = 10 * time.Minute
 
 // ground is what several systems may stand on.
 type ground struct{ *world.Ground }
@@ -43,7 +43,7 @@ func openGround(t *testing.T, flags ...string) *ground {
 func newGround(t *testing.T, flags ...string) *ground {
 	t.Helper()
 	g := openGround(t, flags...)
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 3*patience)
 	defer cancel()
 	world.Must(t, g.Servers.Start(ctx))
 	return g
@@ -90,7 +90,7 @@ func (g *ground) system(t *testing.T, o options) *system {
 	for _, own := range []**stack.Servers{&o.redis, &o.mysql, &o.rabbitmq} {
 		*own = cmp.Or(*own, g.Servers)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 3*patience)
 	defer cancel()
 	w := &system{options: o, World: g.New(t, ctx, world.Options{Name: "faults", Bin: o.bin, Stores: world.StoresOf(o.redis, o.mysql, o.rabbitmq),
 		Linked: o.linked, Consumer: o.ownConsumer, Several: o.several, Limits: limits(1), Gateway: o.extra,

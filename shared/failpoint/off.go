@@ -13,9 +13,8 @@ func Hit(string) {}
 // Halfway writes the first half of b to c and then is Hit.
 func Halfway(string, net.Conn, []byte) {}
 
-// Sent returns c, whose writes that hold what needle returns are followed by Hit: what was written is on its way, and no answer
-// was read.
-func Sent(_ string, c net.Conn, _ func() string) net.Conn { return c }
+// Sent returns c. Its writes that match are followed by Hit: what was written is on its way, and no answer was read.
+func Sent(_ string, c net.Conn, _ func([]byte) bool) net.Conn { return c }
 
 // Wrote is Hit where b, which was just written to a connection, holds needle.
 func Wrote(string, []byte, string) {}

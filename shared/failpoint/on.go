@@ -56,24 +56,25 @@ func Halfway(name string, c net.Conn, b []byte) {
 	}
 }
 
-// Sent returns c, whose writes that hold what needle returns are followed by Hit: what was written is on its way, and no answer
-// was read.
-func Sent(name string, c net.Conn, needle func() string) net.Conn {
+// Sent returns c. Its writes that match are followed by Hit: what was written is on its way, and no answer was read.
+func Sent(name string, c net.Conn, match func([]byte) bool) net.Conn {
 	if name != chosen {
 		return c
 	}
-	return &conn{c, name, needle}
+	return &conn{c, name, match}
 }
 
 type conn struct {
 	net.Conn
-	name   string
-	needle func() string
+	name  string
+	match func([]byte) bool
 }
 
 func (c *conn) Write(b []byte) (int, error) {
 	n, err := c.Conn.Write(b)
-	Wrote(c.name, b, c.needle())
+	if c.match(b) {
+		Hit(c.name)
+	}
 	return n, err
 }
 

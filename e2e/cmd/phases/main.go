@@ -42,18 +42,18 @@ var (
 // forget its scripts; those of the second have servers of their own, or none, and wait a lot, which leaves processors to the first.
 var lanes = [][]phase{
 	{
-		{name: "scripts", race: true, args: []string{"-timeout=40m", "-p=1"}, packages: flushing},
-		{name: "modules", race: true, args: []string{"-timeout=40m", "-p=3"},
+		{name: "scripts", race: true, args: []string{"-timeout=80m", "-p=1"}, packages: flushing},
+		{name: "modules", race: true, args: []string{"-timeout=80m", "-p=3"},
 			packages: []string{"./shared/...", "./lua/...", "./gateway/...", "./backend/...", "./embedded/..."}, but: slices.Concat(flushing, model)},
-		{name: "planted", args: []string{"-timeout=40m"}, packages: []string{"./e2e/planted"}},
+		{name: "planted", args: []string{"-timeout=80m"}, packages: []string{"./e2e/planted"}},
 	},
 	{
 		{name: "lint", command: []string{"make", "--no-print-directory", "lint"}},
-		{name: "model", args: []string{"-timeout=40m"}, packages: model},
-		{name: "e2e", args: []string{"-timeout=40m", "-p=3", "-parallel=3"}, packages: []string{"./e2e/..."}, but: []string{"./e2e/planted", "./e2e/faults"}},
+		{name: "model", args: []string{"-timeout=80m"}, packages: model},
+		{name: "e2e", args: []string{"-timeout=80m", "-p=3", "-parallel=3"}, packages: []string{"./e2e/..."}, but: []string{"./e2e/planted", "./e2e/faults"}},
 		// Outside the workspace, so that nothing else is built with Kubernetes' types.
 		{name: "deploy", command: []string{"env", "GOWORK=off", "go", "-C", "deploy", "test", "-count=1", "./..."}},
-		{name: "faults", args: []string{"-timeout=40m"}, packages: []string{"./e2e/faults"}},
+		{name: "faults", args: []string{"-timeout=80m"}, packages: []string{"./e2e/faults"}},
 	},
 }
 

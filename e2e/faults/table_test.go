@@ -197,7 +197,7 @@ func TestOrdersAgainAreShownBesideTheGate(t *testing.T) {
 // TestMain writes build/faults.md, or build/soak.md after a soak, and build/powercut.md, whatever came of the tests.
 func TestMain(m *testing.M) {
 	flag.Parse()
-	if err := flag.Set("test.parallel", "8"); err != nil { // the tests wait more than they work
+	if err := flag.Set("test.parallel", "6"); err != nil { // the tests wait more than they work
 		panic("BUG: " + err.Error())
 	}
 	file, command := page()

@@ -20,7 +20,7 @@ import (
 
 // serveWithin bounds the wait for a process that was started to serve. It is far more than any takes: a slow machine is no fault, a
 // backend waits for a broker that starts beside it, and a process that ends is noticed at once.
-const serveWithin = 5 * time.Minute
+const serveWithin = 10 * time.Minute
 
 // Process is one program that may outlive whoever started it. It is found again, by this or another launcher, through
 // its pid file and the moment it started, so that a pid that was given to somebody else is never mistaken for it.

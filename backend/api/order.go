@@ -206,9 +206,13 @@ func (s *Server) decide(ctx context.Context, req *reserve.Request, until time.Ti
 	if verdict.Answer == lua.Reserved {
 		req.Trace = asked.Trace
 	}
-	if err == nil && (verdict.Answer == lua.SoldOut || verdict.Answer == lua.Reserved && verdict.Available <= 0) {
+	switch {
+	case err != nil:
+	case verdict.Answer == lua.SoldOut || verdict.Answer == lua.Reserved && verdict.Available <= 0:
 		s.Catalog.Observe(req.Sale, 0)
 		s.line.SoldOut(req.Sale)
+	case verdict.Answer == lua.Reserved:
+		s.Catalog.Observe(req.Sale, verdict.Available)
 	}
 	return verdict, err
 }

@@ -31,7 +31,17 @@ const (
 	definitionsEvery = 500 * time.Millisecond
 	statesEvery      = 100 * time.Millisecond
 	clockEvery       = time.Second
+	wholeEvery       = 10 * time.Second // between two readings of sales none of which has changed
+	publishEvery     = time.Second      // between two looks at what the public is told while nothing is known to have changed
 	readTimeout      = 3 * time.Second
+)
+
+// How many turns of statesEvery lie between two readings of a sale. One that moves is read at each turn: its state was another at its
+// last reading, somebody asked for a unit here, or its gate is not open. It is taken to move for a while after that.
+const (
+	movingTurns  = 20  // for how many turns a sale is taken to move
+	soldOutTurns = 5   // nothing is left, and a unit may come back
+	restingTurns = 100 // neither
 )
 
 var (
@@ -57,6 +67,9 @@ type Catalog struct {
 	unknown absent
 	over    absent // archived sales that are not in the view
 	feed    feed
+	turn    atomic.Int64 // counts readings of the states
+	mark    sale.Mark    // of what is known; used by who holds the slot, like whole
+	whole   time.Time    // when all sales were last read
 	begun   time.Time    // New
 	heard   atomic.Int64 // when MySQL last gave the sales, in nanoseconds after begun
 }
@@ -65,6 +78,7 @@ type Catalog struct {
 type view struct {
 	byID     map[int64]*item
 	ids      []int64 // of the live sales, ascending
+	items    []*item // the live sales, in this order
 	archived []int64 // ascending
 }
 
@@ -85,7 +99,10 @@ type stock struct {
 	eighth    atomic.Int64  // the same of the headOf-th oldest; 0: there are fewer
 	counted   atomic.Bool   // the three were read
 	sightings atomic.Uint64 // counts observations of "nothing left"
+	moved     atomic.Int64  // the turn at which it was last seen to move
 }
+
+func (s *stock) moves(turn int64) bool { return turn-s.moved.Load() < movingTurns }
 
 type metrics struct {
 	sales    prometheus.Gauge
@@ -129,7 +146,7 @@ func (c *Catalog) Run(ctx context.Context) error {
 		tick := time.NewTicker(definitionsEvery)
 		defer tick.Stop()
 		for {
-			report(ctx, c.readDefinitions(ctx))
+			report(ctx, c.readDefinitions(ctx, false))
 			select {
 			case <-ctx.Done():
 				return nil
@@ -143,24 +160,37 @@ func (c *Catalog) Run(ctx context.Context) error {
 		defer tick.Stop()
 		boundary := time.NewTimer(0) // when time alone changes what the public is told
 		defer boundary.Stop()
+		var published time.Time
+		publish := func() {
+			boundary.Reset(c.publish())
+			published = time.Now()
+		}
 		var set time.Time
+		var err error
 		for {
-			var err error
+			all := err != nil
+			err = nil
 			if time.Since(set) >= clockEvery {
 				if err = c.setClock(ctx); err == nil {
 					set = time.Now()
 				}
 			}
-			report(ctx, errors.Join(err, c.readStates(ctx)))
+			news, failed := c.readStates(ctx, all)
+			err = errors.Join(err, failed)
+			report(ctx, err)
+			if news || time.Since(published) >= publishEvery {
+				publish()
+			}
 			for again := true; again; {
-				boundary.Reset(c.publish())
 				select {
 				case <-ctx.Done():
 					return nil
 				case <-tick.C:
 					again = false
 				case <-boundary.C:
+					publish()
 				case <-c.changed:
+					publish()
 				}
 			}
 		}
@@ -199,10 +229,10 @@ func (c *Catalog) setClock(ctx context.Context) error {
 
 // Refresh reads everything now, after a change.
 func (c *Catalog) Refresh(ctx context.Context) error {
-	err := c.readDefinitions(ctx)
-	err = errors.Join(err, c.readStates(ctx))
+	err := c.readDefinitions(ctx, true)
+	_, failed := c.readStates(ctx, true)
 	c.publish()
-	return err
+	return errors.Join(err, failed)
 }
 
 // take waits for the slot.
@@ -217,13 +247,23 @@ func (c *Catalog) take(ctx context.Context) error {
 
 func (c *Catalog) give() { <-c.slot }
 
-func (c *Catalog) readDefinitions(ctx context.Context) error {
+// readDefinitions reads the sales where one has changed since, or all was last read a while ago, or whatever is.
+func (c *Catalog) readDefinitions(ctx context.Context, whatever bool) error {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	if err := c.take(ctx); err != nil {
 		return err
 	}
 	defer c.give()
+	mark, err := sale.ReadMark(ctx, c.db)
+	if err != nil {
+		return err
+	}
+	if !whatever && mark == c.mark && time.Since(c.whole) < wholeEvery {
+		c.heard.Store(int64(time.Since(c.begun)))
+		return nil
+	}
+	began := time.Now()
 	sales, err := sale.Read(ctx, c.db)
 	if err != nil {
 		return err
@@ -237,6 +277,7 @@ func (c *Catalog) readDefinitions(ctx context.Context) error {
 		c.log.Error("catalog: no more sales can be live; archive ended ones", "live", len(sales))
 	}
 	c.install(append(sales, archived...))
+	c.mark, c.whole = mark, began
 	return nil
 }
 
@@ -277,16 +318,20 @@ func (c *Catalog) install(sales []sale.Sale) {
 			if s.ArchivedAt != nil && before.ArchivedAt == nil {
 				s.stock = &stock{} // what was last read of its queue is no news any more
 			}
+			if !before.Equal(&s.Sale) {
+				s.stock.moved.Store(c.turn.Load())
+			}
 		} else {
 			same = false
 			s.stock = &stock{}
+			s.stock.moved.Store(c.turn.Load())
 		}
 		v.byID[s.ID] = s
 	}
 	for i := range sales {
 		switch s := v.byID[sales[i].ID]; {
 		case s.ArchivedAt == nil:
-			v.ids = append(v.ids, s.ID)
+			v.ids, v.items = append(v.ids, s.ID), append(v.items, s)
 		case sales[i].ArchivedAt != nil:
 			v.archived = append(v.archived, s.ID)
 		}
@@ -314,41 +359,56 @@ func (c *Catalog) wake() {
 	}
 }
 
-// readStates reads what is left of the sales that still sell.
-func (c *Catalog) readStates(ctx context.Context) error {
+// readStates reads what is left of the sales that still sell: of all, or of those whose turn it is. news: something is another than
+// it was.
+func (c *Catalog) readStates(ctx context.Context, all bool) (news bool, err error) {
 	v := c.live.Load()
 	if v == nil {
-		return nil
+		return false, nil
 	}
+	turn := c.turn.Add(1)
 	now := c.clk.Now()
 	var ids []int64
 	var seen []uint64
-	for _, id := range v.ids {
-		if s := v.byID[id]; !s.Ended(now) {
-			ids = append(ids, id)
+	for _, s := range v.items {
+		if (all || s.due(turn, now)) && !s.Ended(now) {
+			ids = append(ids, s.ID)
 			seen = append(seen, s.stock.sightings.Load())
 		}
 	}
-	states, err := map[int64]reserve.State{}, error(nil)
+	var states map[int64]reserve.State
 	if len(ids) > 0 {
 		states, err = c.redis.SomeStates(ctx, ids)
 	}
-	err = errors.Join(err, c.readQueued(ctx, v))
 	for i, id := range ids {
 		st := states[id] // of a node that is away: none
 		s := v.byID[id].stock
+		if st.Gate != lua.GateOpen || st.Epoch != s.epoch.Load() || st.Stock != s.left.Load() || st.Standby > 0 != s.waited.Load() {
+			s.moved.Store(turn)
+		}
 		if st.Epoch > 0 {
 			s.epoch.Store(st.Epoch)
 		}
 		// Behind a closed gate the stock is what it was, or nothing yet. And what was observed while this was being
 		// read is newer than it.
 		if st.Present && st.Gate != lua.GateShut && s.sightings.Load() == seen[i] {
-			s.left.Store(st.Stock)
-			s.waited.Store(st.Standby > 0)
-			s.known.Store(true)
+			was, waited, known := s.left.Swap(st.Stock), s.waited.Swap(st.Standby > 0), s.known.Swap(true)
+			news = news || was != st.Stock || waited != (st.Standby > 0) || !known
 		}
 	}
-	return err
+	return news, errors.Join(err, c.readQueued(ctx, v, turn, all))
+}
+
+// due reports whether a sale is read at a turn. Those that do not move take turns, by their ids.
+func (s *item) due(turn int64, now time.Time) bool {
+	switch {
+	case s.stock.moves(turn):
+		return true
+	case s.stock.left.Load() <= s.Unreleased(now):
+		return (turn+s.ID)%soldOutTurns == 0
+	default:
+		return (turn+s.ID)%restingTurns == 0
+	}
 }
 
 // Get returns a live sale that the public may know of. One that is not in memory is looked up in MySQL once; what is not
@@ -490,14 +550,17 @@ func (c *Catalog) SetEpoch(id, epoch int64) {
 	}
 }
 
-// Observe tells what a decision saw of the sale's stock: that nothing is left is published at once. That something is
-// left again is found by the next reading, since answers may come in another order than they were decided.
+// Observe tells what a decision saw of the sale's stock: that nothing is left is published at once. What is left is found by
+// the next reading, since answers may come in another order than they were decided.
 func (c *Catalog) Observe(id, available int64) {
-	if available > 0 {
-		return
-	}
 	s := c.live.Load().item(id)
 	if s == nil {
+		return
+	}
+	if turn := c.turn.Load(); s.stock.moved.Load() != turn {
+		s.stock.moved.Store(turn)
+	}
+	if available > 0 {
 		return
 	}
 	s.stock.sightings.Add(1)

@@ -308,6 +308,55 @@ func TestAbsentIsBoundedAndForgets(t *testing.T) {
 	})
 }
 
+// A sale that moves is read at each turn, a sold-out one at each fifth, any other at each hundredth.
+func TestSalesTakeTurns(t *testing.T) {
+	c := unread()
+	now := time.Now()
+	var sales []sale.Sale
+	for id := range int64(1000) {
+		sales = append(sales, testSale(1+id, now.Add(-time.Hour), now.Add(time.Hour)))
+	}
+	c.install(sales)
+	for _, s := range sales {
+		c.said(s.ID, s.ID%2) // every second one is sold out
+	}
+	due := func() (sold, rest int) {
+		turn := c.turn.Add(1)
+		for _, s := range c.live.Load().byID {
+			if s.due(turn, now) {
+				if s.stock.left.Load() == 0 {
+					sold++
+				} else {
+					rest++
+				}
+			}
+		}
+		return sold, rest
+	}
+	for range movingTurns - 1 {
+		if sold, rest := due(); sold+rest != len(sales) {
+			t.Fatalf("got %d and %d that are due, want all: they are new", sold, rest)
+		}
+	}
+	all := 0
+	for range restingTurns {
+		sold, rest := due()
+		if sold != 500/soldOutTurns {
+			t.Errorf("got %d sold out ones that are due, want a fifth", sold)
+		}
+		all += rest
+	}
+	if all != 500 {
+		t.Errorf("got %d readings of the 500 others in %d turns, want one of each", all, restingTurns)
+	}
+	c.Observe(2, 1)
+	for range movingTurns - 1 {
+		if !c.live.Load().item(2).due(c.turn.Add(1), now) {
+			t.Fatal("one that was asked for is not due")
+		}
+	}
+}
+
 func TestInstallKeepsWhatIsKnownOfTheStock(t *testing.T) {
 	c := unread()
 	now := time.Now()

@@ -17,13 +17,13 @@ import (
 const headOf = 8
 
 // readQueued reads how many orders stand in the outboxes and since when the oldest does, in one round trip: of the sales
-// that still sell, and of those that have ended until nothing is left.
-func (c *Catalog) readQueued(ctx context.Context, v *view) error {
+// that move (all: that still sell), and of any others until nothing is left.
+func (c *Catalog) readQueued(ctx context.Context, v *view, turn int64, all bool) error {
 	now := c.clk.Now()
 	var ids []int64
-	for _, id := range v.ids {
-		if s := v.byID[id]; !s.Ended(now) || !s.stock.counted.Load() || s.stock.queued.Load() > 0 {
-			ids = append(ids, id)
+	for _, s := range v.items {
+		if (all || s.stock.moves(turn)) && !s.Ended(now) || !s.stock.counted.Load() || s.stock.queued.Load() > 0 {
+			ids = append(ids, s.ID)
 		}
 	}
 	if len(ids) == 0 {

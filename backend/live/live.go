@@ -13,7 +13,7 @@ const (
 	// Every is the time between two samples while somebody listens.
 	Every = 2500 * time.Millisecond
 	// HistoryEvery is the time between two points of the history.
-	HistoryEvery = 2 * Every
+	HistoryEvery = 4 * Every
 	// Points is how many the history has, at most: a quarter of an hour.
 	Points = int(15 * time.Minute / HistoryEvery)
 	// MaxListeners is how many may listen at once.

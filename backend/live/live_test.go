@@ -33,7 +33,7 @@ func TestHistoryIsBounded(t *testing.T) {
 		if err != nil || len(history) != Points || history[0] != 11 || *last != Points+10 {
 			t.Fatalf("got %d points from %d, last %d, %v", len(history), history[0], *last, err)
 		}
-		// Somebody listens: there are twice as many samples, and as many points as before.
+		// Somebody listens: there are four times as many samples, and as many points as before.
 		for want := Points + 11; want < Points+15; want++ {
 			if got := <-l.Samples; got != want {
 				t.Errorf("got sample %d, want %d", got, want)
@@ -43,7 +43,7 @@ func TestHistoryIsBounded(t *testing.T) {
 		h.Leave(l)
 		again, _, l, _ := h.Listen()
 		h.Leave(l)
-		if len(again) != Points || again[0] != 13 || history[0] != 11 {
+		if len(again) != Points || again[0] != 12 || history[0] != 11 {
 			t.Errorf("got %d points from %d; what was handed out begins with %d", len(again), again[0], history[0])
 		}
 	})

@@ -11,6 +11,7 @@ import (
 	"iter"
 	"log/slog"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -33,6 +34,13 @@ const (
 	maxBatch     = 500                    // entries that one call of the handler gets, at most
 	look         = 50 * time.Millisecond  // between two looks at which sales are live
 	block        = 150 * time.Millisecond // how long a read waits; with look, how soon a new sale is read
+	mostBlock    = time.Second            // the same where there are many groups of outboxes, which wait longer, so that they ask as often in all
+)
+
+// Of a sale of which nobody held anything in calmRounds looks in a row, only every calmEvery-th look is taken, while nothing new is read.
+const (
+	calmRounds = 4
+	calmEvery  = 12
 )
 
 // An entry is a dead letter after deliveryLimit deliveries to consumers that died before they reported an error. From
@@ -49,6 +57,8 @@ type Reader struct {
 	live       func() []int64
 	claimIdle  time.Duration
 	peers      peers
+	reads      atomic.Int64 // groups of outboxes, each of which is read by a call of its own
+	unsettled  sync.Map     // the sales (int64) of which Published held something at the last look, or that were published since
 	log        *slog.Logger
 	read       prometheus.Counter
 	claimed    prometheus.Counter
@@ -107,20 +117,25 @@ func (r *Reader) Run(ctx context.Context, handle func(ctx context.Context, batch
 	var workers []*worker
 	tick := time.NewTicker(look)
 	defer tick.Stop()
+	var divided []int64 // the sales that the workers have
 	for ctx.Err() == nil {
-		groups := r.groups(r.live())
-		for i, sales := range groups {
-			if i == len(workers) {
-				w := &worker{r: r, handle: handle, known: map[int64]*progress{}}
-				workers = append(workers, w)
-				w.sales.Store(&sales)
-				g.Go(func() error { w.run(ctx); return nil })
-				continue
+		if live := r.live(); !slices.Equal(live, divided) {
+			divided = slices.Clone(live)
+			groups := r.groups(live)
+			r.reads.Store(int64(len(groups)))
+			for i, sales := range groups {
+				if i == len(workers) {
+					w := &worker{r: r, handle: handle, known: map[int64]*progress{}}
+					workers = append(workers, w)
+					w.sales.Store(&sales)
+					g.Go(func() error { w.run(ctx); return nil })
+					continue
+				}
+				workers[i].sales.Store(&sales)
 			}
-			workers[i].sales.Store(&sales)
-		}
-		for _, w := range workers[len(groups):] { // they wait for more groups
-			w.sales.Store(&[]int64{})
+			for _, w := range workers[len(groups):] { // they wait for more groups
+				w.sales.Store(&[]int64{})
+			}
 		}
 		select {
 		case <-ctx.Done():
@@ -153,12 +168,21 @@ func (r *Reader) groups(sales []int64) [][]int64 {
 	return groups
 }
 
+// block is how long a read waits for something new. On a cluster the groups are many and small, and share the connections that may wait.
+func (r *Reader) block() time.Duration {
+	if r.redis.Client().Mode() == rueidis.ClientModeCluster {
+		return block
+	}
+	return min(block*time.Duration(max(1, r.reads.Load())), mostBlock)
+}
+
 // worker is the goroutine that reads some of the sales.
 type worker struct {
 	r      *Reader
 	handle func(context.Context, []queued.Entry) error
 	sales  atomic.Pointer[[]int64]
 	known  map[int64]*progress // used by the goroutine alone
+	rounds int64               // looks for what was held for too long
 }
 
 // progress is how far a worker is with a sale.
@@ -167,6 +191,7 @@ type progress struct {
 	looked string    // the last entry that was looked at for skipped ones; "": none
 	behind bool      // this consumer holds entries that must be handled first
 	deaths int64     // of readers, whose entries were taken over
+	calm   int       // looks in a row at which nobody held anything
 	next   time.Time // the earliest time of the next attempt
 	pause  time.Duration
 }
@@ -198,7 +223,7 @@ func (w *worker) step(ctx context.Context, sales []int64, nextClaim *time.Time) 
 	if err := w.meet(ctx, sales); err != nil {
 		return err
 	}
-	wait := block
+	wait := w.r.block()
 	ahead := make([]int64, 0, len(sales))
 	for _, sale := range sales {
 		p := w.known[sale]
@@ -223,7 +248,11 @@ func (w *worker) step(ctx context.Context, sales []int64, nextClaim *time.Time) 
 	}
 	if !time.Now().Before(*nextClaim) {
 		*nextClaim = time.Now().Add(w.r.claimIdle / 2)
+		w.rounds++
 		for _, sale := range ahead {
+			if !w.due(sale) {
+				continue
+			}
 			if err := w.takeOver(ctx, sale); err != nil {
 				return err
 			}
@@ -240,7 +269,15 @@ func (w *worker) step(ctx context.Context, sales []int64, nextClaim *time.Time) 
 	if len(found) > 0 {
 		failpoint.Hit("relay.after-read")
 	}
+	for sale := range found {
+		w.known[sale].calm = 0
+	}
 	return w.give(ctx, found)
+}
+
+// due reports whether a sale is looked at in this round. Calm ones take turns, by their ids.
+func (w *worker) due(sale int64) bool {
+	return w.known[sale].calm < calmRounds || (w.rounds+sale)%calmEvery == 0
 }
 
 // meet prepares sales that are new to the worker and forgets those that left it.
@@ -269,6 +306,7 @@ func (w *worker) meet(ctx context.Context, sales []int64) error {
 		for sale := range w.known {
 			if !slices.Contains(sales, sale) {
 				delete(w.known, sale)
+				w.r.unsettled.Delete(sale)
 			}
 		}
 	}
@@ -302,18 +340,26 @@ func (w *worker) inherit(ctx context.Context, sale int64) error {
 	if w.known[sale].deaths == deaths {
 		return nil
 	}
-	if err := w.takeFrom(ctx, sale, w.r.peers.dead); err != nil {
+	if _, err := w.takeFrom(ctx, sale, w.r.peers.dead); err != nil {
 		return err
 	}
 	w.known[sale].deaths = deaths
 	return nil
 }
 
-// takeFrom handles what these consumers have held for too long.
-func (w *worker) takeFrom(ctx context.Context, sale int64, from func(consumer string) bool) error {
-	holders, err := w.r.holders(ctx, sale)
+// takeFrom handles what these consumers have held for too long. others: there are some, but for this one, that hold nothing.
+func (w *worker) takeFrom(ctx context.Context, sale int64, from func(consumer string) bool) (others bool, err error) {
+	holders, others, err := w.r.holders(ctx, sale)
 	if err != nil {
-		return err
+		return false, err
+	}
+	if w.known[sale].calm++; len(holders) > 0 {
+		w.known[sale].calm = 0
+	}
+	if slices.Contains(holders, Published) {
+		w.r.unsettled.Store(sale, nil)
+	} else {
+		w.r.unsettled.Delete(sale)
 	}
 	for _, name := range holders {
 		if name == Published || !from(name) {
@@ -323,7 +369,7 @@ func (w *worker) takeFrom(ctx context.Context, sale int64, from func(consumer st
 		for !w.known[sale].behind && ctx.Err() == nil {
 			ids, err := w.r.idle(ctx, sale, name, atLeast, count)
 			if err != nil {
-				return err
+				return false, err
 			}
 			if len(ids) == 0 {
 				break
@@ -333,7 +379,7 @@ func (w *worker) takeFrom(ctx context.Context, sale int64, from func(consumer st
 					break
 				}
 				if err := w.claim(ctx, sale, name, part, atLeast); err != nil {
-					return err
+					return false, err
 				}
 			}
 			if len(ids) < count {
@@ -341,16 +387,20 @@ func (w *worker) takeFrom(ctx context.Context, sale int64, from func(consumer st
 			}
 		}
 	}
-	return nil
+	return others, nil
 }
 
 // takeOver handles what any consumer has held for too long, and removes consumers that are gone.
 func (w *worker) takeOver(ctx context.Context, sale int64) error {
-	if err := w.takeFrom(ctx, sale, func(string) bool { return true }); err != nil {
+	others, err := w.takeFrom(ctx, sale, func(string) bool { return true })
+	if err != nil {
 		return err
 	}
 	if err := w.takeSkipped(ctx, sale); err != nil {
 		return err
+	}
+	if !others {
+		return nil
 	}
 	return w.r.redis.SweepOutbox(ctx, sale, max(10*w.r.claimIdle, time.Minute), w.r.name, Published)
 }

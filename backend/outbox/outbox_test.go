@@ -26,6 +26,28 @@ func TestAFailingSaleIsTriedAgainLessAndLessOften(t *testing.T) {
 	})
 }
 
+// A sale of which nobody holds anything is looked at less often, and never forgotten.
+func TestCalmSalesTakeTurns(t *testing.T) {
+	w := &worker{known: map[int64]*progress{}}
+	looks := map[int64]int{}
+	for sale := range int64(100) {
+		w.known[sale] = &progress{calm: calmRounds - int(sale%2)} // every second one is not calm yet
+	}
+	for range calmEvery {
+		w.rounds++
+		for sale := range w.known {
+			if w.due(sale) {
+				looks[sale]++
+			}
+		}
+	}
+	for sale := range w.known {
+		if want := []int{1, calmEvery}[sale%2]; looks[sale] != want {
+			t.Errorf("sale %d: got %d looks in %d rounds, want %d", sale, looks[sale], calmEvery, want)
+		}
+	}
+}
+
 func TestRowsTellOrdersFromWhatIsNone(t *testing.T) {
 	const id = "0190163d-8694-739b-aea5-966c26f8ad91-42"
 	got := rows(42, []rueidis.XRangeEntry{

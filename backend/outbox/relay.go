@@ -86,6 +86,9 @@ func (r *Relay) relay(ctx context.Context, batch []queued.Entry) error {
 		return err
 	}
 	failpoint.Hit("relay.before-noted")
+	for sale := range bySale(batch) {
+		r.unsettled.Store(sale, nil)
+	}
 	return r.mark(ctx, batch)
 }
 
@@ -137,7 +140,7 @@ func (r *Relay) publishOverdue(ctx context.Context, sale int64) error {
 	return nil
 }
 
-// keepAsking looks for entries that were published claimIdle ago, and sends a fence to each partition that has some.
+// keepAsking looks for entries that were published claimIdle ago, of the sales that have published ones, and sends a fence to each partition that has some.
 func (r *Relay) keepAsking(ctx context.Context) {
 	asking := map[int]chan struct{}{} // the partitions that have a fence under way; the goroutine closes it when done
 	var g errgroup.Group
@@ -152,6 +155,9 @@ func (r *Relay) keepAsking(ctx context.Context) {
 		}
 		late := map[int][]int64{}
 		for _, sale := range r.live() {
+			if _, some := r.unsettled.Load(sale); !some {
+				continue
+			}
 			ids, err := r.idle(ctx, sale, Published, r.claimIdle, 1)
 			if err != nil {
 				r.log.Warn("outbox: look for what was published long ago", "error", err)

@@ -101,35 +101,37 @@ func readError(err error) error {
 	}
 }
 
-// holders returns the consumers of a sale's group that hold entries.
-func (s stream) holders(ctx context.Context, sale int64) ([]string, error) {
+// holders returns the consumers of a sale's group that hold entries, and whether there are others.
+func (s stream) holders(ctx context.Context, sale int64) (names []string, others bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, redis.Timeout)
 	defer cancel()
 	c := s.redis.Client()
 	list, err := c.Do(ctx, c.B().XinfoConsumers().Key(s.redis.OutboxKey(sale)).Group(reserve.Group).Build()).ToArray()
 	if err != nil {
-		return nil, readError(err)
+		return nil, false, readError(err)
 	}
-	var names []string
 	for _, m := range list {
 		info, err := m.AsMap()
 		if err != nil {
-			return nil, fmt.Errorf("consumers of sale %d's outbox: %w", sale, err)
+			return nil, false, fmt.Errorf("consumers of sale %d's outbox: %w", sale, err)
 		}
 		pending, name := info["pending"], info["name"]
 		n, err := pending.AsInt64()
 		if err != nil {
-			return nil, fmt.Errorf("consumers of sale %d's outbox: %w", sale, err)
+			return nil, false, fmt.Errorf("consumers of sale %d's outbox: %w", sale, err)
 		}
 		text, err := name.ToString()
 		if err != nil {
-			return nil, fmt.Errorf("consumers of sale %d's outbox: %w", sale, err)
+			return nil, false, fmt.Errorf("consumers of sale %d's outbox: %w", sale, err)
 		}
-		if n > 0 {
+		switch {
+		case n > 0:
 			names = append(names, text)
+		case text != s.name && text != Published:
+			others = true
 		}
 	}
-	return names, nil
+	return names, others, nil
 }
 
 // held is an entry that a consumer holds.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -13,6 +14,8 @@ import (
 
 const (
 	lookEvery    = time.Second
+	openLooks    = 6  // every how many looks one is at a sale whose gate was open
+	wholeLooks   = 10 // looks at every sale, after a start, a failure or a new incarnation
 	patience     = 4 * time.Second
 	mostPatience = 2 * time.Minute // after many reconcilers took over from each other
 )
@@ -27,7 +30,7 @@ func (r *Reconciler) Wake() {
 
 // Keep looks each second, and when woken, until ctx is cancelled, and then returns nil. A primary of Redis without the scripts of
 // the newest incarnation was started anew or promoted, and is recovered. A gate that is not open, and whose beat has stood still
-// for some seconds, has lost its reconciler: its sale is reconciled.
+// for some seconds, has lost its reconciler: its sale is reconciled. A gate that was open is looked at every sixth second.
 func (r *Reconciler) Keep(ctx context.Context) error {
 	k := &keeper{r: r, shut: map[int64]*closed{}, ends: map[int64]context.CancelFunc{}}
 	defer k.running.Wait()
@@ -79,6 +82,9 @@ func (r *Reconciler) useNewest(ctx context.Context) (name string, err error) {
 // keeper is the state of Keep between looks.
 type keeper struct {
 	r       *Reconciler
+	looks   int64
+	whole   int64                        // until this look each is at every sale
+	name    string                       // of the incarnation at the last look
 	shut    map[int64]*closed            // gates that are not open
 	running sync.WaitGroup               // reconciliations that this process has begun
 	ends    map[int64]context.CancelFunc // by sale: ends what the last recovery has left to do
@@ -96,10 +102,22 @@ type closed struct {
 }
 
 func (k *keeper) look(ctx context.Context) error {
+	k.looks++
+	err := k.lookOnce(ctx)
+	if err != nil {
+		k.whole = k.looks + wholeLooks
+	}
+	return err
+}
+
+func (k *keeper) lookOnce(ctx context.Context) error {
 	r := k.r
 	name, err := r.useNewest(ctx)
 	if err != nil {
 		return err
+	}
+	if name != k.name || k.looks == 1 {
+		k.name, k.whole = name, k.looks+wholeLooks
 	}
 	nodes := r.redis.Client().Hold(ctx)
 	defer nodes.Release()
@@ -111,7 +129,9 @@ func (k *keeper) look(ctx context.Context) error {
 	if err != nil {
 		return errors.Join(err, away)
 	}
-	sales := append(on, over...)
+	sales := slices.DeleteFunc(append(on, over...), func(sale int64) bool {
+		return k.looks > k.whole && k.shut[sale] == nil && (k.looks+sale)%openLooks != 0
+	})
 	states, err := r.redis.SomeStates(ctx, sales)
 	seen := make(map[int64]bool, len(sales))
 	for _, sale := range sales {
@@ -132,7 +152,7 @@ func (k *keeper) look(ctx context.Context) error {
 			k.start(ctx, c, &attempt{r: r, sale: sale}, nil)
 		}
 	}
-	for sale := range k.shut {
+	for sale := range k.shut { // each was looked at, if it is live
 		if !seen[sale] {
 			delete(k.shut, sale)
 		}

@@ -224,6 +224,21 @@ func IsLive(ctx context.Context, q store.Queryer, id int64) (bool, error) {
 	return len(ids) > 0, nil
 }
 
+// Mark is the state of the definitions in short: it is another after each creation, change and archive of a sale.
+type Mark struct {
+	live, versions, newest int64
+}
+
+// ReadMark reads the present Mark. What is read of the sales after it is at least as new.
+func ReadMark(ctx context.Context, q store.Queryer) (m Mark, err error) {
+	err = store.Each(ctx, q, func(rows *sql.Rows) error { return rows.Scan(&m.live, &m.versions, &m.newest) },
+		`SELECT COUNT(*), COALESCE(SUM(version), 0), COALESCE((SELECT MAX(id) FROM sales), 0) FROM sales WHERE archived_at IS NULL`)
+	if err != nil {
+		return Mark{}, fmt.Errorf("read the mark of the sales: %w", err)
+	}
+	return m, nil
+}
+
 // NewestArchived returns the ids of the sales that were archived last, at most limit, ascending.
 func NewestArchived(ctx context.Context, q store.Queryer, limit int) ([]int64, error) {
 	ids, err := store.Column[int64](ctx, q, `SELECT id FROM sales WHERE archived_at IS NOT NULL ORDER BY archived_at DESC, id DESC LIMIT `+fmt.Sprint(limit))

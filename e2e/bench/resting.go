@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"database/sql"
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -24,6 +23,7 @@ import (
 
 const (
 	spareFiles  = 2000 // of this process and of the gateway, for anything but connections
+	settling    = 3    // windows until what was left to do of the new sales is done, and looks at them have become rare
 	idleWindows = 3
 )
 
@@ -190,47 +190,58 @@ func (b *bench) idle(ctx context.Context) error {
 	if _, _, _, err := b.startGateway(ctx, "resting-gateway", at.internal, "", ""); err != nil {
 		return err
 	}
-	var redis, backend []float64
-	for window := range idleWindows + 1 {
+	var redis, backend, asked []float64
+	for window := range settling + idleWindows {
 		began := time.Now()
-		r, u, err := s.usage(ctx, process)
+		before, err := s.usage(ctx, process)
 		if err != nil {
 			return err
 		}
-		if err := rest(ctx, s.Window); err != nil {
+		if err := rest(ctx, 2*s.Window); err != nil { // twice, since some is done each 10 s
 			return err
 		}
-		r2, u2, err := s.usage(ctx, process)
+		after, err := s.usage(ctx, process)
 		if err != nil {
 			return err
 		}
-		if took := time.Since(began).Seconds(); window > 0 { // the first has what is left to do of the new sales
-			redis, backend = append(redis, 100*(r2-r)/took), append(backend, 100*(u2-u)/took)
+		if took := time.Since(began).Seconds(); window >= settling {
+			redis, backend = append(redis, 100*(after.redis-before.redis)/took), append(backend, 100*(after.process-before.process)/took)
+			asked = append(asked, (after.commands-before.commands)/took)
 		}
 	}
 	what := fmt.Sprintf("idle, %d open sales, a gateway follows: ", b.Sales)
 	b.plain(Row{What: what + "Redis", Goal: 2, Limit: AtMost, Unit: "% of a core", Unequal: "Redis's own accounting (INFO cpu)"}, redis...)
 	b.plain(Row{What: what + "the backend with every role", Goal: 5, Limit: AtMost, Unit: "% of a core"}, backend...)
+	b.plain(Row{What: what + "commands that Redis gets", Goal: 1000, Limit: AtMost, Unit: "a second"}, asked...)
 	return process.Stop(ctx)
 }
 
-// usage is the seconds of CPU time that Redis and a process have used.
-func (s *shop) usage(ctx context.Context, p *stack.Process) (redis, process float64, err error) {
-	info, err := s.redis.Do(ctx, s.redis.B().Info().Section("cpu").Build()).ToString()
-	if err != nil {
-		return 0, 0, err
-	}
+// spent is what Redis and a process have used since they began: seconds of CPU time, and Redis's commands.
+type spent struct{ redis, process, commands float64 }
+
+func (s *shop) usage(ctx context.Context, p *stack.Process) (u spent, err error) {
+	into := map[string]*float64{"used_cpu_sys": &u.redis, "used_cpu_user": &u.redis, "total_commands_processed": &u.commands}
 	found := 0
-	for line := range strings.Lines(info) {
-		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
-		if name == "used_cpu_sys" || name == "used_cpu_user" {
-			v, e := strconv.ParseFloat(value, 64)
-			redis, err, found = redis+v, errors.Join(err, e), found+1
+	for _, section := range []string{"cpu", "stats"} {
+		info, err := s.redis.Do(ctx, s.redis.B().Info().Section(section).Build()).ToString()
+		if err != nil {
+			return u, err
+		}
+		for line := range strings.Lines(info) {
+			name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
+			if sum := into[name]; sum != nil {
+				v, err := strconv.ParseFloat(value, 64)
+				if err != nil {
+					return u, fmt.Errorf("INFO %s: %s: %w", section, line, err)
+				}
+				*sum, found = *sum+v, found+1
+			}
 		}
 	}
-	if found != 2 {
-		return 0, 0, fmt.Errorf("INFO cpu: %q", info)
+	if found != len(into) {
+		return u, fmt.Errorf("INFO cpu and stats have %d of %d figures", found, len(into))
 	}
-	used, e := cpuOf(p.PID())
-	return redis, used.Seconds(), errors.Join(err, e)
+	cpu, err := cpuOf(p.PID())
+	u.process = cpu.Seconds()
+	return u, err
 }

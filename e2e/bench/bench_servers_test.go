@@ -59,7 +59,7 @@ func TestBothSidesAreMeasured(t *testing.T) {
 		t.Fatal(err)
 	}
 	measured := slices.DeleteFunc(slices.Clone(r.Rows), func(row Row) bool { return !row.Measured() })
-	if len(measured) != 23 || len(r.Rows) != len(measured)+len(unmeasured) ||
+	if len(measured) != 24 || len(r.Rows) != len(measured)+len(unmeasured) ||
 		slices.ContainsFunc(measured, func(row Row) bool {
 			return row.Ratio <= 0 || row.Ours <= 0 || row.Theirs <= 0 && !row.Plain || row.Unit == ""
 		}) {

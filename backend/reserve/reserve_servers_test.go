@@ -29,7 +29,7 @@ const sale = 42
 var far = time.Now().Add(24 * time.Hour).UnixMilli()
 
 // loaded is an open sale of 10 units, limit 3.
-func loaded(t *testing.T, change func(*reserve.Loaded)) *reserve.Store {
+func loaded(t testing.TB, change func(*reserve.Loaded)) *reserve.Store {
 	t.Helper()
 	s := backendtest.Redis(t)
 	l := reserve.Loaded{Epoch: 1, Stock: 10, Total: 10, Definition: reserve.Definition{Version: 1, Ends: far, Limit: 3}}

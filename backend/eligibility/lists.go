@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"floodgate.internal/backend/follow"
 )
 
 const (
@@ -37,10 +39,8 @@ const (
 
 // Lists are the lists in memory. It is safe for concurrent use.
 type Lists struct {
+	*follow.Follower
 	db    *sql.DB
-	log   *slog.Logger
-	slot  chan struct{} // of one: its holder reads
-	wake  chan struct{} // of one: Run looks at once; never closed
 	ready atomic.Bool
 
 	mu    sync.RWMutex // guards rolls and what they hold
@@ -71,10 +71,11 @@ type Config struct {
 
 // New makes Lists and registers their metrics. They are empty before Run or Refresh.
 func New(c Config) *Lists {
-	l := &Lists{db: c.DB, log: c.Log, slot: make(chan struct{}, 1), wake: make(chan struct{}, 1), rolls: map[int64]*roll{},
+	l := &Lists{db: c.DB, rolls: map[int64]*roll{},
 		failures: prometheus.NewCounter(prometheus.CounterOpts{Name: "backend_lists_failures_total", Help: "Readings of the lists of uids that failed."})}
 	c.Register.MustRegister(l.failures, prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "backend_lists_uids",
 		Help: "Uids in memory, of all lists of who may buy."}, func() float64 { return float64(l.uids()) }))
+	l.Follower = follow.New(follow.Config{What: "the list of who may buy", Every: lookEvery, Read: l.read, Log: c.Log, Failures: l.failures})
 	return l
 }
 
@@ -112,52 +113,8 @@ func (l *Lists) Refuse(sale int64, uid string) Refusal {
 	return ""
 }
 
-// Run keeps the lists up to date until ctx ends. A list that cannot be read stays as it was, and is read again at the
-// next turn.
-func (l *Lists) Run(ctx context.Context) error {
-	tick := time.NewTicker(lookEvery)
-	defer tick.Stop()
-	failing := false
-	for {
-		err := l.Refresh(ctx)
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case err != nil:
-			l.failures.Inc()
-			if !failing {
-				l.log.Warn("the lists of who may buy stay as they were last read", "error", err)
-			}
-			failing = true
-		case failing:
-			l.log.Info("the lists of who may buy are read again")
-			failing = false
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-		case <-l.wake:
-		}
-	}
-}
-
-// Wake makes Run look at once, after a change.
-func (l *Lists) Wake() {
-	select {
-	case l.wake <- struct{}{}:
-	default:
-	}
-}
-
-// Refresh reads what is new, however much. Only ctx bounds it.
-func (l *Lists) Refresh(ctx context.Context) error {
-	select {
-	case l.slot <- struct{}{}:
-	case <-ctx.Done():
-		return fmt.Errorf("wait for another reading of the lists: %w", ctx.Err())
-	}
-	defer func() { <-l.slot }()
+// read reads what is new, however much.
+func (l *Lists) read(ctx context.Context) error {
 	heads, err := heads(ctx, l.db)
 	if err != nil {
 		return err

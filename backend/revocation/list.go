@@ -15,6 +15,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"floodgate.internal/backend/follow"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/clock"
 	"floodgate.internal/shared/wire"
@@ -28,17 +29,14 @@ const (
 
 // List is the list in memory. It is safe for concurrent use.
 type List struct {
+	*follow.Follower
 	Config
-	slot chan struct{} // of one: its holder reads
-	wake chan struct{} // of one: Run looks at once; never closed
 
 	mu      sync.Mutex // guards what follows
 	ready   bool
 	version int64
 	entries map[Subject]held
 	news    chan struct{} // closed, and replaced, when version changes
-
-	failures prometheus.Counter
 }
 
 // held is an entry in memory, also one that was taken back, until its time is up.
@@ -58,9 +56,10 @@ type Config struct {
 
 // New makes a List and registers its metrics. It is empty, and not ready, before Run or Refresh.
 func New(c Config) *List {
-	l := &List{Config: c, slot: make(chan struct{}, 1), wake: make(chan struct{}, 1), entries: map[Subject]held{}, news: make(chan struct{}),
-		failures: prometheus.NewCounter(prometheus.CounterOpts{Name: "backend_revocations_failures_total", Help: "Readings of the list of revoked tokens that failed."})}
-	c.Register.MustRegister(l.failures, prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "backend_revocations",
+	l := &List{Config: c, entries: map[Subject]held{}, news: make(chan struct{})}
+	failures := prometheus.NewCounter(prometheus.CounterOpts{Name: "backend_revocations_failures_total", Help: "Readings of the list of revoked tokens that failed."})
+	l.Follower = follow.New(follow.Config{What: "the list of revoked tokens", Every: lookEvery, Read: l.read, Log: c.Log, Failures: failures})
+	c.Register.MustRegister(failures, prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "backend_revocations",
 		Help: "Revocations in memory, with those that were taken back and have not expired."}, func() float64 {
 		l.mu.Lock()
 		defer l.mu.Unlock()
@@ -76,51 +75,8 @@ func (l *List) Ready() bool {
 	return l.ready
 }
 
-// Run keeps the list up to date until ctx ends. A list that cannot be read stays as it was, and is read again at the next turn.
-func (l *List) Run(ctx context.Context) error {
-	tick := time.NewTicker(lookEvery)
-	defer tick.Stop()
-	failing := false
-	for {
-		err := l.Refresh(ctx)
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case err != nil:
-			l.failures.Inc()
-			if !failing {
-				l.Log.Warn("the list of revoked tokens stays as it was last read", "error", err)
-			}
-			failing = true
-		case failing:
-			l.Log.Info("the list of revoked tokens is read again")
-			failing = false
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-		case <-l.wake:
-		}
-	}
-}
-
-// Wake makes Run look at once, after a change.
-func (l *List) Wake() {
-	select {
-	case l.wake <- struct{}{}:
-	default:
-	}
-}
-
-// Refresh reads what is new.
-func (l *List) Refresh(ctx context.Context) error {
-	select {
-	case l.slot <- struct{}{}:
-	case <-ctx.Done():
-		return fmt.Errorf("wait for another reading of the revocations: %w", ctx.Err())
-	}
-	defer func() { <-l.slot }()
+// read reads what is new.
+func (l *List) read(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, queryTime)
 	defer cancel()
 	var head int64

@@ -56,9 +56,10 @@ func TestTheAuditLogSaysWho(t *testing.T) {
 func TestIdempotencyKeysAreTheOperators(t *testing.T) {
 	o, as := staffed(t)
 	const key = "Idempotency-Key: k1"
+	body := openSale(``) // it names the time
 	create := func(token string) adminapi.Sale {
 		t.Helper()
-		r := as(token, "POST", "/admin/v1/sales", openSale(``), key)
+		r := as(token, "POST", "/admin/v1/sales", body, key)
 		if r.StatusCode != 201 {
 			t.Fatalf("got %d %+v", r.StatusCode, read[problem.Problem](t, r))
 		}

@@ -54,7 +54,7 @@ func TestAClosedSaleHoldsBackNoOther(t *testing.T) {
 			es, bad, err := m.redis.Outbox(t.Context(), open)
 			return err == nil && len(bad) == 0 && len(es) == 0 && m.number(db, `SELECT COUNT(*) FROM orders WHERE sale_id = ?`, open) == len(ids)*(round+1) && m.ready(queue) == 0
 		})
-		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 		if err := b.Fence(ctx, open); err != nil {
 			t.Errorf("round %d: a fence of the open sale: %v", round, err)
 		}

@@ -80,7 +80,7 @@ func (c *caller) request(method, target, body string) *fasthttp.Request {
 func (c *caller) do(req *fasthttp.Request) *fasthttp.Response {
 	c.t.Helper()
 	res := fasthttp.AcquireResponse()
-	if err := c.client.DoTimeout(req, res, 10*time.Second); err != nil {
+	if err := c.client.DoTimeout(req, res, time.Minute); err != nil {
 		c.t.Fatalf("%s %s: %v", req.Header.Method(), req.RequestURI(), err)
 	}
 	return res

@@ -69,7 +69,7 @@ func drain(t *testing.T, w *working, b *broker.Broker, sale int64) map[string]in
 			}
 		})
 	}()
-	fenced, stop := context.WithTimeout(t.Context(), 30*time.Second)
+	fenced, stop := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer stop()
 	if err := b.Fence(fenced, sale); err != nil {
 		t.Error(err)

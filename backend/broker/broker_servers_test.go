@@ -90,7 +90,7 @@ func (b *book) settled(_ context.Context, es []queued.Entry) {
 // until waits until f, called under the lock, is true.
 func (b *book) until(t *testing.T, what string, f func() bool) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	for {
 		b.mu.Lock()
@@ -153,7 +153,7 @@ func publish(t *testing.T, b *broker.Broker, es []queued.Entry) {
 
 func fence(t *testing.T, b *broker.Broker, sale int64) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	if err := b.Fence(ctx, sale); err != nil {
 		t.Fatal(err)

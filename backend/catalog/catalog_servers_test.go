@@ -22,7 +22,7 @@ func TestRunFollowsMySQLAndRedis(t *testing.T) {
 	db, redis := backendtest.MySQL(t), backendtest.Redis(t)
 	clk := &clock.Clock{}
 	c := catalog.New(catalog.Config{DB: db, Redis: redis, Clock: clk, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	done := make(chan error, 1)
 	go func() { done <- c.Run(ctx) }()

@@ -368,7 +368,7 @@ func TestRunIsWokenAndOutlivesMySQL(t *testing.T) {
 	}()
 	until := func(what string, ok func() bool) {
 		t.Helper()
-		limit, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		limit, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 		defer cancel()
 		look := time.NewTicker(5 * time.Millisecond)
 		defer look.Stop()

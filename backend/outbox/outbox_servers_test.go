@@ -117,7 +117,7 @@ func bySale(batch []queued.Entry) map[int64][]string {
 
 func (c *crowd) until(t *testing.T, what string, f func() bool) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	for {
 		c.mu.Lock()

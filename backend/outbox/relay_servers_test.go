@@ -44,17 +44,25 @@ type watched struct {
 
 func watch(b *broker.Broker) *watched { return &watched{Broker: b, fenced: make(chan struct{}, 100)} }
 
+// Publish counts before it publishes: who consumes may be quicker than the confirm.
 func (w *watched) Publish(ctx context.Context, es []queued.Entry) error {
+	w.add(len(es))
 	if err := w.Broker.Publish(ctx, es); err != nil {
+		w.add(-len(es))
 		return err
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.published += len(es)
 	if w.refuse {
 		return errors.New("the confirm was lost")
 	}
 	return nil
+}
+
+func (w *watched) add(n int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.published += n
 }
 
 func (w *watched) Fence(ctx context.Context, sale int64) error {

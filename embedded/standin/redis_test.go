@@ -292,7 +292,7 @@ func TestConcurrentBuyersNeverOversell(t *testing.T) {
 // since when, and claims.
 func TestOutboxGroup(t *testing.T) {
 	s := openRedis(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	c := s.Client()
 	key := s.OutboxKey(sale)
@@ -363,7 +363,7 @@ func text(m rueidis.RedisMessage) string { s, _ := m.ToString(); return s }
 // A subscription needs a connection of its own here: this server refuses other commands on it, also under RESP3.
 func TestPublishSubscribe(t *testing.T) {
 	s := openRedis(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	c := s.Client()
 	heard := make(chan string, 1)

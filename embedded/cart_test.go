@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"floodgate.internal/shared/development"
 	"floodgate.internal/shared/wire"
@@ -81,7 +82,13 @@ func TestCarts(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range answers {
 		wg.Go(func() {
-			if code, text := ask(t, "POST", public+wire.CartPath, tokens[i], "k", cart, &answers[i]); code != 200 || len(answers[i].Results) != 3 {
+			code, text := ask(t, "POST", public+wire.CartPath, tokens[i], "k", cart, &answers[i])
+			for tries := 0; code == 503 && tries < 100; tries++ { // a busy machine: who asks again with the same key gets the answer
+				<-time.After(200 * time.Millisecond)
+				answers[i] = wire.CartAnswer{}
+				code, text = ask(t, "POST", public+wire.CartPath, tokens[i], "k", cart, &answers[i])
+			}
+			if code != 200 || len(answers[i].Results) != 3 {
 				t.Errorf("shopper %d: got %d %s", i, code, text)
 			}
 		})

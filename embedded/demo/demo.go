@@ -3,6 +3,7 @@
 package demo
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -26,6 +27,7 @@ type Options struct {
 	Shoppers int
 	Log      string        // file that gets the log lines of gateway and backend
 	Timeout  time.Duration // of the sale, from the first press on
+	PayIn    time.Duration // how long an order may stay unpaid, whole seconds; 0: payWithin
 }
 
 // Result is what a demo ends with: build/demo.json.
@@ -41,12 +43,12 @@ type Result struct {
 	Balanced    bool  `json:"balanced"`     // the auditor's verdict
 }
 
-// payWithin is how long an order may stay unpaid, in seconds: short enough to watch what becomes of those that nobody pays,
+// payWithin is how long an order may stay unpaid: short enough to watch what becomes of those that nobody pays,
 // and longer than the 5 s between two presses of one shopper, so that who presses again when units come back is heard.
-const payWithin = 6
+const payWithin = 6 * time.Second
 
 // settleTimeout is how long the books may take to agree after the last payment.
-const settleTimeout = 15 * time.Second
+const settleTimeout = time.Minute
 
 // Run starts a system on free ports, runs the sale and checks it. The error says everything that is not as it must be:
 // the audit does not balance, an order is lost, units are oversold or not all sold, or an answer breaks the contract.
@@ -79,7 +81,8 @@ func Run(ctx context.Context, o Options, out io.Writer) (result Result, err erro
 	fmt.Fprintf(out, "up in %.1f s: gateway http://%s, backend http://%s, in-memory redis %s and mysql\n",
 		time.Since(began).Seconds(), s.Addrs.Public, s.Addrs.Internal, s.RedisAddr())
 
-	sale, err := openSale(ctx, s, o.Stock)
+	o.PayIn = cmp.Or(o.PayIn, payWithin)
+	sale, err := openSale(ctx, s, o)
 	if err != nil {
 		return result, err
 	}
@@ -94,15 +97,15 @@ func Run(ctx context.Context, o Options, out io.Writer) (result Result, err erro
 	return c.settle(ctx, s, out)
 }
 
-func openSale(ctx context.Context, s *embedded.System, stock int) (int64, error) {
-	n := adminapi.Goods("Mechanical keyboard", 4900, int64(stock), time.Now().Add(-time.Second), time.Now().Add(time.Hour))
-	n.PayWithin = new(int64(payWithin))
+func openSale(ctx context.Context, s *embedded.System, o Options) (int64, error) {
+	n := adminapi.Goods("Mechanical keyboard", 4900, int64(o.Stock), time.Now().Add(-time.Second), time.Now().Add(time.Hour))
+	n.PayWithin = new(int64(o.PayIn / time.Second))
 	return s.Admin().CreateSale(ctx, n)
 }
 
 // seeOpen waits until the gateway knows that the sale is open.
 func (c *crowd) seeOpen(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	for {
 		s, err := c.client.sale(ctx, c.sale)
@@ -124,8 +127,8 @@ func (c *crowd) run(ctx context.Context, s *embedded.System, o Options, out io.W
 	if len(tokens) != o.Shoppers {
 		return fmt.Errorf("the gateway minted %d tokens for %d shoppers", len(tokens), o.Shoppers)
 	}
-	fmt.Fprintf(out, "sale %d: %d units, %d s to pay; %d shoppers press at once, over %d connections, some twice, and %d strangers\n",
-		c.sale, o.Stock, payWithin, o.Shoppers, maxConns, o.Shoppers/20)
+	fmt.Fprintf(out, "sale %d: %d units, %v to pay; %d shoppers press at once, over %d connections, some twice, and %d strangers\n",
+		c.sale, o.Stock, o.PayIn, o.Shoppers, maxConns, o.Shoppers/20)
 
 	whole := ctx
 	ctx, cancel := context.WithTimeout(ctx, o.Timeout)

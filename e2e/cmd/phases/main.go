@@ -44,7 +44,7 @@ var lanes = [][]phase{
 	{
 		{name: "scripts", race: true, args: []string{"-timeout=80m", "-p=1"}, packages: flushing},
 		{name: "modules", race: true, args: []string{"-timeout=80m", "-p=3"},
-			packages: []string{"./shared/...", "./lua/...", "./gateway/...", "./backend/...", "./embedded/..."}, but: slices.Concat(flushing, model)},
+			packages: []string{"./embedded/...", "./shared/...", "./lua/...", "./gateway/...", "./backend/..."}, but: slices.Concat(flushing, model)},
 		{name: "planted", args: []string{"-timeout=80m"}, packages: []string{"./e2e/planted"}},
 	},
 	{

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"floodgate.internal/backend/broker"
 	"floodgate.internal/backend/outbox"
 	"floodgate.internal/backend/queued"
 )
@@ -26,11 +27,12 @@ func (p *process) consumer(name string) func(context.Context) error {
 	c := p.config
 	if p.broker != nil {
 		return func(ctx context.Context) error {
-			return p.broker.Consume(ctx, c.Orders.Batch, c.Orders.BatchWait, p.orders.SettleOrDefer, func(ctx context.Context, batch []queued.Entry) {
-				if err := p.orders.Retire(ctx, batch); err != nil { // they are published again, MySQL knows them, and they are retired then
-					p.log.Warn("settled orders stay in the outbox for now", "orders", len(batch), "error", err)
-				}
-			})
+			return p.broker.Consume(ctx, c.Orders.Batch, c.Orders.BatchWait, broker.Handler{Settle: p.settleOrKeep, Postpone: p.orders.Defer,
+				Settled: func(ctx context.Context, batch []queued.Entry) {
+					if err := p.orders.Retire(ctx, batch); err != nil { // they are published again, MySQL knows them, and they are retired then
+						p.log.Warn("settled orders stay in the outbox for now", "orders", len(batch), "error", err)
+					}
+				}})
 		}
 	}
 	reader := outbox.NewReader(p.reader(name))
@@ -53,6 +55,24 @@ func (p *process) consumer(name string) func(context.Context) error {
 			return nil
 		})
 	}
+}
+
+// settleOrKeep settles entries of a queue that several sales share. Those for which MySQL takes no row at all become dead letters. A
+// *queued.KeptError names these, and those that are deferred.
+func (p *process) settleOrKeep(ctx context.Context, batch []queued.Entry) error {
+	err := p.orders.SettleOrDefer(ctx, batch)
+	var poison *queued.PoisonError
+	if !errors.As(err, &poison) {
+		return err
+	}
+	if err := p.deadLetters.Poison(ctx, broker.QueueName(p.broker.Partition(batch[0].Sale)), poison); err != nil {
+		return err
+	}
+	all := queued.KeptError{Entries: poison.Entries}
+	if kept := (*queued.KeptError)(nil); errors.As(err, &kept) {
+		all.Entries = append(all.Entries, kept.Entries...)
+	}
+	return &all
 }
 
 // settle brings entries that come straight from the outbox to their end, and retires them. Those for which MySQL takes no

@@ -58,16 +58,16 @@ func drain(t *testing.T, w *working, b *broker.Broker, sale int64) map[string]in
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		done <- b.Consume(ctx, 100, time.Millisecond, func(ctx context.Context, batch []queued.Entry) error {
+		done <- b.Consume(ctx, 100, time.Millisecond, broker.Handler{Settle: func(ctx context.Context, batch []queued.Entry) error {
 			for _, e := range batch {
 				times[e.ID]++
 			}
 			return w.Orders.Settle(ctx, batch)
-		}, func(ctx context.Context, batch []queued.Entry) {
+		}, Settled: func(ctx context.Context, batch []queued.Entry) {
 			if err := w.Orders.Retire(ctx, batch); err != nil {
 				t.Error(err)
 			}
-		})
+		}})
 	}()
 	fenced, stop := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer stop()

@@ -130,7 +130,9 @@ func consume(t *testing.T, b *broker.Broker, batch int, settle func(context.Cont
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- b.Consume(ctx, batch, 2*time.Millisecond, settle, settled) }()
+	go func() {
+		done <- b.Consume(ctx, batch, 2*time.Millisecond, broker.Handler{Settle: settle, Settled: settled, Postpone: settle})
+	}()
 	var once sync.Once
 	stop = func() {
 		once.Do(func() {
@@ -304,13 +306,13 @@ func TestAFenceInABatchWaitsForTheBatch(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		done <- b.Consume(ctx, 100, time.Hour, func(ctx context.Context, es []queued.Entry) error { // a batch ends with a fence
+		done <- b.Consume(ctx, 100, time.Hour, broker.Handler{Settled: bk.settled, Settle: func(ctx context.Context, es []queued.Entry) error { // a batch ends with a fence
 			if es[0].ID == last[0].ID {
 				close(inSettle)
 				<-release
 			}
 			return bk.settle(ctx, es)
-		}, bk.settled)
+		}})
 	}()
 	defer func() {
 		cancel()
@@ -424,7 +426,7 @@ func TestStoppingLetsASettleUnderWayFinish(t *testing.T) {
 	done := make(chan error, 1)
 	last := orders(1, 10)
 	go func() {
-		done <- b.Consume(ctx, 10, 5*time.Second, func(ctx context.Context, es []queued.Entry) error {
+		done <- b.Consume(ctx, 10, 5*time.Second, broker.Handler{Settled: bk.settled, Settle: func(ctx context.Context, es []queued.Entry) error {
 			if es[0].ID == last[0].ID {
 				close(in)
 				<-release
@@ -433,7 +435,7 @@ func TestStoppingLetsASettleUnderWayFinish(t *testing.T) {
 				}
 			}
 			return bk.settle(ctx, es)
-		}, bk.settled)
+		}})
 	}()
 	publish(t, b, orders(1, 10))
 	fence(t, b, 1) // RabbitMQ 3.10 may lose the first acknowledgement of a queue that is quite new, if its channel closes right after
@@ -484,84 +486,107 @@ func TestWhatIsNoOrderIsADeadLetter(t *testing.T) {
 	bk.until(t, "the good order", func() bool { return len(bk.retired) == 1 })
 }
 
-func TestWhatCanNeverBeSettledIsADeadLetter(t *testing.T) {
+// A kept order is safe elsewhere: its message goes, but it is not settled.
+func TestAKeptOrderIsAcknowledgedAndNotSettled(t *testing.T) {
 	url := backendtest.AMQP(t)
 	b := open(t, url, 1)
 	es := orders(1, 10)
-	publish(t, b, es)
-	ch := channel(t, url)
-	bk := newBook()
-	consume(t, b, 100, func(ctx context.Context, batch []queued.Entry) error {
-		var good, bad []queued.Entry
-		for _, e := range batch {
-			if e.ID == es[3].ID || e.ID == es[9].ID {
-				bad = append(bad, e)
-			} else {
-				good = append(good, e)
-			}
-		}
-		if err := bk.settle(ctx, good); err != nil || len(bad) == 0 {
-			return err
-		}
-		return fmt.Errorf("settle: %w", &queued.PoisonError{Entries: bad, Err: errors.New("no row fits")})
-	}, bk.settled)
-	fence(t, b, 1)
-	dead, err := ch.Consume(broker.Dead, "", true, false, false, false, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, want := range []string{es[3].ID, es[9].ID} {
-		if d := <-dead; d.MessageId != want {
-			t.Errorf("dead letter %s, want %s", d.MessageId, want)
-		}
-	}
-	bk.mu.Lock()
-	defer bk.mu.Unlock()
-	if want := slices.Concat(ids(es[:3]), ids(es[4:9])); !slices.Equal(ids(bk.retired), want) {
-		t.Errorf("retired: got %v, want %v", ids(bk.retired), want)
-	}
-}
-
-// A deferred order is safe elsewhere: its message goes, but it is not settled. Poison in the same batch is buried all the same.
-func TestADeferredOrderIsAcknowledgedAndNotSettled(t *testing.T) {
-	url := backendtest.AMQP(t)
-	b := open(t, url, 1)
-	es := orders(1, 10)
-	publish(t, b, es)
+	publish(t, b, es[:1])
+	publish(t, b, es[1:])
 	bk := newBook()
 	stop := consume(t, b, 100, func(ctx context.Context, batch []queued.Entry) error {
-		var good, later, bad []queued.Entry
+		var good, kept []queued.Entry
 		for _, e := range batch {
 			switch e.ID {
-			case es[0].ID, es[4].ID, es[9].ID: // the only one of a careful batch; the last
-				later = append(later, e)
-			case es[5].ID:
-				bad = append(bad, e)
+			case es[0].ID, es[4].ID, es[9].ID: // the only one of its message; the last
+				kept = append(kept, e)
 			default:
 				good = append(good, e)
 			}
 		}
-		if err := bk.settle(ctx, good); err != nil {
+		if err := bk.settle(ctx, good); err != nil || len(kept) == 0 {
 			return err
 		}
-		var errs []error
-		if len(bad) > 0 {
-			errs = append(errs, &queued.PoisonError{Entries: bad, Err: errors.New("no row fits")})
-		}
-		if len(later) > 0 {
-			errs = append(errs, &queued.DeferredError{Entries: later})
-		}
-		return errors.Join(errs...)
+		return fmt.Errorf("settle: %w", &queued.KeptError{Entries: kept})
 	}, bk.settled)
 	fence(t, b, 1)
 	stop()
-	if want := slices.Concat(ids(es[1:4]), ids(es[6:9])); !slices.Equal(ids(bk.retired), want) {
+	if want := slices.Concat(ids(es[1:4]), ids(es[5:9])); !slices.Equal(ids(bk.retired), want) {
 		t.Errorf("retired: got %v, want %v", ids(bk.retired), want)
 	}
 	ch := channel(t, url)
-	eventually(t, "nothing is left but the dead letter", func() bool {
-		return ready(t, ch, broker.QueueName(0)) == 0 && ready(t, ch, broker.Dead) == 1
+	eventually(t, "nothing is left", func() bool {
+		return ready(t, ch, broker.QueueName(0)) == 0 && ready(t, ch, broker.Dead) == 0
 	})
+}
+
+// A message of several orders over which consumers die is postponed, for nobody knows which of its orders is the culprit. What was
+// delivered beside it is settled.
+func TestASuspiciousMessageOfSeveralOrdersIsPostponed(t *testing.T) {
+	b := open(t, backendtest.AMQP(t), 1)
+	suspects, others := orders(1, 10), orders(1, 10)
+	publish(t, b, orders(1, 1)) // then the consumer no longer takes one message at a time
+	publish(t, b, suspects)
+	publish(t, b, others)
+	bk := newBook()
+	postponed := make(chan []queued.Entry, 100)
+	for deaths := 0; len(postponed) == 0; deaths++ { // a consumer ends, with its connection, as soon as it is to settle the culprit
+		if deaths > broker.DeliveryLimit {
+			t.Fatal("it is never postponed")
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		err := b.Consume(ctx, 50, 2*time.Millisecond, broker.Handler{
+			Settle: func(sctx context.Context, es []queued.Entry) error {
+				if slices.Contains(ids(es), suspects[5].ID) {
+					cancel()
+					return errors.New("killed")
+				}
+				return bk.settle(sctx, es)
+			},
+			Settled: bk.settled,
+			Postpone: func(_ context.Context, es []queued.Entry) error {
+				postponed <- es
+				cancel()
+				return &queued.KeptError{Entries: es}
+			},
+		})
+		cancel()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := <-postponed; !slices.Equal(ids(got), ids(suspects)) {
+		t.Errorf("postponed: got %v, want %v", ids(got), ids(suspects))
+	}
+	consume(t, b, 50, bk.settle, bk.settled)
+	bk.until(t, "the others", func() bool { return len(bk.retired) == 11 })
+	for _, e := range suspects {
+		if slices.Contains(ids(bk.retired), e.ID) {
+			t.Errorf("order %s was postponed and settled", e.ID)
+		}
+	}
+}
+
+// A message of a newer format waits for a newer consumer. What came before it is settled.
+func TestANewerMessageIsLeftToANewerConsumer(t *testing.T) {
+	url := backendtest.AMQP(t)
+	b := open(t, url, 1)
+	publish(t, b, orders(1, 3))
+	ch := channel(t, url)
+	if err := ch.PublishWithContext(t.Context(), broker.Exchange, "0", true, false, amqp.Publishing{Type: "orders", Headers: amqp.Table{"format": int32(2)}, Body: []byte("?")}); err != nil {
+		t.Fatal(err)
+	}
+	bk := newBook()
+	stop := consume(t, b, 100, bk.settle, bk.settled)
+	bk.until(t, "what came before", func() bool { return len(bk.retired) == 3 })
+	eventually(t, "it is back in its queue, which has no consumer", func() bool {
+		q, err := ch.QueueDeclarePassive(broker.QueueName(0), true, false, false, false, nil)
+		return err == nil && q.Messages == 1 && q.Consumers == 0
+	})
+	stop()
+	if n := ready(t, ch, broker.Dead); n != 0 {
+		t.Errorf("%d dead letters, want none", n)
+	}
 }
 
 func TestAMessageWithoutAQueueIsNotPublished(t *testing.T) {

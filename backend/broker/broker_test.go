@@ -2,7 +2,10 @@ package broker
 
 import (
 	"context"
+	"errors"
 	"log/slog"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -37,30 +40,72 @@ func TestOpenNamesWhatIsWrong(t *testing.T) {
 }
 
 func TestWhatIsEncodedIsDecoded(t *testing.T) {
-	e := queued.Entry{ID: wire.NewOrderID(uuid.NewString(), 9), Sale: 9, UID: "a.b-c", Quantity: 3, Slots: "1,2,3", Key: "k", Epoch: 4, At: 5, Trace: "00-t", Entry: "1-1"}
-	p := encode(e, 77)
-	if p.DeliveryMode != amqp.Persistent || p.CorrelationId != "77" || p.MessageId != e.ID || p.Headers["traceparent"] != "00-t" {
-		t.Errorf("got %+v", p)
+	one := queued.Entry{ID: wire.NewOrderID(uuid.NewString(), 9), Sale: 9, UID: "a.b-c", Quantity: 3, Slots: "1,2,3", Key: "k", Epoch: 4, At: 5, Trace: "00-t", Entry: "1-1"}
+	other := queued.Entry{ID: wire.NewOrderID(uuid.NewString(), 9), Sale: 9, UID: "b", Quantity: 1, Slots: "1", Epoch: 5, At: 6, Entry: "1-2"}
+	for _, es := range [][]queued.Entry{{one}, {one, other}} {
+		p := encode(es, 77)
+		if p.DeliveryMode != amqp.Persistent || p.CorrelationId != "77" || p.MessageId != one.ID {
+			t.Errorf("got %+v", p)
+		}
+		d := amqp.Delivery{Type: p.Type, Headers: p.Headers, Body: p.Body}
+		if got, err := decode(d); err != nil || !slices.Equal(got, es) {
+			t.Errorf("got %+v, %v; want %+v", got, err, es)
+		}
+		d.Type = "other"
+		if got, err := decode(d); err == nil || errors.Is(err, errNewer) {
+			t.Errorf("a message of another type was taken for %v, %v", got, err)
+		}
 	}
-	got, err := decode(amqp.Delivery{Type: p.Type, Body: p.Body})
-	if err != nil || got != e {
-		t.Errorf("got %+v, %v; want %+v", got, err, e)
+	if p := encode([]queued.Entry{one}, 1); p.Headers["traceparent"] != "00-t" {
+		t.Errorf("the trace of a single order: got %v", p.Headers)
 	}
-	if _, err := decode(amqp.Delivery{Type: "other", Body: p.Body}); err == nil {
-		t.Error("a message of another type was taken for an order")
+}
+
+func TestOrdersOfASaleShareAMessage(t *testing.T) {
+	var all []queued.Entry
+	for i := range 2*perMessage + 1 { // of two sales, in turns, and one of a third
+		all = append(all, queued.Entry{ID: strconv.Itoa(i), Sale: int64(i%2 + 1)})
+	}
+	all = append(all, queued.Entry{ID: "last", Sale: 3})
+	var sizes []int
+	got := map[int64][]queued.Entry{}
+	for _, m := range together(all) {
+		sizes = append(sizes, len(m))
+		for _, e := range m {
+			if e.Sale != m[0].Sale {
+				t.Errorf("an order of sale %d is in a message of sale %d", e.Sale, m[0].Sale)
+			}
+			got[e.Sale] = append(got[e.Sale], e)
+		}
+	}
+	if want := []int{perMessage, perMessage, 1, 1}; !slices.Equal(sizes, want) {
+		t.Errorf("messages of %v orders, want %v", sizes, want)
+	}
+	for sale, es := range got {
+		if want := slices.DeleteFunc(slices.Clone(all), func(e queued.Entry) bool { return e.Sale != sale }); !slices.Equal(es, want) {
+			t.Errorf("sale %d: got %v, want %v", sale, es, want)
+		}
 	}
 }
 
 func FuzzDecode(f *testing.F) {
-	f.Add([]byte(`{"id":"0190163d-8694-739b-aea5-966c26f8ad91-42","sale":42,"uid":"a","quantity":1}`))
-	f.Add([]byte(`{"id":"","sale":-1}`))
-	f.Fuzz(func(t *testing.T, body []byte) {
-		e, err := decode(amqp.Delivery{Type: typeOrder, Body: body})
+	const order = `{"id":"0190163d-8694-739b-aea5-966c26f8ad91-42","sale":42,"uid":"a","quantity":1}`
+	f.Add(typeOrder, []byte(order))
+	f.Add(typeOrder, []byte(`{"id":"","sale":-1}`))
+	f.Add(typeOrders, []byte("["+order+","+order+"]"))
+	f.Add(typeOrders, []byte(`[]`))
+	f.Fuzz(func(t *testing.T, kind string, body []byte) {
+		es, err := decode(amqp.Delivery{Type: kind, Body: body})
 		if err != nil {
 			return
 		}
-		if sale, ok := wire.SaleOfOrder(e.ID); !ok || sale != e.Sale || !wire.ValidUID(e.UID) || e.Quantity < 1 {
-			t.Errorf("%q was taken for %+v", body, e)
+		if len(es) == 0 {
+			t.Errorf("%q was taken for no orders at all", body)
+		}
+		for _, e := range es {
+			if sale, ok := wire.SaleOfOrder(e.ID); !ok || sale != e.Sale || !wire.ValidUID(e.UID) || e.Quantity < 1 {
+				t.Errorf("%q was taken for %+v", body, e)
+			}
 		}
 	})
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,25 +23,33 @@ const maxBatch = 1000
 // drainGrace is how long a running settle may go on after its context was cancelled.
 const drainGrace = 5 * time.Second
 
+// Handler is what is done with orders. Its functions are called concurrently for different partitions.
+type Handler struct {
+	// Settle brings a batch to its end. A queued.KeptError is a success.
+	Settle func(context.Context, []queued.Entry) error
+	// Settled is called with what Settle has settled, after it was acknowledged.
+	Settled func(context.Context, []queued.Entry)
+	// Postpone keeps orders elsewhere, where each can be tried alone, and names them in a queued.KeptError. It is called instead of
+	// Settle with a message of several orders that came back too often.
+	Postpone func(context.Context, []queued.Entry) error
+}
+
 // Consume settles every partition's orders until ctx is cancelled, and then returns nil. Of all processes that consume, one at a
-// time gets a partition's orders. They come in batches of at most batch, in the partition's order, except those that came back
-// after a consumer was lost. A batch that is not full waits for more, at most wait after its first order.
+// time gets a partition's orders. They come in batches of about batch, for no message is divided, in the partition's order, except
+// those that came back after a consumer was lost. A batch that is not full waits for more, at most wait after its first order.
 //
-// Consume calls settle until it succeeds, with growing pauses. Meanwhile it holds the batch, and never returns it to the queue.
-// Then it acknowledges the batch, then it calls settled. A queued.PoisonError is a success, except for the entries that it
-// names: they become dead letters. So is a queued.DeferredError: the entries that it names are stored elsewhere, so they are
-// acknowledged, but settled is not called with them.
+// Consume calls h.Settle until it succeeds, with growing pauses. Meanwhile it holds the batch, and never returns it to the queue.
+// Then it acknowledges the batch, then it calls h.Settled.
 //
-// When the connection is lost, what it delivered is dropped and delivered again. When ctx is cancelled, a running settle may
-// finish within 5 s and is acknowledged; the rest goes back. settle and settled are called concurrently for different partitions.
-func (b *Broker) Consume(ctx context.Context, batch int, wait time.Duration,
-	settle func(context.Context, []queued.Entry) error, settled func(context.Context, []queued.Entry)) error {
+// When the connection is lost, what it delivered is dropped and delivered again. When ctx is cancelled, a running Settle may
+// finish within 5 s and is acknowledged; the rest goes back.
+func (b *Broker) Consume(ctx context.Context, batch int, wait time.Duration, h Handler) error {
 	if batch < 1 || batch > maxBatch {
 		return fmt.Errorf("consume: a batch of %d orders is not between 1 and %d", batch, maxBatch)
 	}
 	for pause := newPause(); ; {
 		began := time.Now()
-		err := b.consumeOnce(ctx, batch, wait, settle, settled)
+		err := b.consumeOnce(ctx, batch, wait, h)
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -76,8 +85,7 @@ func (b *Broker) dialToConsume(ctx context.Context, name, label string) (conn *a
 	}, nil
 }
 
-func (b *Broker) consumeOnce(ctx context.Context, batch int, wait time.Duration,
-	settle func(context.Context, []queued.Entry) error, settled func(context.Context, []queued.Entry)) error {
+func (b *Broker) consumeOnce(ctx context.Context, batch int, wait time.Duration, h Handler) error {
 	conn, watch, end, err := b.dialToConsume(ctx, "consume", "consume")
 	if err != nil {
 		return err
@@ -116,12 +124,13 @@ func (b *Broker) consumeOnce(ctx context.Context, batch int, wait time.Duration,
 		return g.Wait()
 	}
 	for i := range b.cfg.Partitions {
-		partition(QueueName(i), consumer{batch: batch, wait: wait, settle: settle, settled: settled, answer: b.answerFence})
+		partition(QueueName(i), consumer{batch: batch, wait: wait, Handler: h, answer: b.answerFence})
 	}
 	// An unrouted message may be the only copy of an order.
-	partition(Unrouted, consumer{batch: batch, wait: wait, settle: b.Publish, settled: func(_ context.Context, es []queued.Entry) {
+	reroute := Handler{Settle: b.Publish, Postpone: b.Publish, Settled: func(_ context.Context, es []queued.Entry) {
 		b.m.rerouted.Add(float64(len(es)))
-	}, answer: func(context.Context, amqp.Delivery) {}}) // a fence that missed its partition passed nothing
+	}}
+	partition(Unrouted, consumer{batch: batch, wait: wait, Handler: reroute, answer: func(context.Context, amqp.Delivery) {}}) // a fence that missed its partition passed nothing
 	return g.Wait()
 }
 
@@ -130,6 +139,9 @@ const suspicious = 3
 
 // errPace: the consumer is to go on at the other pace.
 var errPace = errors.New("the other pace")
+
+// newerPause is for how long a consumer leaves a queue to others because of a message that only a newer one can read.
+const newerPause = 30 * time.Second
 
 // errStalled: the queue holds messages, and the consumer gets none.
 var errStalled = errors.New("nothing is delivered")
@@ -143,7 +155,8 @@ const maxPatience = 5 * time.Minute
 // A message that kills its consumer comes back with all that the consumer held, each delivered once more. So that the culprit
 // alone reaches the delivery limit, a consumer begins carefully: it holds one message at a time, until one comes that is not
 // suspicious. It is careful again when it meets a suspicious message at its full pace. Each change of pace is a new channel: the
-// old one gives everything back at once, so the partition has one consumer at any time.
+// old one gives everything back at once, so the partition has one consumer at any time. Which order of a suspicious message is the
+// culprit nobody knows, so a message of several is postponed: MySQL counts the tries of each.
 //
 // The broker may lose a delivery when a queue's leader dies. Then the queue waits for ever for an acknowledgement of what the
 // consumer never saw, and a careful consumer waits, too. So a consumer that got nothing for long checks whether its queue holds
@@ -157,11 +170,10 @@ type consumer struct {
 	gone       chan struct{} // closed when the channel is
 	batch      int
 	wait       time.Duration
-	settle     func(context.Context, []queued.Entry) error
-	settled    func(context.Context, []queued.Entry)
-	answer     func(context.Context, amqp.Delivery) // a fence
-	patience   time.Duration                        // without a delivery, before it checks the queue
-	ask        func(func() error) error             // makes a call that waits for the broker; the end of the consumer ends it
+	Handler
+	answer   func(context.Context, amqp.Delivery) // a fence
+	patience time.Duration                        // without a delivery, before it checks the queue
+	ask      func(func() error) error             // makes a call that waits for the broker; the end of the consumer ends it
 }
 
 // keep consumes until ctx ends or the connection is lost, at one pace and then the other. starting counts the consumers that do
@@ -174,9 +186,13 @@ func (c *consumer) keep(ctx context.Context, conn *amqp.Connection, watch *errgr
 		if starting.Add(-1) == 0 {
 			opened()
 		}
+		var away time.Duration
 		switch err := c.run(ctx); {
 		case errors.Is(err, errPace):
 			c.careful = !c.careful
+		case errors.Is(err, errNewer):
+			c.b.log.Error("rabbitmq: a message is left to a newer consumer", "queue", c.queue, "again_after", newerPause, "error", err)
+			c.careful, away = true, newerPause
 		case errors.Is(err, errStalled):
 			c.b.m.stalled.Inc()
 			c.b.log.Info("rabbitmq: a consumer got nothing though its queue is not empty, and begins anew", "queue", c.queue, "after", c.patience)
@@ -192,15 +208,23 @@ func (c *consumer) keep(ctx context.Context, conn *amqp.Connection, watch *errgr
 		if err := c.ch.Close(); err != nil { // what it holds goes back
 			return fmt.Errorf("close the channel of %s: %w", c.queue, err)
 		}
+		if away > 0 {
+			select {
+			case <-ctx.Done():
+			case <-time.After(away):
+			}
+		}
 	}
 }
 
 // batch is what is settled at once.
 type batch struct {
-	entries []queued.Entry
-	tags    []uint64       // of their deliveries, and of deferred ones
-	clean   bool           // one of them is not suspicious
-	fence   *amqp.Delivery // after them; nil for none
+	entries  []queued.Entry
+	last     uint64         // the tag of the last delivery; 0: none
+	clean    bool           // one of the messages is not suspicious
+	postpone bool           // they came in one message, which is suspicious
+	newer    error          // after them comes a message that only a newer consumer can read
+	fence    *amqp.Delivery // after them; nil for none
 }
 
 // open gives the consumer a channel at its pace.
@@ -243,13 +267,13 @@ func (c *consumer) run(ctx context.Context) error {
 				return err
 			}
 		}
-		if len(b.tags) > 0 {
+		if b.last > 0 {
 			failpoint.Hit("consumer.before-ack")
-			ackErr := c.ch.Ack(b.tags[len(b.tags)-1], true)
+			ackErr := c.ch.Ack(b.last, true)
 			failpoint.Hit("consumer.before-retire")
 			if len(b.entries) > 0 {
 				after, cancel := lasting(ctx)
-				c.settled(after, b.entries) // they are settled whether or not the broker gets the acknowledgement
+				c.Settled(after, b.entries) // they are settled whether or not the broker gets the acknowledgement
 				cancel()
 			}
 			if ackErr != nil {
@@ -263,6 +287,9 @@ func (c *consumer) run(ctx context.Context) error {
 			if err := b.fence.Ack(false); err != nil {
 				return fmt.Errorf("%s: acknowledge a fence: %w", c.queue, err)
 			}
+		}
+		if b.newer != nil {
+			return b.newer
 		}
 		if c.careful && b.clean {
 			return errPace
@@ -292,11 +319,7 @@ func (c consumer) collect(ctx context.Context) (b batch, err error) {
 	idle := time.NewTimer(c.patience)
 	defer idle.Stop()
 	var full <-chan time.Time
-	most := c.batch
-	if c.careful {
-		most = 1
-	}
-	for len(b.entries) < most {
+	for b.last == 0 || !c.careful && len(b.entries) < c.batch {
 		select {
 		case <-ctx.Done():
 			return b, ctx.Err()
@@ -317,19 +340,24 @@ func (c consumer) collect(ctx context.Context) (b batch, err error) {
 				b.fence = &d
 				return b, nil
 			}
-			if n := returned(d); n >= suspicious && !c.careful {
+			n := returned(d)
+			if n >= suspicious && !c.careful {
 				return b, errPace
-			} else if n < suspicious-1 { // it may come back once more when the pace changes
-				b.clean = true
 			}
-			e, err := decode(d)
+			entries, err := decode(d)
+			if errors.Is(err, errNewer) {
+				b.newer = err
+				return b, nil
+			}
+			b.clean = b.clean || n < suspicious-1 // it may come back once more when the pace changes
 			if err != nil {
 				if err := c.reject(d.DeliveryTag, err); err != nil {
 					return b, err
 				}
 				continue
 			}
-			b.entries, b.tags = append(b.entries, e), append(b.tags, d.DeliveryTag)
+			b.entries, b.last = append(b.entries, entries...), d.DeliveryTag
+			b.postpone = n >= suspicious && len(entries) > 1
 			if full == nil {
 				t := time.NewTimer(c.wait)
 				defer t.Stop()
@@ -350,38 +378,17 @@ func (c consumer) reject(tag uint64, why error) error {
 	return nil
 }
 
-// exclude rejects the poison of a batch, and removes the deferred entries but not their deliveries, which are acknowledged.
-func (c consumer) exclude(b *batch, poison *queued.PoisonError, deferred *queued.DeferredError) error {
-	bad, later := map[string]bool{}, map[string]bool{}
-	if poison != nil {
-		for _, e := range poison.Entries {
-			bad[e.ID] = true
-		}
+// exclude removes entries from a batch.
+func (b *batch) exclude(kept []queued.Entry) {
+	ids := make(map[string]bool, len(kept))
+	for _, e := range kept {
+		ids[e.ID] = true
 	}
-	if deferred != nil {
-		for _, e := range deferred.Entries {
-			later[e.ID] = true
-		}
-	}
-	var good batch
-	for i, e := range b.entries {
-		if bad[e.ID] {
-			if err := c.reject(b.tags[i], poison.Err); err != nil {
-				return err
-			}
-			continue
-		}
-		good.tags = append(good.tags, b.tags[i])
-		if !later[e.ID] {
-			good.entries = append(good.entries, e)
-		}
-	}
-	b.entries, b.tags = good.entries, good.tags
-	return nil
+	b.entries = slices.DeleteFunc(b.entries, func(e queued.Entry) bool { return ids[e.ID] })
 }
 
-// hold settles a batch, however long that takes. It gives up only when the channel is gone or ctx is cancelled. After it poison and
-// deferred entries are no longer in the batch.
+// hold settles or postpones a batch, however long that takes. It gives up only when the channel is gone or ctx is cancelled. After it
+// the batch has only what is settled.
 func (c consumer) hold(ctx context.Context, b *batch) error {
 	held := false
 	defer func() {
@@ -389,18 +396,21 @@ func (c consumer) hold(ctx context.Context, b *batch) error {
 			c.b.m.held.Dec()
 		}
 	}()
+	settle := c.Settle
+	if b.postpone {
+		c.b.log.Warn("rabbitmq: a message came back too often; its orders are tried one by one", "queue", c.queue, "orders", len(b.entries))
+		settle = c.Postpone
+	}
 	for pause := newPause(); ; {
 		sctx, cancel := lasting(ctx)
-		err := c.settle(sctx, b.entries)
+		err := settle(sctx, b.entries)
 		cancel()
 		if err == nil {
 			return nil
 		}
-		var poison *queued.PoisonError
-		var deferred *queued.DeferredError
-		isPoison, isDeferred := errors.As(err, &poison), errors.As(err, &deferred)
-		if isPoison || isDeferred {
-			return c.exclude(b, poison, deferred)
+		if kept := (*queued.KeptError)(nil); errors.As(err, &kept) {
+			b.exclude(kept.Entries)
+			return nil
 		}
 		c.b.m.settleErrors.Inc()
 		if !held {

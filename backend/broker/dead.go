@@ -75,15 +75,16 @@ func (b *Broker) consumeDeadOnce(ctx context.Context, take func(context.Context,
 	}
 }
 
-// takeDead holds one message until it is taken.
+// takeDead holds one message until all that it carries is taken.
 func (b *Broker) takeDead(ctx context.Context, d amqp.Delivery, gone <-chan struct{}, take func(context.Context, queued.DeadMessage) error) error {
-	m := deadMessage(d)
-	for pause, warned := newPause(), false; ; {
+	letters := deadMessages(d)
+	for pause, warned := newPause(), false; len(letters) > 0; {
 		tctx, cancel := lasting(ctx)
-		err := take(tctx, m)
+		err := take(tctx, letters[0])
 		cancel()
 		if err == nil {
-			break
+			letters = letters[1:]
+			continue
 		}
 		if !warned {
 			warned = true
@@ -105,8 +106,8 @@ func (b *Broker) takeDead(ctx context.Context, d amqp.Delivery, gone <-chan stru
 	return nil
 }
 
-// deadMessage is a message of the dead-letter queue, with RabbitMQ's reason.
-func deadMessage(d amqp.Delivery) queued.DeadMessage {
+// deadMessages is what a message of the dead-letter queue carries, with RabbitMQ's reason: each order by itself.
+func deadMessages(d amqp.Delivery) []queued.DeadMessage {
 	m := queued.DeadMessage{Queue: Dead, Payload: d.Body, Deliveries: 1}
 	how := ""
 	if deaths, ok := d.Headers["x-death"].([]any); ok && len(deaths) > 0 {
@@ -117,20 +118,23 @@ func deadMessage(d amqp.Delivery) queued.DeadMessage {
 			how, _ = last["reason"].(string)
 		}
 	}
-	e, err := decode(d)
-	if err == nil {
-		m.Entry = &e
-	}
+	entries, err := decode(d)
 	switch {
 	case how == "delivery_limit":
 		m.Deliveries = DeliveryLimit + 1
 		m.Reason = fmt.Sprintf("delivered %d times and never settled: whoever tried it ended", m.Deliveries)
 	case err != nil:
 		m.Reason = err.Error()
-	case how == "rejected":
-		m.Reason = "MySQL takes no row for it"
 	default:
 		m.Reason = "it was put there: " + how
 	}
-	return m
+	if len(entries) == 0 {
+		return []queued.DeadMessage{m}
+	}
+	letters := make([]queued.DeadMessage, len(entries))
+	for i, e := range entries {
+		letters[i] = m
+		letters[i].Payload, letters[i].Entry = queued.Encode(e), &e
+	}
+	return letters
 }

@@ -60,7 +60,9 @@ func (c *bin) next(t *testing.T) queued.DeadMessage {
 func TestOnlyTheCulpritReachesTheDeliveryLimit(t *testing.T) {
 	b := open(t, backendtest.AMQP(t), 1)
 	all := orders(1, 300)
-	publish(t, b, all)
+	for _, e := range all { // each in a message of its own
+		publish(t, b, []queued.Entry{e})
+	}
 	culprit := all[120].ID
 	bk := newBook()
 	alive, buried := context.WithCancel(t.Context())
@@ -68,14 +70,14 @@ func TestOnlyTheCulpritReachesTheDeliveryLimit(t *testing.T) {
 	deaths := 0
 	for alive.Err() == nil { // each consumer ends, with its connection and all that it holds, as soon as it gets the culprit
 		ctx, cancel := context.WithCancel(alive)
-		err := b.Consume(ctx, 50, 2*time.Millisecond, func(sctx context.Context, es []queued.Entry) error {
+		err := b.Consume(ctx, 50, 2*time.Millisecond, broker.Handler{Settled: bk.settled, Settle: func(sctx context.Context, es []queued.Entry) error {
 			if slices.Contains(ids(es), culprit) {
 				deaths++
 				cancel()
 				return errors.New("killed")
 			}
 			return bk.settle(sctx, es)
-		}, bk.settled)
+		}})
 		cancel()
 		if err != nil {
 			t.Fatal(err)
@@ -115,5 +117,37 @@ func TestADeadLetterIsHeldUntilItIsTaken(t *testing.T) {
 	m := dead.next(t)
 	if m.Entry != nil || string(m.Payload) != "{" || m.Queue != broker.QueueName(0) || m.Deliveries != 1 || m.Reason == "" || tries != 4 {
 		t.Errorf("got %+v after %d tries", m, tries)
+	}
+}
+
+// A dead message of several orders is a dead letter for each of them.
+func TestEachOrderOfADeadMessageIsADeadLetter(t *testing.T) {
+	url := backendtest.AMQP(t)
+	b := open(t, url, 1)
+	all := orders(1, 3)
+	publish(t, b, all)
+	ch := channel(t, url)
+	d, ok, err := ch.Get(broker.QueueName(0), false)
+	if err != nil || !ok {
+		t.Fatal(ok, err)
+	}
+	if err := d.Reject(false); err != nil {
+		t.Fatal(err)
+	}
+	tries := 0
+	dead := collectDead(t, b, func() error {
+		if tries++; tries == 2 {
+			return errors.New("no MySQL")
+		}
+		return nil
+	})
+	for _, want := range all {
+		m := dead.next(t)
+		if m.Entry == nil || *m.Entry != want || !slices.Equal(m.Payload, queued.Encode(want)) || m.Queue != broker.QueueName(0) {
+			t.Errorf("got %+v, want order %s", m, want.ID)
+		}
+	}
+	if tries != 4 {
+		t.Errorf("%d tries, want 4", tries)
 	}
 }

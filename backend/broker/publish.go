@@ -285,10 +285,10 @@ func (p *publisher) blockedChan() chan struct{} {
 	return p.blocked
 }
 
-// window is how many messages one Publish has unconfirmed at most.
+// window is how many orders one Publish has unconfirmed at most.
 const window = 1000
 
-// Publish sends the orders to their partitions. After nil each of them is confirmed and was not returned. After an error some may
+// Publish sends the orders to their partitions, up to 64 of a sale in one message. After nil each of them is confirmed and was not returned. After an error some may
 // still be in the broker. It takes at most the confirm time-out for each 1,000 orders, and fails at once while there is no
 // connection or the broker blocks publishers. If the broker refuses an order, or confirms nothing in that time, the connection is
 // replaced, and what others publish over it is unconfirmed, too.
@@ -313,19 +313,20 @@ func (b *Broker) publish(caller context.Context, entries []queued.Entry) error {
 		return err
 	}
 	blocked, proven := p.blockedChan(), p.proven.Load()
-	ids := make([]string, 0, len(entries))
+	messages := together(entries)
+	ids := make([]string, 0, len(messages))
 	defer func() { p.forget(ids) }()
-	confirms := make([]*amqp.DeferredConfirmation, 0, len(entries))
-	for _, e := range entries {
+	confirms := make([]*amqp.DeferredConfirmation, 0, len(messages))
+	for _, m := range messages {
 		select {
 		case <-blocked:
 			return ErrBlocked
 		default:
 		}
-		msg := encode(e, p.seq.Add(1))
+		msg := encode(m, p.seq.Add(1))
 		ids = append(ids, msg.CorrelationId)
 		p.expect(msg.CorrelationId)
-		c, err := p.orders.PublishWithDeferredConfirmWithContext(ctx, Exchange, strconv.Itoa(b.Partition(e.Sale)), true, false, msg)
+		c, err := p.orders.PublishWithDeferredConfirmWithContext(ctx, Exchange, strconv.Itoa(b.Partition(m[0].Sale)), true, false, msg)
 		if err != nil {
 			return fmt.Errorf("%w: %w", ErrUnconfirmed, err)
 		}

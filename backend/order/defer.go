@@ -32,7 +32,7 @@ const (
 
 // SettleOrDefer is Settle for a queue that several sales share. It writes entries of a closed sale into the table
 // deferred_orders, behind those of their sale that are there already, so that they do not hold up other sales. A
-// *queued.DeferredError names them, and may be joined with a *queued.PoisonError. SettleDeferred settles them later. The
+// *queued.KeptError names them, and may be joined with a *queued.PoisonError. SettleDeferred settles them later. The
 // outboxes bound the table: while a sale has deferred orders, no relay publishes its entries again.
 func (s *Store) SettleOrDefer(ctx context.Context, batch []queued.Entry) error {
 	err := s.settle(ctx, batch, &settling{store: s, behind: true})
@@ -40,17 +40,26 @@ func (s *Store) SettleOrDefer(ctx context.Context, batch []queued.Entry) error {
 	if !errors.As(err, &closed) {
 		return err
 	}
-	if err := s.deferAll(ctx, closed.Entries); err != nil {
-		return errors.Join(err, closed.Err)
+	left := s.Defer(ctx, closed.Entries)
+	if kept := (*queued.KeptError)(nil); !errors.As(left, &kept) {
+		return errors.Join(left, closed.Err)
 	}
-	s.metrics.settled.WithLabelValues("deferred").Add(float64(len(closed.Entries)))
 	s.log.Info("order: orders of older epochs are deferred until their sale takes them", "orders", len(closed.Entries), "sale", closed.Entries[0].Sale, "error", closed.Err)
-	left := error(&queued.DeferredError{Entries: closed.Entries})
 	var poison *queued.PoisonError
 	if errors.As(err, &poison) {
 		left = errors.Join(poison, left)
 	}
 	return left
+}
+
+// Defer writes entries into the table deferred_orders, from which SettleDeferred takes them. It tries one alone that its process
+// did not survive. The error is a *queued.KeptError that names them. After any other error call again.
+func (s *Store) Defer(ctx context.Context, entries []queued.Entry) error {
+	if err := s.deferAll(ctx, entries); err != nil {
+		return err
+	}
+	s.metrics.settled.WithLabelValues("deferred").Add(float64(len(entries)))
+	return &queued.KeptError{Entries: entries}
 }
 
 // ahead returns the entries of sales that have no deferred orders. The others are deferred behind those.

@@ -35,7 +35,7 @@ func (s *shop) closedSale(uids ...string) (sale int64, old []queued.Entry) {
 func (s *shop) deferred(batch []queued.Entry, want ...queued.Entry) {
 	s.t.Helper()
 	err := s.orders.SettleOrDefer(s.t.Context(), batch)
-	var d *queued.DeferredError
+	var d *queued.KeptError
 	if !errors.As(err, &d) || !slices.Equal(idsOf(d.Entries), idsOf(want)) {
 		s.t.Fatalf("got %v, want %d orders deferred", err, len(want))
 	}

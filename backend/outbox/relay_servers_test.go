@@ -89,7 +89,7 @@ func relay(t *testing.T, s *reserve.Store, name string, idle time.Duration, p ou
 func settle(t *testing.T, b *broker.Broker, c *crowd) (stop func()) {
 	t.Helper()
 	return run(t, func(ctx context.Context) error {
-		return b.Consume(ctx, 200, time.Millisecond, c.handle, func(context.Context, []queued.Entry) {})
+		return b.Consume(ctx, 200, time.Millisecond, broker.Handler{Settle: c.handle, Settled: func(context.Context, []queued.Entry) {}})
 	})
 }
 

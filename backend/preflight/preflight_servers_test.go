@@ -114,7 +114,7 @@ func (g *ground) read(name string) (end func()) {
 
 func (g *ground) consume() (end func()) {
 	return g.begin(func(ctx context.Context) error {
-		return g.Broker.Consume(ctx, 10, time.Millisecond, func(context.Context, []queued.Entry) error { return nil }, func(context.Context, []queued.Entry) {})
+		return g.Broker.Consume(ctx, 10, time.Millisecond, broker.Handler{Settle: func(context.Context, []queued.Entry) error { return nil }, Settled: func(context.Context, []queued.Entry) {}})
 	})
 }
 

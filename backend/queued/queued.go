@@ -61,6 +61,32 @@ func Decode(p []byte) (Entry, error) {
 	return e, e.check()
 }
 
+// EncodeAll returns entries as a JSON array: the body of a message that carries several.
+func EncodeAll(entries []Entry) []byte {
+	p, err := json.Marshal(entries)
+	if err != nil {
+		panic("BUG: entries that do not marshal: " + err.Error())
+	}
+	return p
+}
+
+// DecodeAll reads what EncodeAll wrote, one entry at least. An error says that some of it will never be an order.
+func DecodeAll(p []byte) ([]Entry, error) {
+	var entries []Entry
+	if err := json.Unmarshal(p, &entries); err != nil {
+		return nil, err
+	}
+	if len(entries) == 0 {
+		return nil, errors.New("it carries no order")
+	}
+	for _, e := range entries {
+		if err := e.check(); err != nil {
+			return nil, err
+		}
+	}
+	return entries, nil
+}
+
 func (e Entry) check() error {
 	sale, ok := wire.SaleOfOrder(e.ID)
 	switch {
@@ -109,10 +135,10 @@ func (e *ClosedError) Error() string {
 
 func (e *ClosedError) Unwrap() error { return e.Err }
 
-// DeferredError names entries that wait in MySQL for their closed sale. Acknowledge them, but do not retire them: where the
-// outbox still has them, it holds their units.
-type DeferredError struct{ Entries []Entry }
+// KeptError names entries that MySQL keeps without their being settled: as deferred orders or as dead letters. Acknowledge them,
+// but do not retire them: where the outbox still has them, it holds their units.
+type KeptError struct{ Entries []Entry }
 
-func (e *DeferredError) Error() string {
-	return fmt.Sprintf("%d orders of closed sales are deferred", len(e.Entries))
+func (e *KeptError) Error() string {
+	return fmt.Sprintf("%d orders are kept, but not settled", len(e.Entries))
 }

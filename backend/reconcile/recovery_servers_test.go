@@ -16,6 +16,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"floodgate.internal/backend/backendtest"
+	"floodgate.internal/backend/broker"
 	"floodgate.internal/backend/outbox"
 	"floodgate.internal/backend/queued"
 	"floodgate.internal/backend/redis"
@@ -55,7 +56,7 @@ func (s *system) consume(t *testing.T, ready <-chan struct{}) (stop func()) {
 		return nil
 	})
 	return background(t, func(ctx context.Context) error {
-		return s.broker.Consume(ctx, 100, time.Millisecond, func(ctx context.Context, es []queued.Entry) error {
+		return s.broker.Consume(ctx, 100, time.Millisecond, broker.Handler{Settle: func(ctx context.Context, es []queued.Entry) error {
 			if ready != nil {
 				select {
 				case <-ready:
@@ -64,11 +65,11 @@ func (s *system) consume(t *testing.T, ready <-chan struct{}) (stop func()) {
 				}
 			}
 			return s.orders.SettleOrDefer(ctx, es)
-		}, func(ctx context.Context, es []queued.Entry) {
+		}, Settled: func(ctx context.Context, es []queued.Entry) {
 			if err := s.orders.Retire(ctx, es); err != nil {
 				t.Logf("retire: %v", err)
 			}
-		})
+		}})
 	})
 }
 
@@ -186,12 +187,12 @@ func TestTheGateStaysClosedWhileOrdersAreDeferred(t *testing.T) {
 	if _, err := s.db.ExecContext(t.Context(), `UPDATE sale_stock SET epoch = epoch + 1 WHERE sale_id = ?`, sale); err != nil {
 		t.Fatal(err)
 	}
-	var deferred *queued.DeferredError
+	var deferred *queued.KeptError
 	if err := s.orders.SettleOrDefer(t.Context(), []queued.Entry{e}); !errors.As(err, &deferred) {
 		t.Fatalf("got %v, want it deferred", err)
 	}
 	stop := background(t, func(ctx context.Context) error {
-		return s.broker.Consume(ctx, 100, time.Millisecond, s.orders.SettleOrDefer, func(context.Context, []queued.Entry) {})
+		return s.broker.Consume(ctx, 100, time.Millisecond, broker.Handler{Settle: s.orders.SettleOrDefer, Settled: func(context.Context, []queued.Entry) {}})
 	})
 	if err := s.broker.Fence(t.Context(), sale); err != nil {
 		t.Fatal(err)

@@ -29,8 +29,7 @@ const (
 	Offers
 	// Torn: Redis may die while it writes an order. It is a mode of its own, for in every mode it would be 112 million states.
 	Torn
-	// Deferred: a consumer may acknowledge a message of an older epoch once MySQL has it as deferred. In the other modes it holds
-	// the message.
+	// Deferred: a consumer may acknowledge any message once MySQL has its order as deferred. In the other modes it holds the message.
 	Deferred
 )
 

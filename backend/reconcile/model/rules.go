@@ -113,7 +113,7 @@ func (x explorer) consumers(s state) {
 	}
 }
 
-// deliveries: a consumer settles a message of the current epoch, and looks in MySQL for the order of an older one.
+// deliveries: a consumer settles a message, or defers it: one of an older epoch, or one that came back too often.
 func (x explorer) deliveries(s state) {
 	s.broker.each(func(o int, epoch uint8, e entries) {
 		if s.rows[o] != absent {
@@ -128,41 +128,7 @@ func (x explorer) deliveries(s state) {
 			t.outbox &^= ofOrder(o)
 			x.emit(t, step{"consumer dies after the ack of", int8(o), int8(epoch)}, true)
 		}
-		if epoch == s.dbEpoch || x.bug == NoEpochCheck {
-			t := s
-			if s.rows.are(live).len() < units {
-				t.rows[o] = live
-				x.emit(t, step{"insert", int8(o), int8(epoch)}, false)
-			} else {
-				x.reject(t, o, step{"reject", int8(o), int8(epoch)})
-			}
-			return
-		}
-		if s.asleep&e == 0 {
-			t := s
-			t.asleep |= e
-			x.emit(t, step{"consumer does not find in MySQL", int8(o), int8(epoch)}, false)
-		}
-	})
-}
-
-// deferrals: orders of older epochs that are not in MySQL are deferred or adopted.
-func (x explorer) deferrals(s state) {
-	s.deferred.each(func(o int, epoch uint8, e entries) {
-		if s.rows[o] != absent {
-			t := x.settled(s, o)
-			t.deferred &^= e
-			x.emit(t, step{"drop, deferred,", int8(o), int8(epoch)}, false)
-			return
-		}
-		if s.asleep&e == 0 {
-			t := s
-			t.asleep |= e
-			x.emit(t, step{"consumer does not find in MySQL, deferred,", int8(o), int8(epoch)}, false)
-		}
-	})
-	s.asleep.each(func(o int, epoch uint8, e entries) {
-		if x.mode == Deferred && s.broker&e != 0 { // at any time: the gate may open between its answer and MySQL's
+		if x.mode == Deferred { // at any time: the gate may open between its answer and MySQL's
 			t := s
 			t.asleep &^= e
 			t.broker &^= e
@@ -172,6 +138,39 @@ func (x explorer) deferrals(s state) {
 			}
 			x.emit(t, step{"defer", int8(o), int8(epoch)}, false)
 		}
+		x.settle(s, o, epoch, e)
+	})
+}
+
+// settle: a consumer inserts an order of the current epoch that MySQL does not have. One of an older epoch it is going to adopt.
+func (x explorer) settle(s state, o int, epoch uint8, e entries) {
+	t := s
+	switch {
+	case epoch != s.dbEpoch && x.bug != NoEpochCheck:
+		if s.asleep&e == 0 {
+			t.asleep |= e
+			x.emit(t, step{"consumer does not find in MySQL", int8(o), int8(epoch)}, false)
+		}
+	case s.rows.are(live).len() < units:
+		t.rows[o] = live
+		x.emit(t, step{"insert", int8(o), int8(epoch)}, false)
+	default:
+		x.reject(t, o, step{"reject", int8(o), int8(epoch)})
+	}
+}
+
+// deferrals: deferred orders are settled like messages. Those of older epochs, deferred or not, are adopted.
+func (x explorer) deferrals(s state) {
+	s.deferred.each(func(o int, epoch uint8, e entries) {
+		if s.rows[o] != absent {
+			t := x.settled(s, o)
+			t.deferred &^= e
+			x.emit(t, step{"drop, deferred,", int8(o), int8(epoch)}, false)
+			return
+		}
+		x.settle(s, o, epoch, e)
+	})
+	s.asleep.each(func(o int, epoch uint8, e entries) {
 		for _, from := range []*entries{&s.broker, &s.deferred} {
 			if *from&e == 0 && (from == &s.deferred || s.deferred&e != 0) {
 				continue

@@ -384,7 +384,7 @@ func (b *batch) exclude(kept []queued.Entry) {
 	for _, e := range kept {
 		ids[e.ID] = true
 	}
-	b.entries = slices.DeleteFunc(b.entries, func(e queued.Entry) bool { return ids[e.ID] })
+	b.entries = slices.DeleteFunc(slices.Clone(b.entries), func(e queued.Entry) bool { return ids[e.ID] }) // others may have the slice
 }
 
 // hold settles or postpones a batch, however long that takes. It gives up only when the channel is gone or ctx is cancelled. After it

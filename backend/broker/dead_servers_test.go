@@ -60,9 +60,7 @@ func (c *bin) next(t *testing.T) queued.DeadMessage {
 func TestOnlyTheCulpritReachesTheDeliveryLimit(t *testing.T) {
 	b := open(t, backendtest.AMQP(t), 1)
 	all := orders(1, 300)
-	for _, e := range all { // each in a message of its own
-		publish(t, b, []queued.Entry{e})
-	}
+	publishApart(t, b, all)
 	culprit := all[120].ID
 	bk := newBook()
 	alive, buried := context.WithCancel(t.Context())
@@ -126,11 +124,11 @@ func TestEachOrderOfADeadMessageIsADeadLetter(t *testing.T) {
 	b := open(t, url, 1)
 	all := orders(1, 3)
 	publish(t, b, all)
-	ch := channel(t, url)
-	d, ok, err := ch.Get(broker.QueueName(0), false)
-	if err != nil || !ok {
-		t.Fatal(ok, err)
+	messages, err := channel(t, url).Consume(broker.QueueName(0), "", false, true, false, false, nil)
+	if err != nil {
+		t.Fatal(err)
 	}
+	d := <-messages
 	if err := d.Reject(false); err != nil {
 		t.Fatal(err)
 	}

@@ -313,7 +313,7 @@ func TestAFenceThatCameBackHasPassedNothing(t *testing.T) {
 	url := backendtest.AMQP(t)
 	b := open(t, url, 1)
 	es := orders(1, 4)
-	publish(t, b, es)
+	publishApart(t, b, es)
 	passed := make(chan error, 1)
 	go func() { passed <- b.Fence(t.Context(), 1) }()
 	watch := channel(t, url)
@@ -376,7 +376,7 @@ func TestALostDeliveryDoesNotStopAConsumer(t *testing.T) {
 	k := newBook()
 	consume(t, b, 10, k.settle, k.settled)
 	all := orders(1, 5)
-	publish(t, b, all)
+	publishApart(t, b, all) // the first is lost, the others wait
 	w.untilDropped(0)
 	w.deliveries(true)
 	k.until(t, "all settled", func() bool { return len(k.retired) >= len(all) })

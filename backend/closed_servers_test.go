@@ -6,6 +6,8 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"io"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -241,4 +243,55 @@ func (m *morgue) must(db *sql.DB, statement string, args ...any) {
 	if _, err := db.ExecContext(m.t.Context(), statement, args...); err != nil {
 		m.t.Fatal(err)
 	}
+}
+
+// A message of several orders came back three times. Its orders are deferred, so that each can be tried alone, and settled.
+func TestOrdersOfASuspiciousMessageAreSettled(t *testing.T) {
+	m := newMorgue(t, RabbitMQ)
+	db := backendtest.OpenMySQL(t, m.dsn, 4)
+	m.stop(t)
+	ids := m.reserve(db, 0, 10)
+	entries, bad, err := m.redis.Outbox(t.Context(), m.sale)
+	if err != nil || len(bad) != 0 || len(entries) != len(ids) {
+		t.Fatal(entries, bad, err)
+	}
+	b, err := broker.Open(broker.Config{URL: m.amqp, Partitions: 1, Log: backendtest.Log(t), Register: prometheus.NewRegistry()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	if err := b.Publish(t.Context(), entries); err != nil {
+		t.Fatal(err)
+	}
+	queue := m.channel()
+	deliveries, err := queue.Consume(broker.QueueName(0), "", false, false, false, false, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		d := <-deliveries
+		if err := d.Nack(false, true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := queue.Close(); err != nil {
+		t.Fatal(err)
+	}
+	worker := m.another()
+	worker.start("-roles", "consumer")
+	m.until("all are settled and retired", func() bool {
+		es, _, err := m.redis.Outbox(t.Context(), m.sale)
+		return err == nil && len(es) == 0 && m.number(db, `SELECT COUNT(*) FROM orders WHERE status = 'pending_payment'`) == len(ids) &&
+			m.number(db, `SELECT COUNT(*) FROM deferred_orders`) == 0
+	})
+	res, err := http.Get("http://" + worker.admin + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	text, err := io.ReadAll(res.Body)
+	if want := `backend_orders_settled_total{result="deferred"} 10`; err != nil || !strings.Contains(string(text), want) {
+		t.Errorf("the metrics lack %s: they were not deferred (%v)", want, err)
+	}
+	backendtest.Balanced(t, db, m.sale)
 }

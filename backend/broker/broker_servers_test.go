@@ -539,7 +539,7 @@ func TestASuspiciousMessageOfSeveralOrdersIsPostponed(t *testing.T) {
 	bk := newBook()
 	postponed := make(chan []queued.Entry, 100)
 	for deaths := 0; len(postponed) == 0; deaths++ { // a consumer ends, with its connection, as soon as it is to settle the culprit
-		if deaths > broker.DeliveryLimit {
+		if deaths > broker.DeliveryLimit/2 {
 			t.Fatal("it is never postponed")
 		}
 		ctx, cancel := context.WithCancel(t.Context())

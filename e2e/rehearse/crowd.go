@@ -6,8 +6,10 @@ import (
 	"math"
 	"math/rand/v2"
 	"net/http"
+	"net/http/httptrace"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"floodgate.internal/e2e/oracle"
@@ -25,6 +27,9 @@ const (
 	neverPays = 0.20 // of those who got one
 	patient   = 0.30 // of those who are told that it is sold out stay, and look whether something comes back
 )
+
+// connections are what the crowd has at most; who finds none free waits. Those who have an order have as many.
+const connections = 1000
 
 // outcome is what a press was told, in words of the report.
 type outcome int
@@ -82,13 +87,16 @@ type crowd struct {
 	began  time.Time
 	length time.Duration
 	seed   uint64
-	client *world.Client
+	client *world.Client // of those who have no order yet
+	buyers *world.Client // of those who have one: they wait behind nobody
 	log    *oracle.Log
 
 	mu      sync.Mutex // guards the rest
 	seconds map[int]*second
 	finals  chan struct{} // closed, and made anew, at each final answer
 	newest  time.Time     // the latest press that was answered finally
+	took    time.Duration // by all presses
+	queued  time.Duration // part of took: until they had a connection
 	paid    int
 	strange map[string]int // answers that no shopper should get
 }
@@ -96,7 +104,7 @@ type crowd struct {
 func newCrowd(url string, sale int64, began time.Time, length time.Duration, seed uint64) *crowd {
 	return &crowd{url: url, sale: sale, began: began, length: length, seed: seed, log: oracle.NewLog(), seconds: map[int]*second{}, finals: make(chan struct{}),
 		strange: map[string]int{},
-		client:  world.NewClient(1000, 30*time.Second)}
+		client:  world.NewClient(connections, 30*time.Second), buyers: world.NewClient(connections, 30*time.Second)}
 }
 
 // come returns when every shopper has left, or ctx has ended.
@@ -109,8 +117,8 @@ func (c *crowd) come(ctx context.Context, tokens []string) {
 	all.Wait()
 }
 
-// note counts an answer to a press.
-func (c *crowd) note(pressed time.Time, o outcome) {
+// note counts an answer to a press, which had a connection after queued.
+func (c *crowd) note(pressed time.Time, queued time.Duration, o outcome) {
 	now := time.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -122,6 +130,8 @@ func (c *crowd) note(pressed time.Time, o outcome) {
 	}
 	s.told[o]++
 	s.times.add(now.Sub(pressed))
+	c.took += now.Sub(pressed)
+	c.queued += queued
 	if o.final() && pressed.After(c.newest) {
 		c.newest = pressed
 		close(c.finals)
@@ -152,6 +162,13 @@ func (c *crowd) oddly(what string) {
 	if len(c.strange) < 100 {
 		c.strange[what]++
 	}
+}
+
+// spent is how long all presses took together, and the part of it before they had a connection.
+func (c *crowd) spent() (took, queued time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.took, c.queued
 }
 
 // total is what all presses were told.
@@ -208,8 +225,8 @@ func (s *shopper) moment(d time.Duration) time.Duration {
 // shop is the whole visit.
 func (s *shopper) shop(ctx context.Context) {
 	world.Pause(ctx, time.Until(s.began.Add(s.arrives())))
-	s.call(ctx, http.MethodGet, fmt.Sprintf("/sales/%d", s.sale), "", "") // the page, and what it asks
-	s.call(ctx, http.MethodGet, fmt.Sprintf("/v1/sales/%d", s.sale), "", "")
+	s.call(ctx, s.client, http.MethodGet, fmt.Sprintf("/sales/%d", s.sale), "", "") // the page, and what it asks
+	s.call(ctx, s.client, http.MethodGet, fmt.Sprintf("/v1/sales/%d", s.sale), "", "")
 	key := fmt.Sprintf("visit-of-%s", s.uid)
 	if s.chance(twice) {
 		var other sync.WaitGroup
@@ -243,7 +260,7 @@ func (s *shopper) shop(ctx context.Context) {
 func (s *shopper) wait(ctx context.Context) bool {
 	for ctx.Err() == nil && time.Since(s.began) < s.length {
 		world.Pause(ctx, s.moment(3*time.Second))
-		a := s.call(ctx, http.MethodGet, fmt.Sprintf("/v1/sales/%d", s.sale), "", "")
+		a := s.call(ctx, s.client, http.MethodGet, fmt.Sprintf("/v1/sales/%d", s.sale), "", "")
 		if a.Status == http.StatusOK && a.State == string(wire.Open) {
 			return true
 		}
@@ -254,7 +271,7 @@ func (s *shopper) wait(ctx context.Context) bool {
 // decide waits for the order, and pays for it, or does not.
 func (s *shopper) decide(ctx context.Context, orderID string) {
 	for ctx.Err() == nil {
-		a := s.call(ctx, http.MethodGet, "/v1/orders/"+orderID+"?wait_ms=10000", "", s.token)
+		a := s.call(ctx, s.buyers, http.MethodGet, "/v1/orders/"+orderID+"?wait_ms=10000", "", s.token)
 		switch {
 		case a.Status == http.StatusOK && a.Order == wire.Queued:
 			continue
@@ -281,7 +298,7 @@ func (s *shopper) end(ctx context.Context, orderID string) {
 	}
 	world.Pause(ctx, s.moment(time.Second))
 	for ctx.Err() == nil {
-		a := s.call(ctx, http.MethodPost, "/v1/orders/"+orderID+path, "end-of-"+orderID, s.token)
+		a := s.call(ctx, s.buyers, http.MethodPost, "/v1/orders/"+orderID+path, "end-of-"+orderID, s.token)
 		switch {
 		case a.Status == http.StatusOK:
 			s.log.End(orderID, becomes)
@@ -304,14 +321,19 @@ func (s *shopper) end(ctx context.Context, orderID string) {
 // press asks for a unit and notes what was answered, in the log too.
 func (s *shopper) press(ctx context.Context, key string) world.Answer {
 	pressed := time.Now()
-	a := s.call(ctx, http.MethodPost, fmt.Sprintf("/v1/sales/%d/orders", s.sale), key, s.token)
+	var queued atomic.Int64 // 0: it had no connection
+	trace := httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { queued.CompareAndSwap(0, int64(time.Since(pressed))) }}
+	a := s.call(httptrace.WithClientTrace(ctx, &trace), s.client, http.MethodPost, fmt.Sprintf("/v1/sales/%d/orders", s.sale), key, s.token)
 	s.log.Add(a.To(s.uid, key))
-	s.note(pressed, outcomeOf(a.Status, a.Code))
+	if queued.Load() == 0 {
+		queued.Store(int64(time.Since(pressed)))
+	}
+	s.note(pressed, time.Duration(queued.Load()), outcomeOf(a.Status, a.Code))
 	return a
 }
 
-func (s *shopper) call(ctx context.Context, method, path, key, token string) world.Answer {
-	return s.client.Do(ctx, world.Call{Method: method, URL: s.url + path, Key: key, Token: token})
+func (s *shopper) call(ctx context.Context, client *world.Client, method, path, key, token string) world.Answer {
+	return client.Do(ctx, world.Call{Method: method, URL: s.url + path, Key: key, Token: token})
 }
 
 // histogram counts times in classes of which each ends a quarter later than the one before, the first at half a millisecond.

@@ -61,6 +61,7 @@ type Result struct {
 	Settled  time.Duration // from the end of the crowd until everything held
 	Faults   []Fault
 	Units    []units
+	Load     load
 	crowd    *crowd
 }
 
@@ -126,10 +127,11 @@ func (r *rehearsal) run(ctx context.Context) (*Result, error) {
 	beside.Go(func() { res.Units = r.sample(besides, res.Sale, res.Began) })
 	beside.Go(func() { res.Faults = r.kill(ctx, besides, res.Began, res.crowd) })
 	beside.Go(func() { r.tell(besides, res.crowd) })
+	beside.Go(func() { res.Load, err = r.measure(besides) })
 	res.crowd.come(whole, tokens)
 	endBesides()
 	beside.Wait()
-	if err := ctx.Err(); err != nil {
+	if err := errors.Join(err, ctx.Err()); err != nil {
 		return nil, err
 	}
 	r.Progress("the crowd is gone: %s", res.crowd.log.Summary())

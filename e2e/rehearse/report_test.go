@@ -39,7 +39,7 @@ func TestQuantilesAreAClassWideAtMost(t *testing.T) {
 func sample() *Result {
 	c := newCrowd("http://127.0.0.1:1", 7, time.Now().Add(-10*time.Second), 20*time.Second, 1)
 	for o := range outcomes {
-		c.note(time.Now().Add(-time.Duration(o)*time.Millisecond), o)
+		c.note(time.Now().Add(-time.Duration(o)*time.Millisecond), 0, o)
 	}
 	c.oddly(`500 <INTERNAL> & "more"`)
 	return &Result{Options: Options{Shoppers: 9, Stock: 3, Length: 20 * time.Second, Seed: 1}, Sale: 7, Began: c.began, crowd: c, Audit: "balanced", Balanced: true,
@@ -94,6 +94,36 @@ func TestTheReportTellsWhatHolds(t *testing.T) {
 			}
 			rest = after
 		}
+	}
+}
+
+func TestTheReportTellsWhatBoundedTheSale(t *testing.T) {
+	for want, c := range map[string]struct {
+		took, queued time.Duration // of each press
+		told         outcome
+		units        []units
+	}{
+		"The stock: every unit was taken 3.0 s":            {took: 20 * time.Second, queued: 19 * time.Second, units: []units{{At: -time.Second}, {At: time.Second, Available: 1}, {At: 3 * time.Second}}},
+		"The crowd, not the system: of the 20.0 s of a":    {took: 20 * time.Second, queued: 19 * time.Second},
+		"Refusals: 4 of 4 presses":                         {took: time.Second, told: busy},
+		"The system: half of the presses took longer than": {took: 20 * time.Second, queued: time.Second},
+		"The crowd: fewer wanted a unit":                   {took: 20 * time.Millisecond, queued: 19 * time.Millisecond, units: []units{{At: time.Second, Available: 1}}},
+	} {
+		r := &Result{Units: c.units, crowd: newCrowd("", 1, time.Now(), time.Minute, 1)}
+		for range 4 {
+			r.crowd.note(time.Now().Add(-c.took), c.queued, c.told)
+		}
+		if got := r.Bound(); !strings.HasPrefix(got, want) {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+	empty := &Result{crowd: newCrowd("", 1, time.Now(), time.Minute, 1)}
+	if got := empty.Bound(); got != "The crowd: nobody pressed." {
+		t.Errorf("of no press: got %q", got)
+	}
+	l := load{Passed: 20 * time.Second, Busy: 19 * time.Second, Crowd: 5 * time.Second, System: 4 * time.Second}
+	if got, want := l.Words(), "The processors were busy 95 % of the time: the crowd 25 %, the system 20 %, other programs 50 %."; got != want {
+		t.Errorf("got %q, want %q", got, want)
 	}
 }
 

@@ -14,11 +14,12 @@ import (
 	"time"
 )
 
-// stat is the part of /proc/PID/stat that tells who a process is.
+// stat is the part of /proc/PID/stat that tells who a process is, and what it has used.
 type stat struct {
 	state   byte
 	parent  int
 	exiting bool
+	cpu     time.Duration // of all its threads, those that have ended too
 	threads string
 	start   string // clock ticks after boot
 }
@@ -59,7 +60,23 @@ func readStat(pid int) (stat, error) {
 	if err != nil {
 		return stat{}, fmt.Errorf("/proc/%d/stat: flags: %w", pid, err)
 	}
-	return stat{state: f[0][0], parent: parent, exiting: flags&4 != 0, threads: f[17], start: f[19]}, nil
+	cpu, err := Ticks(f[11:13])
+	if err != nil {
+		return stat{}, fmt.Errorf("/proc/%d/stat: times: %w", pid, err)
+	}
+	return stat{state: f[0][0], parent: parent, exiting: flags&4 != 0, cpu: cpu, threads: f[17], start: f[19]}, nil
+}
+
+// Ticks is the sum of times as /proc has them: in hundredths of a second, on every kind of machine.
+func Ticks(fields []string) (sum time.Duration, err error) {
+	for _, field := range fields {
+		n, err := strconv.ParseInt(field, 10, 64)
+		if err != nil {
+			return 0, err
+		}
+		sum += time.Duration(n) * 10 * time.Millisecond
+	}
+	return sum, nil
 }
 
 // pauseWithin is how long a thread may wait for a disk before it stops.

@@ -102,6 +102,19 @@ func (p *Process) PID() int {
 	return pid
 }
 
+// CPU is the processor time that the process has used since its start, and its process id; 0 and 0 when it does not run.
+func (p *Process) CPU() (used time.Duration, pid int) {
+	pid, ok := p.find()
+	if !ok {
+		return 0, 0
+	}
+	st, err := readStat(pid)
+	if err != nil { // it ended just now
+		return 0, 0
+	}
+	return st.cpu, pid
+}
+
 // Running reports whether it runs (not whether it serves already).
 func (p *Process) Running() bool { return p.PID() != 0 }
 

@@ -81,8 +81,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return err
 	}
 	t := r.Tally
-	fmt.Fprintf(stdout, "\npromised %d: lost %d, duplicated %d, oversold %d, stranded %d; %d of %d units sold\n%s\n\nreport: %s (seed %d)\n",
-		t.Promised, t.Lost, t.Duplicated, t.Oversold, t.Stranded, r.Sold, g.Stock, r.Audit, g.Report, g.Seed)
+	fmt.Fprintf(stdout, "\npromised %d: lost %d, duplicated %d, oversold %d, stranded %d; %d of %d units sold\nwhat bounded the sale: %s %s\n%s\n\nreport: %s (seed %d)\n",
+		t.Promised, t.Lost, t.Duplicated, t.Oversold, t.Stranded, r.Sold, g.Stock, r.Bound(), r.Load.Words(), r.Audit, g.Report, g.Seed)
 	if !r.Good() {
 		for _, b := range r.Broken {
 			fmt.Fprintln(stdout, "broken:", b)

@@ -66,7 +66,7 @@ PHASES ?=
 TIMES ?= 1
 
 test: build ## everything CI runs, on private real servers; installs them, and what else the tests need, with apt
-	build/stack install servers race browser proxies docs deploy prometheus
+	build/stack install servers race browser proxies docs shells deploy prometheus
 	@$(build_to) ./e2e/cmd/phases
 	@build/stack exec -memory -dir build/test-servers -- build/phases --times $(TIMES) $(PHASES)
 

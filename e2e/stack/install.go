@@ -15,7 +15,7 @@ import (
 )
 
 // What can be installed by Install: the servers, and what `go test -race`, the browser tests, the benchmark,
-// the tests of proxies, those of the documentation's commands, of the units for systemd and of alerts need besides Go.
+// the tests of proxies, those of the documentation's commands, of completion, of the units for systemd and of alerts need besides Go.
 const (
 	ForServers = "servers"
 	ForRace    = "race"
@@ -23,6 +23,7 @@ const (
 	ForBench   = "bench"
 	ForProxies = "proxies"
 	ForDocs    = "docs"
+	ForShells  = "shells"
 	ForAlerts  = "prometheus"
 	ForDeploy  = "deploy"
 )
@@ -61,6 +62,10 @@ var needs = map[string][]struct{ file, pkg string }{
 	ForDocs: {
 		{"curl", "curl"},
 		{"openssl", "openssl"},
+	},
+	ForShells: {
+		{"fish", "fish"},
+		{"zsh", "zsh"},
 	},
 	ForAlerts: {
 		{"prometheus", "prometheus"},

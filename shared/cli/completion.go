@@ -22,7 +22,7 @@ func (c CompletionCommand) Run(kc *kong.Context) error {
 func (CompletionCommand) Help() string {
 	return `Examples, for the program NAME:
   bash: source <(NAME completion bash)
-  zsh: source <(NAME completion zsh)
+  zsh, after compinit: source <(NAME completion zsh)
   fish: NAME completion fish | source`
 }
 
@@ -46,6 +46,7 @@ _NAME() {
       PATHS) at="$at $word" ;;
     esac
   done
+  if [[ $PREFIX == -*=* ]]; then before=${PREFIX%%=*}; compset -P '*='; fi
 `
 	fishHead = `function __NAME_at
   set -l at ''
@@ -74,7 +75,7 @@ func completion(w io.Writer, app *kong.Application, shell string) error {
 	switch shell {
 	case "bash":
 		head(bashHead, "|")
-		values(&b, all, `  case "$at $before" in`, "    %s) COMPREPLY=($(compgen -f -- \"$cur\")); return ;;\n", "    %s) COMPREPLY=($(compgen -W %s -- \"$cur\")); return ;;\n", "    %s) return ;;\n")
+		values(&b, all, `  case "$at $before" in`, "    %s) COMPREPLY=($(compgen -f -- \"$cur\")); return ;;\n", "    %s) COMPREPLY=($(compgen -W '%s' -- \"$cur\")); return ;;\n", "    %s) return ;;\n")
 		b.WriteString("  case $at in\n")
 		for _, c := range all {
 			fmt.Fprintf(&b, "    %s) words=%s ;;\n", quote(at(c)), quote(strings.Join(words(c), " ")))
@@ -82,10 +83,10 @@ func completion(w io.Writer, app *kong.Application, shell string) error {
 		fmt.Fprintf(&b, "  esac\n  COMPREPLY=($(compgen -W \"$words\" -- \"$cur\"))\n}\ncomplete -F _%s %s\n", app.Name, app.Name)
 	case "zsh":
 		head(zshHead, "|")
-		values(&b, all, `  case "$at $before" in`, "    %s) _files; return ;;\n", "    %s) compadd -- ${(z)%s}; return ;;\n", "    %s) return ;;\n")
+		values(&b, all, `  case "$at $before" in`, "    %s) _files; return ;;\n", "    %s) compadd -- %s; return ;;\n", "    %s) return ;;\n")
 		b.WriteString("  case $at in\n")
 		for _, c := range all {
-			fmt.Fprintf(&b, "    %s) compadd -- ${(z)%s} ;;\n", quote(at(c)), quote(strings.Join(words(c), " ")))
+			fmt.Fprintf(&b, "    %s) compadd -- %s ;;\n", quote(at(c)), strings.Join(words(c), " "))
 		}
 		fmt.Fprintf(&b, "  esac\n}\ncompdef _%s %s\n", app.Name, app.Name)
 	default:
@@ -94,6 +95,11 @@ func completion(w io.Writer, app *kong.Application, shell string) error {
 			here := fmt.Sprintf("complete -c %s -n %s", app.Name, quote("__"+app.Name+"_at "+quote(at(c))))
 			for _, child := range c.Children {
 				fmt.Fprintf(&b, "%s -a %s -d %s\n", here, child.name(), quote(child.Help))
+			}
+			for _, a := range c.args {
+				if a.Enum != "" {
+					fmt.Fprintf(&b, "%s -a %s -d %s\n", here, quote(strings.ReplaceAll(a.Enum, ",", " ")), quote(a.Help))
+				}
 			}
 			for _, f := range c.Flags {
 				takes := " -x"
@@ -105,7 +111,7 @@ func completion(w io.Writer, app *kong.Application, shell string) error {
 				case f.Enum != "":
 					takes = " -x -a " + quote(strings.ReplaceAll(f.Enum, ",", " "))
 				}
-				fmt.Fprintf(&b, "%s -l %s%s -d %s\n", here, f.Name, takes, quote(f.Help))
+				fmt.Fprintf(&b, "%s -l %s -o %s%s -d %s\n", here, f.Name, f.Name, takes, quote(f.Help))
 			}
 		}
 	}
@@ -148,7 +154,7 @@ func values(b *strings.Builder, all []*command, begin, file, few, other string) 
 			case takesFile(f):
 				fmt.Fprintf(b, file, name)
 			case f.Enum != "":
-				fmt.Fprintf(b, few, name, quote(strings.ReplaceAll(f.Enum, ",", " ")))
+				fmt.Fprintf(b, few, name, strings.ReplaceAll(f.Enum, ",", " "))
 			default:
 				fmt.Fprintf(b, other, name)
 			}

@@ -79,11 +79,14 @@ func own() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
+// others is the part of Busy that neither the crowd nor the system had.
+func (l load) others() time.Duration { return max(l.Busy-l.Crowd-l.System, 0) }
+
 // Words is whose time it was.
 func (l load) Words() string {
 	part := func(d time.Duration) string { return fmt.Sprintf("%.0f %%", 100*float64(d)/float64(max(l.Passed, 1))) }
 	return fmt.Sprintf("The processors were busy %s of the time: the crowd %s, the system %s, other programs %s.",
-		part(l.Busy), part(l.Crowd), part(l.System), part(max(l.Busy-l.Crowd-l.System, 0)))
+		part(l.Busy), part(l.Crowd), part(l.System), part(l.others()))
 }
 
 // Bound says what kept the sale from promising more, or sooner.
@@ -109,6 +112,8 @@ func (r *Result) Bound() string {
 			brief(took), brief(queued), connections)
 	case told[limited]+told[busy]+told[silent] > presses/2:
 		return fmt.Sprintf("Refusals: %d of %d presses were too fast, refused as busy or not answered.", told[limited]+told[busy]+told[silent], presses)
+	case times.quantile(0.5) > time.Second && r.Load.others() > r.Load.Passed/2:
+		return "The machine: other programs had most of its processors."
 	case times.quantile(0.5) > time.Second:
 		return fmt.Sprintf("The system: half of the presses took longer than %s.", brief(times.quantile(0.5)))
 	}

@@ -102,14 +102,16 @@ func TestTheReportTellsWhatBoundedTheSale(t *testing.T) {
 		took, queued time.Duration // of each press
 		told         outcome
 		units        []units
+		load         load
 	}{
 		"The stock: every unit was taken 3.0 s":            {took: 20 * time.Second, queued: 19 * time.Second, units: []units{{At: -time.Second}, {At: time.Second, Available: 1}, {At: 3 * time.Second}}},
 		"The crowd, not the system: of the 20.0 s of a":    {took: 20 * time.Second, queued: 19 * time.Second},
 		"Refusals: 4 of 4 presses":                         {took: time.Second, told: busy},
 		"The system: half of the presses took longer than": {took: 20 * time.Second, queued: time.Second},
+		"The machine: other programs had most":             {took: 20 * time.Second, queued: time.Second, load: load{Passed: 20 * time.Second, Busy: 19 * time.Second, System: 4 * time.Second}},
 		"The crowd: fewer wanted a unit":                   {took: 20 * time.Millisecond, queued: 19 * time.Millisecond, units: []units{{At: time.Second, Available: 1}}},
 	} {
-		r := &Result{Units: c.units, crowd: newCrowd("", 1, time.Now(), time.Minute, 1)}
+		r := &Result{Units: c.units, Load: c.load, crowd: newCrowd("", 1, time.Now(), time.Minute, 1)}
 		for range 4 {
 			r.crowd.note(time.Now().Add(-c.took), c.queued, c.told)
 		}

@@ -310,7 +310,7 @@ func (s *shopper) end(ctx context.Context, orderID string) {
 			return
 		case a.Status == http.StatusConflict: // the deadline was sooner
 			return
-		case a.Status != 0 && a.Status != http.StatusTooManyRequests && a.Status != http.StatusServiceUnavailable:
+		case !a.AskAgain():
 			s.oddly(fmt.Sprintf("%d %s to %s", a.Status, a.Code, path))
 			return
 		}

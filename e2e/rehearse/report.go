@@ -148,7 +148,7 @@ func (r *Result) answered() figure {
 
 // where is where the units were.
 func (r *Result) where() figure {
-	all := []series{{name: "sold", class: "accepted"}, {name: "locked, unpaid", class: "busy"}, {name: "available", class: "early"}}
+	all := []series{{name: "sold", class: "accepted"}, {name: "locked, unpaid", class: "limited"}, {name: "available", class: "early"}}
 	for _, u := range r.Units {
 		for i, v := range []int64{u.Sold, u.Locked, u.Available} {
 			all[i].add(u.At.Seconds(), float64(v))
@@ -159,7 +159,7 @@ func (r *Result) where() figure {
 
 // chart draws a figure as SVG, with a line at each fault.
 func (r *Result) chart(f figure) template.HTML {
-	const wide, high, left, bottom = 960.0, 240.0, 64.0, 24.0
+	const wide, high, left, bottom, line = 960.0, 240.0, 64.0, 24.0, 11.0
 	first, last := r.span()
 	top := 1.0
 	sums := map[float64]float64{}
@@ -173,7 +173,17 @@ func (r *Result) chart(f figure) template.HTML {
 		}
 	}
 	x := func(at float64) float64 { return left + (at-first)/max(last-first, 1)*(wide-left) }
-	y := func(v float64) float64 { return high - bottom - v/top*(high-bottom-16) }
+	// A fault's name stands in the first row where it touches no other, or in the fourth.
+	names := make([]float64, len(r.Faults)) // their rows
+	ends := map[float64]float64{}           // of the last name in a row
+	for i, f := range r.Faults {
+		for at := x(f.At.Seconds()); names[i] < 3 && ends[names[i]] > at-30; {
+			names[i]++
+		}
+		ends[names[i]] = x(f.At.Seconds()) + 30
+	}
+	above := 16 + line*slices.Max(append(names, 0))
+	y := func(v float64) float64 { return high - bottom - v/top*(high-bottom-above) }
 	var b strings.Builder
 	fmt.Fprintf(&b, `<svg viewBox="0 0 %g %g" role="img"><title>%s</title>`, wide, high, template.HTMLEscapeString(f.unit))
 	for _, part := range []float64{0, 0.5, 1} {
@@ -203,9 +213,9 @@ func (r *Result) chart(f figure) template.HTML {
 		}
 		b.WriteString(`"/>`)
 	}
-	for _, fault := range r.Faults {
-		fmt.Fprintf(&b, `<line class="fault" x1="%.1f" x2="%.1f" y1="10" y2="%g"/><text class="fault" x="%.1f" y="9" text-anchor="middle">%s</text>`, x(fault.At.Seconds()), x(fault.At.Seconds()), high-bottom,
-			min(x(fault.At.Seconds()), wide-30), template.HTMLEscapeString(fault.Victim))
+	for i, fault := range r.Faults {
+		fmt.Fprintf(&b, `<line class="fault" x1="%.1f" x2="%.1f" y1="%g" y2="%g"/><text class="fault" x="%.1f" y="%g" text-anchor="middle">%s</text>`, x(fault.At.Seconds()), x(fault.At.Seconds()), names[i]*line+10,
+			high-bottom, min(x(fault.At.Seconds()), wide-30), names[i]*line+9, template.HTMLEscapeString(fault.Victim))
 	}
 	b.WriteString(`</svg><p class="legend">`)
 	for _, s := range f.series {

@@ -78,6 +78,9 @@ func TestTheReportTellsWhatHolds(t *testing.T) {
 				t.Errorf("the report holds %q", bad)
 			}
 		}
+		if !strings.Contains(text, `y="9" text-anchor="middle">redis<`) || !strings.Contains(text, `y="20" text-anchor="middle">mysql<`) {
+			t.Error("the names of two faults within a second are on one another")
+		}
 		for rest, i := text, 0; i < 3; i++ { // each picture is well formed
 			_, after, found := strings.Cut(rest, "<svg")
 			picture, after, closed := strings.Cut(after, "</svg>")

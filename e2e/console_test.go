@@ -3,12 +3,21 @@
 package e2e
 
 import (
+	"encoding/csv"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
+	"unicode"
 
 	"github.com/chromedp/chromedp"
 
+	"floodgate.internal/backend/adminapi"
+	"floodgate.internal/e2e/stack"
 	"floodgate.internal/e2e/world"
 	"floodgate.internal/shared/development"
 	"floodgate.internal/shared/operator"
@@ -302,5 +311,160 @@ func TestConsoleOfNamedOperators(t *testing.T) {
 
 	operators("")
 	b.until(`document.querySelector('[data-el="error"]')?.textContent === 'The session has ended.'`)
+	b.noErrors()
+}
+
+// enter shows the console to who has a token.
+func (b *browser) enter(w *system, token string) {
+	b.t.Helper()
+	b.run(chromedp.Navigate(w.Ports.AdminURL()+"/"), chromedp.WaitVisible("#token"), chromedp.SendKeys("#token", token+"\n"))
+	b.until(`document.getElementById('live').textContent === 'Live' && document.getElementById('health').textContent === 'Ready'`)
+}
+
+// says is a condition: the view has this text.
+func (b *browser) says(text string) {
+	b.t.Helper()
+	b.until(fmt.Sprintf(`document.getElementById('main').innerText.includes(%q)`, text))
+}
+
+// TestTheConsoleWithNothingToShow is every view of a new system: a sentence says so, and axe finds nothing.
+func TestTheConsoleWithNothingToShow(t *testing.T) {
+	t.Parallel()
+	w := newSystem(t, world.Options{})
+	b := newBrowser(t)
+	b.run(chromedp.Navigate(w.Ports.AdminURL()+"/"), chromedp.WaitVisible("#token"))
+	b.examined("console-enter")
+	b.enter(w, development.AdminToken)
+	for _, view := range []struct{ name, says string }{
+		{"sales", "There is no sale yet."}, {"skus", "There is no SKU yet."}, {"orders", "Search by shopper, sale or status."}, {"payments", "There is none."}, {"shoppers", "Nobody."},
+		{"flood", "No gateway refuses anything itself."}, {"queue", "Nothing is on its way."}, {"letters", "There is none."}, {"events", "There is none."}, {"log", "Nothing was changed yet."},
+	} {
+		b.open(view.name)
+		b.says(view.says)
+		if b.is(`[...document.querySelectorAll('#main table')].some((table) => table.offsetParent && !table.tBodies[0].rows.length)`) {
+			t.Errorf("%s shows a table without rows", view.name)
+		}
+		b.examined("console-" + view.name + "-empty")
+	}
+	b.noErrors()
+}
+
+// TestTheConsoleWithEverything is every view with something of everything, the strange too, as an admin and as a viewer see it: what
+// is written is shown as text, and axe finds nothing.
+func TestTheConsoleWithEverything(t *testing.T) {
+	t.Parallel()
+	token, hash := operator.Mint()
+	w := newSystem(t, world.Options{Limits: freely, Backend: fmt.Sprintf("operators: [{name: anna, role: viewer, token_sha256: %q}]\n", hash) +
+		"events: {endpoints: [{name: shop, url: 'http://127.0.0.1:9/', secret: whsec_d2ViaG9va3MtdGhhdC1ub2JvZHktdGFrZXM=}]}\n"})
+	sale := w.newSale(longTitle, 7, time.Now().Add(-time.Minute), 600)
+	over := w.newSale("Over", 3, time.Now().Add(-2*time.Hour), 600)
+	w.newSale("Soon", 3, time.Now().Add(time.Hour), 600)
+	w.state(sale, wire.Open)
+	tokens := w.tokens(1, 4)
+	var orders []string
+	for _, token := range tokens {
+		id := w.want(w.public("POST", fmt.Sprintf("/v1/sales/%d/orders", sale), token, ""), 202, "").OrderID
+		w.order(id, token, wire.PendingPayment)
+		orders = append(orders, id)
+	}
+	w.want(w.public("POST", "/v1/orders/"+orders[0]+"/payment", tokens[0], ""), 200, "")
+	w.want(w.public("POST", "/v1/orders/"+orders[1]+"/cancellation", tokens[1], ""), 200, "")
+	w.want(w.do(w.ctx, w.webhook(event{ID: "evt-1", Type: "payment.succeeded", PaymentID: "pay-1", OrderID: orders[1], Amount: 4900, Currency: "EUR"})), 200, "")
+	w.must(w.Stores.Manage(w.ctx, "POST", "/exchanges/"+w.Name+"/fg.orders/publish", fmt.Sprintf(`{"properties":{"type":"order"},"routing_key":"0","payload":%q,"payload_encoding":"string"}`,
+		`{"title":"`+strings.Repeat("<b>no order", 50)+`"}`), nil))
+	var sku int64
+	w.must(w.Books.DB.QueryRow(`SELECT sku_id FROM sales WHERE id = ?`, sale).Scan(&sku))
+
+	// The same title breaks no line of what is not a page.
+	export, err := csv.NewReader(strings.NewReader(string(w.want(w.admin("GET", fmt.Sprintf("/admin/v1/sales/%d/orders.csv", sale), ""), 200, "").Body))).ReadAll()
+	if err != nil || len(export) != len(orders)+1 {
+		t.Errorf("the export has %d lines, %v; want a head and %d orders", len(export), err, len(orders))
+	}
+	list, err := world.Command(w.ctx, filepath.Join(w.Bin, "backend"), "sale", "list", "-config", w.File("backend.yaml"))
+	if lines := strings.Count(list, "\n"); err != nil || !strings.Contains(list, longTitle+"\n") || lines != 4 {
+		t.Errorf("sale list has %d lines, %v; want a head and three sales, one with the title as it is:\n%s", lines, err, list)
+	}
+	changes, err := w.command(w.ctx, "audit-log", "--json", "--target", fmt.Sprintf("sale %d", sale))
+	var log adminapi.Log
+	if err := errors.Join(err, json.Unmarshal([]byte(changes), &log)); err != nil || len(log.Entries) != 1 || !strings.Contains(changes, strings.NewReplacer(`"`, `\"`).Replace(longTitle)) {
+		t.Errorf("the log of changes has no such title, %v:\n%s", err, changes)
+	}
+	for _, p := range []*stack.Process{w.Backend, w.Gateway} {
+		text, err := os.ReadFile(p.LogFile())
+		w.must(err)
+		for line := range strings.Lines(string(text)) {
+			if !strings.HasPrefix(line, "time=") || strings.ContainsFunc(strings.TrimSuffix(line, "\n"), func(r rune) bool { return !unicode.IsPrint(r) }) {
+				t.Errorf("%s's log has the line %q", p.Name(), line)
+			}
+		}
+	}
+
+	b := newBrowser(t)
+	b.enter(w, development.AdminToken)
+	b.open("sales")
+	b.says("Soon")
+	b.confirm("new-coupons", set(field(1), "Ten off"), set(field(3), "spring"), past(4))
+	b.until(`document.querySelector('[data-el="facts"]')?.textContent.includes('coupons of spring.')`)
+	b.examined("console-coupons")
+	b.open("shoppers?uid=2&sale_id=%d", sale)
+	b.shows("name", "2")
+	b.confirm("ban")
+	b.shows("may", "banned")
+
+	views := []struct{ name, at, says string }{
+		{"flood", "flood", "127.0.0.1"},
+		{"sales", "sales", "Soon"},
+		{"sale", fmt.Sprintf("sales/%d", sale), "Locked, unpaid"},
+		{"sale-over", fmt.Sprintf("sales/%d", over), "Ended"},
+		{"skus", "skus", "Soon"},
+		{"sku", fmt.Sprintf("skus/%d", sku), "Allotted to sales"},
+		{"orders", fmt.Sprintf("orders?sale_id=%d", sale), orders[0]},
+		{"payments", "payments", "refund due: cancelled"},
+		{"shopper", fmt.Sprintf("shoppers?uid=2&sale_id=%d", sale), orders[1]},
+		{"queue", "queue", "innodb_flush_log_at_trx_commit"},
+		{"letters", "letters", "no order"},
+		{"events", "events", "order.paid"},
+		{"log", "log", "sale.create"},
+	}
+	for _, view := range views {
+		b.open("%s", view.at)
+		if view.name == "flood" {
+			w.until("a press is shown", patience, func() (bool, string) {
+				a := w.public("POST", fmt.Sprintf("/v1/sales/%d/orders", over), tokens[0], "")
+				return b.is(fmt.Sprintf(`document.getElementById('main').innerText.includes(%q)`, view.says)), a.String()
+			})
+		}
+		b.says(view.says)
+		if view.name == "sale" {
+			b.click("preflight")
+			b.until(`document.querySelector('[data-el="go"]').textContent`)
+			b.click("audit")
+			b.shows("balanced", "balanced")
+		}
+		b.examined("console-" + view.name)
+	}
+	if b.is(`document.querySelector('#main b')`) {
+		t.Error("a title became markup")
+	}
+	b.open("sales/%d", sale)
+	b.until(fmt.Sprintf(`document.querySelector('[data-el="title"]')?.textContent === %q`, longTitle))
+	b.click("edit")
+	b.run(chromedp.WaitVisible("#ask-ok"), set(field(1), ""), chromedp.Click("#ask-ok"))
+	b.until(`document.getElementById('ask-error').textContent`)
+	b.examined("console-dialog")
+	b.run(chromedp.Click("#ask-no"), eval(`for (const id of ['reasons', 'promise', 'stale', 'denied', 'lost']) { document.getElementById(id).textContent = 'It is said here: ' + id; document.getElementById(id).hidden = false; }`))
+	b.examined("console-notices")
+	b.run(chromedp.Click("#leave"), chromedp.WaitVisible("#token"))
+
+	b.enter(w, token)
+	for _, view := range views {
+		b.open("%s", view.at)
+		b.until(`document.querySelector('#main h1')`)
+		if !b.is(`document.querySelector('#main [data-needs]')`) {
+			continue // it shows everybody the same
+		}
+		b.says(view.says)
+		b.examined("console-" + view.name + "-viewer")
+	}
 	b.noErrors()
 }

@@ -36,7 +36,7 @@ type screen struct {
 	scheme string
 }
 
-var screens = []screen{{"narrow-light", 390, "light"}, {"wide-dark", 1200, "dark"}}
+var screens = []screen{{"narrow-light", 390, "light"}, {"narrow-dark", 390, "dark"}, {"wide-light", 1200, "light"}, {"wide-dark", 1200, "dark"}}
 
 // examined looks at the page as it is, on each screen: axe has no finding, nothing is wider than the screen, and there is a
 // picture of it in build/screens.
@@ -57,7 +57,7 @@ func (b *browser) examined(state string) {
 		if err == nil {
 			var png []byte
 			if png, err = chromedp.Run(ctx, chromedp.FullScreenshot(100)); err == nil {
-				err = os.WriteFile(filepath.Join(dir, "page-"+state+"-"+s.name+".png"), png, 0o644)
+				err = os.WriteFile(filepath.Join(dir, state+"-"+s.name+".png"), png, 0o644)
 			}
 		}
 		cancel()
@@ -200,14 +200,14 @@ func TestThePageInShoppersHands(t *testing.T) {
 	if !a.is(`document.title === 'Schuh & <Söhne>' && document.querySelector('.brand').textContent === 'Schuh & <Söhne>'`) {
 		t.Error("the shop's name is not shown as it is")
 	}
-	a.examined("list")
+	a.examined("page-list")
 
 	a.run(chromedp.Navigate(at(odd)))
 	a.until(`document.querySelector('[data-el="picture"]').naturalWidth === 320 && !document.querySelector('[data-el="picture"]').hidden`)
 	if !a.is(fmt.Sprintf(`document.querySelector('[data-el="title"]').textContent === %q && getComputedStyle(document.querySelector('[data-el="title"]')).direction === 'rtl'`, longTitle)) {
 		t.Error("the long title is not shown as it is, from right to left")
 	}
-	a.examined("long-title")
+	a.examined("page-long-title")
 	a.run(chromedp.Click("#lang"))
 	a.until(`document.documentElement.lang === 'zh-CN' && ` + orderButton + `.textContent === '立即抢购'`)
 	a.run(chromedp.Reload())
@@ -218,7 +218,7 @@ func TestThePageInShoppersHands(t *testing.T) {
 		text, err := chromedp.Run(a.ctx, chromedp.Evaluate[string](words))
 		t.Errorf("in Chinese the page says %q, %v", text, err)
 	}
-	a.examined("chinese")
+	a.examined("page-chinese")
 	a.run(chromedp.Click("#lang"))
 	a.until(`document.documentElement.lang === 'en'`)
 
@@ -228,7 +228,7 @@ func TestThePageInShoppersHands(t *testing.T) {
 	a.tabTo(`[data-el="sign-in-now"]`)
 	a.run(chromedp.KeyEvent(kb.Enter))
 	a.until(`document.activeElement?.id === 'sign-in-value'`)
-	a.examined("sign-in")
+	a.examined("page-sign-in")
 	a.run(chromedp.KeyEvent("shopper-1" + kb.Enter))
 	a.until(`document.getElementById('who').textContent === 'shopper-1' && ` + awake)
 
@@ -248,7 +248,7 @@ func TestThePageInShoppersHands(t *testing.T) {
 	if k := keys(a, b); len(k) != 1 || orders(shared) != 1 {
 		t.Errorf("two tabs: got the keys %v and %d orders, want one of each", k, orders(shared))
 	}
-	a.examined("reserved")
+	a.examined("page-reserved")
 
 	// The button that looks for orders pauses. Paying by the keyboard alone is seen in the other tab.
 	a.run(eval(`window.refresh = document.querySelector('[data-el="refresh"]'); refresh.click(); window.paused = refresh.disabled`))
@@ -262,7 +262,7 @@ func TestThePageInShoppersHands(t *testing.T) {
 	if !a.is(`Object.keys(localStorage).every((k) => !/attempt|order/.test(k))`) {
 		t.Error("an order that has ended is still kept")
 	}
-	a.examined("paid")
+	a.examined("page-paid")
 
 	// Off the network, and back; a page that is gone before its request: the same key all along, and one order.
 	a.from, b.from = len(a.sent()), len(b.sent())
@@ -272,7 +272,7 @@ func TestThePageInShoppersHands(t *testing.T) {
 	a.tabTo(`[data-el="order"]`)
 	a.run(chromedp.KeyEvent(kb.Enter))
 	a.until(hint + `.startsWith('You are offline')`)
-	a.examined("offline")
+	a.examined("page-offline")
 	const stuck = `window.real ??= window.fetch; window.fetch = (url, o) => o.method === 'POST' && url.endsWith('/orders') ? (window.stuck = true, new Promise(() => {})) : real(url, o);`
 	a.run(eval(stuck))
 	a.offline(false)
@@ -317,7 +317,7 @@ func TestThePageInShoppersHands(t *testing.T) {
 	if !a.is(`document.querySelector('[data-el="standby-estimate"]').hidden`) {
 		t.Error("a line that did not move has an estimate")
 	}
-	a.examined("sold-out")
+	a.examined("page-sold-out")
 
 	// Without storage it works in the tab.
 	_, err = chromedp.Call(b.ctx, page.AddScriptToEvaluateOnNewDocument, page.AddScriptToEvaluateOnNewDocumentParams{

@@ -9,7 +9,7 @@ export const newKey = () => [...crypto.getRandomValues(new Uint8Array(16))].map(
 export let me = null;
 export function know(who) {
   me = who;
-  setText(el('me'), who ? who.name + ', ' + who.role : '');
+  setText(el('me'), !who ? '' : who.name === who.role ? who.name : who.name + ', ' + who.role);
   if (who) document.body.dataset.role = who.role; else delete document.body.dataset.role; // what the role may not do is disabled by it
 }
 

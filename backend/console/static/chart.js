@@ -38,6 +38,7 @@ export function chart(svg, caption, names, top) {
 
 // stack draws the parts of a total; what is left of it is available.
 export function stack(node, total, parts) {
+  node.setAttribute('role', 'img');
   if (node.children.length === 0) for (const name of Object.keys(parts)) node.append(make('span', undefined, name));
   for (const part of node.children) part.style.width = parts[part.className] / Math.max(1, total) * 100 + '%';
   const left = total - Object.values(parts).reduce((sum, n) => sum + n, 0);

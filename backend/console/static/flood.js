@@ -15,7 +15,11 @@ export function flood(alive) {
   el('main').replaceChildren(root);
   const add = chart($('chart'), $('chart-words'), ['accepted', 'refused']);
   const parts = (p) => ({ at: Date.parse(p.at), accepted: p.presses.ok || 0, refused: sum(p.presses) - (p.presses.ok || 0) });
-  const table = (name, rates, all) => rows($(name), ordered(rates), ([key]) => key, ([key, n]) => [words(key), [rate(n), 'n'], [(n / Math.max(all, 0.01) * 100).toFixed(1) + ' %', 'n']]);
+  const fill = (name, items, key, cells) => {
+    rows($(name), items, key, cells);
+    setHidden($('no-' + name), items.length > 0);
+  };
+  const table = (name, rates, all) => fill(name, ordered(rates), ([key]) => key, ([key, n]) => [words(key), [rate(n), 'n'], [(n / Math.max(all, 0.01) * 100).toFixed(1) + ' %', 'n']]);
   const draw = () => {
     const s = live.last;
     if (!s) return;
@@ -26,9 +30,8 @@ export function flood(alive) {
     setText($('connections'), count(s.gateways.reduce((n, g) => n + g.connections, 0)));
     table('answers', s.presses, all);
     table('rules', s.refusals, sum(s.refusals));
-    setHidden($('calm'), all > 0 || Object.keys(s.refusals).length > 0);
     for (const name of ['uids', 'networks']) {
-      rows($(name), s[name], (c) => c.name, (c) => [make('code', c.name), [count(c.requests), 'n'], [count(c.refused), 'n']]);
+      fill(name, s[name], (c) => c.name, (c) => [make('code', c.name), [count(c.requests), 'n'], [count(c.refused), 'n']]);
     }
     const differ = (what) => new Set(s.gateways.map((g) => g[what])).size > 1;
     const warnings = [];
@@ -40,8 +43,7 @@ export function flood(alive) {
     }
     setHidden($('warnings'), warnings.length === 0);
     setText($('warnings'), warnings.join(' '));
-    setHidden($('none'), s.gateways.length > 0);
-    rows($('gateways'), s.gateways, (g) => g.name, (g) => [[g.name, 'text'], [g.presses ? rate(sum(g.presses)) : '–', 'n'], [g.presses ? rate(g.presses.ok || 0) : '–', 'n'],
+    fill('gateways', s.gateways, (g) => g.name, (g) => [[g.name, 'text'], [g.presses ? rate(sum(g.presses)) : '–', 'n'], [g.presses ? rate(g.presses.ok || 0) : '–', 'n'],
       [count(g.connections) + ' of ' + count(g.max_connections), 'n'], [g.feed_age_ms < 0 ? 'never' : age(g.feed_age_ms), 'n'], [age(g.silent_ms), 'n'], g.version,
       g.generation + ', ' + g.hash.slice(0, 8)]);
   };

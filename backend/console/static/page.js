@@ -49,6 +49,7 @@ function digits(currency) {
   try { return new Intl.NumberFormat(undefined, { style: 'currency', currency }).resolvedOptions().maximumFractionDigits; } catch { return 0; }
 }
 export function money(amount, currency) {
+  if (currency === 'XXX') return '–'; // ISO 4217: none, as coupons have
   try { return new Intl.NumberFormat(undefined, { style: 'currency', currency }).format(amount / 10 ** digits(currency)); } catch { return amount + ' ' + currency; }
 }
 // minor is a price as somebody writes it, in minor units; major is one as it is written.

@@ -23,6 +23,7 @@ export function sales(alive) {
     rows($('rows'), list, (s) => s.id, (s) => {
       const link = make('a', s.title);
       link.href = '#/sales/' + s.id;
+      link.dir = 'auto'; // what a title does to its direction ends with it
       const name = make('span');
       name.append(link, make('span', ' ' + s.id + (s.kind === 'coupon' ? ', coupons' + (s.published ? '' : ', not published') : ''), 'muted'));
       const state = make('span');

@@ -21,6 +21,7 @@ export function skus(alive) {
     rows($('rows'), res.items, (s) => s.id, (s) => {
       const link = make('a', s.title);
       link.href = '#/skus/' + s.id;
+      link.dir = 'auto'; // what a title does to its direction ends with it
       const name = make('span');
       name.append(link, make('span', ' ' + s.id + (s.own ? ', of one sale' : ''), 'muted'));
       const bar = make('div', undefined, 'stack');

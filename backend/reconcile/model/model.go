@@ -1,6 +1,7 @@
 // Package model explores the order protocol exhaustively at a small size: one unit, two orders, up to three reconcilers, and
 // every interleaving. Relays sleep or die. Messages are repeated or lost. The broker is wiped. Redis is emptied, rolled back, or
-// brings back what it lost while it wrote it. Orders are cancelled. Reconcilers stop or wake anywhere.
+// brings back what it lost while it wrote it. A replica that lags is promoted, and the old primary still answers. Orders are
+// cancelled. Reconcilers stop or wake anywhere.
 //
 // The rules are the protocol of docs/reconciling.md. Change them first when you change the scripts, the consumer or the
 // reconciler, and see what breaks.
@@ -19,11 +20,14 @@ import (
 // Promise says when a 202 is sent.
 type Promise uint8
 
-// The modes. In all but AfterConfirm a 202 is sent when the reservation is on Redis's disk.
+// The modes. In all but AfterConfirm and AfterReplicas a 202 is sent when the reservation is on Redis's disk.
 const (
 	AfterFsync Promise = iota
 	// AfterConfirm: a 202 is sent when the broker has confirmed the order as well. Only this survives a Redis that comes back older.
 	AfterConfirm
+	// AfterReplicas: a 202 is sent when the replica has acknowledged the order as well. This survives its promotion, which is the
+	// one fault of this mode.
+	AfterReplicas
 	// Offers: one of the orders is an offer to the standby line. It is promised only once MySQL has it. Until then any number of
 	// processes ask Redis for it again and again, some of them late.
 	Offers
@@ -34,7 +38,7 @@ const (
 )
 
 func (p Promise) String() string {
-	return [...]string{"fsync", "confirm", "offers", "torn", "deferred"}[p]
+	return [...]string{"fsync", "confirm", "replicas", "offers", "torn", "deferred"}[p]
 }
 
 // Bug is a planted mistake.
@@ -65,12 +69,17 @@ const (
 	IntentsDoneByLoad   Bug = "mark the releases done that are open when the reservations are written"
 	OpenOverDeferred    Bug = "answer a fence though an order ahead of it is deferred"
 	RetireDeferred      Bug = "retire the outbox entry of an order that is deferred"
+	PromiseUnreplicated Bug = "promise before the replica has acknowledged the order"
+	FewerThanAll        Bug = "promise when another replica than the promoted one has acknowledged the order"
+	WaitElsewhere       Bug = "look for the order on one primary and wait for the replica of another"
+	WaitUnheld          Bug = "wait for the replica without looking whether the primary holds the order"
 )
 
 // Bugs lists the planted mistakes.
 var Bugs = []Bug{RetireEarly, ReleaseUnkeyed, ReleaseIgnoresGate, UnionWithEnded, NoEpochCheck, AdoptWithoutOutbox,
 	AckBeforeCommit, NoRedisToken, NoMySQLToken, NoAdoptPhase, RepublishNothing, NoReleaseAgain, PromiseUnheld, ReserveBeforeShut, AdoptBeforeShut, AdoptIntoAnyEpoch,
-	ReplicasHaveScripts, UnionWithOrphans, ReadBeforeRaise, IntentsDoneByLoad, OpenOverDeferred, RetireDeferred}
+	ReplicasHaveScripts, UnionWithOrphans, ReadBeforeRaise, IntentsDoneByLoad, OpenOverDeferred, RetireDeferred,
+	PromiseUnreplicated, FewerThanAll, WaitElsewhere, WaitUnheld}
 
 const (
 	units     = 1
@@ -177,11 +186,11 @@ func (r *reconcilers) sort() {
 	}
 }
 
-type state struct {
-	// Redis
-	// The primary of this sale has the incarnation's sale_reserve.lua and sale_adopt.lua: it was not restarted since they were
-	// loaded, and no replica was promoted. An incarnation that begins because another primary was lost changes nothing here, for
-	// its scripts are loaded into this primary, too.
+// data are what a server of Redis has of the sale.
+type data struct {
+	// It has the incarnation's sale_reserve.lua and sale_adopt.lua: it was not restarted since they were loaded, and is no
+	// replica that was promoted. An incarnation that begins because another primary was lost changes nothing here, for its
+	// scripts are loaded into this primary, too.
 	scripts   bool
 	present   bool
 	gate      gate
@@ -189,10 +198,33 @@ type state struct {
 	epoch     uint8
 	stock     int8
 	held      orders  // R
-	keyed     orders  // of offers: those that were ever reserved, as their keys in Redis show
 	outbox    entries // O
-	torn      entries // half written in its append-only file: the next restart brings them back, but only into the outbox
-	orphans   orders  // that came back so
+}
+
+// reserves reports whether sale_reserve.lua would decide a call. Then what Redis holds must be right. Redis may come back from a
+// restart with an open gate and older data.
+func (d data) reserves() bool { return d.scripts && d.present && d.gate == open }
+
+type role uint8
+
+const (
+	none    role = iota // the mode has no second server
+	follows             // it is the replica. What it has is what the primary had at some time
+	old                 // it was the primary, and still answers those who have not heard of the promotion
+)
+
+// second is the server of Redis that is not the primary.
+type second struct {
+	role role
+	data data
+}
+
+type state struct {
+	data    // of the primary
+	second  second
+	keyed   orders  // of offers: those that were ever reserved, as their keys in Redis show
+	torn    entries // half written in its append-only file: the next restart brings them back, but only into the outbox
+	orphans orders  // that came back so
 	// on the way
 	calls    entries // reserve calls that left an api process, with the epoch it knew
 	relay    entries // in the hands of a relay
@@ -200,6 +232,7 @@ type state struct {
 	broker   entries
 	asleep   entries // of older epochs, with a consumer that has not found them in MySQL and is about to adopt them
 	answers  entries // the broker has confirmed them to an api process, which has not answered yet
+	looked   entries // an api process has seen them in the primary, and waits for the replica of that
 	first    entries // as the press made them: what was not adopted
 	promised orders  // a 202 was sent
 	excused  orders  // not covered by the promise: destroyed in the only place where they were
@@ -212,10 +245,6 @@ type state struct {
 	// faults left
 	redisLosses, brokerLosses, cancels, asks uint8
 }
-
-// reserves reports whether sale_reserve.lua would decide a call. Then what Redis holds must be right. Redis may come back from a
-// restart with an open gate and older data.
-func (s state) reserves() bool { return s.scripts && s.present && s.gate == open }
 
 // step names a transition. It becomes text only in a trace.
 type step struct {
@@ -266,7 +295,10 @@ func Explore(mode Promise, bug Bug) Result {
 		parent int32
 		step   step
 	}
-	start := state{scripts: true, present: true, gate: open, epoch: 1, stock: units, dbEpoch: 1, redisLosses: 1, brokerLosses: 1, cancels: 1, asks: 1}
+	start := state{data: data{scripts: true, present: true, gate: open, epoch: 1, stock: units}, dbEpoch: 1, redisLosses: 1, brokerLosses: 1, cancels: 1, asks: 1}
+	if mode == AfterReplicas {
+		start.second, start.brokerLosses = start.replica(), 0
+	}
 	seed := maphash.MakeSeed()
 	seen := map[uint64]struct{}{maphash.Comparable(seed, start): {}}
 	nodes := []node{{parent: -1}}
@@ -278,6 +310,7 @@ func Explore(mode Promise, bug Bug) Result {
 			settled := true // nothing but a fault or new work can happen
 			x.emit = func(t state, st step, fault bool) {
 				t.recs.sort()
+				t.second.forget(t.redisLosses > 0)
 				if !fault && t != s {
 					settled = false
 				}

@@ -3,11 +3,11 @@ package model
 import "testing"
 
 func TestTheProtocolHolds(t *testing.T) {
-	for _, mode := range []Promise{AfterFsync, AfterConfirm, Offers, Torn, Deferred} {
+	for _, mode := range []Promise{AfterFsync, AfterConfirm, AfterReplicas, Offers, Torn, Deferred} {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
-			if testing.Short() && (mode == AfterConfirm || mode == Torn || mode == Deferred) {
-				t.Skip("half a minute: make test explores it")
+			if testing.Short() && (mode == AfterConfirm || mode == AfterReplicas || mode == Torn || mode == Deferred) {
+				t.Skip("half a minute or more: make test explores it")
 			}
 			r := Explore(mode, None)
 			if r.Broken != "" {
@@ -31,6 +31,8 @@ func TestEveryPlantedBugIsFound(t *testing.T) {
 				modes = []Promise{Torn}
 			case OpenOverDeferred, RetireDeferred:
 				modes = []Promise{Deferred}
+			case PromiseUnreplicated, FewerThanAll, WaitElsewhere, WaitUnheld:
+				modes = []Promise{AfterReplicas}
 			}
 			for _, mode := range modes {
 				if r := Explore(mode, bug); r.Broken != "" {

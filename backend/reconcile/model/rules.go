@@ -6,6 +6,7 @@ func (x explorer) rules(s state) {
 	x.press(s)
 	x.relays(s)
 	x.answers(s)
+	x.replication(s)
 	x.consumers(s)
 	x.releases(s)
 	x.reconcilers(s)
@@ -15,6 +16,9 @@ func (x explorer) rules(s state) {
 // press: an api process calls sale_reserve.lua. The call arrives, perhaps much later.
 func (x explorer) press(s state) {
 	known := s.rows.ids() | s.held | s.promised | (s.outbox | s.torn | s.calls | s.relay | s.broker | s.asleep | s.deferred).ids()
+	if s.second.role == old {
+		known |= s.second.data.held
+	}
 	if x.mode == Offers && s.rows[watched] == absent && !s.calls.ids().has(watched) {
 		known = known.without(watched) // the offer is made again until MySQL has it
 	}
@@ -40,7 +44,7 @@ func (x explorer) press(s state) {
 			switch {
 			case x.mode == Offers && o == watched:
 				t.keyed = t.keyed.with(o)
-			case x.mode != AfterConfirm:
+			case x.mode != AfterConfirm && x.mode != AfterReplicas:
 				t.promised = t.promised.with(o)
 			case o == watched:
 				t.first |= bit(o, s.epoch)
@@ -79,7 +83,7 @@ func (x explorer) relays(s state) {
 	})
 }
 
-// watched is the order whose answer is followed after a confirm. The orders are interchangeable, and following both would take
+// watched is the order whose answer is followed after a confirm or a replica's acknowledgement. The orders are interchangeable, and following both would take
 // ten times the states. In Offers it is the offer.
 const watched = 0
 
@@ -449,12 +453,12 @@ func (u turn) open() {
 
 // faults: Redis is restarted, emptied, or comes back older than it was; the broker is wiped; a relay dies.
 func (x explorer) faults(s state) {
-	if s.redisLosses > 0 && s.present {
+	if s.redisLosses > 0 && s.present && x.mode != AfterReplicas {
 		t := s.restarted()
 		t.redisLosses--
 		x.emit(t, step{"REDIS IS RESTARTED", -1, -1}, true)
 		t = s.restarted()
-		t.present, t.gate, t.gateToken, t.epoch, t.stock, t.held, t.keyed, t.outbox, t.torn = false, shut, 0, 0, 0, 0, 0, 0, 0
+		t.data, t.keyed, t.torn = data{}, 0, 0
 		t.redisLosses--
 		t.excused |= s.promised &^ (s.broker | s.deferred).ids() &^ s.rows.ids()
 		x.emit(t, step{"REDIS IS EMPTIED", -1, -1}, true)
@@ -477,9 +481,10 @@ func (x explorer) faults(s state) {
 	}
 }
 
-// restarted is Redis without scripts. A reconciler that was about to load them held a connection, which is gone.
+// restarted is Redis without scripts. Who held a connection has lost it: a reconciler that was about to load them, and who waits
+// for the replica.
 func (s state) restarted() state {
-	s.scripts = false
+	s.scripts, s.looked = false, 0
 	for i, r := range s.recs {
 		if r.revive {
 			s.recs[i].revive = false

@@ -12,7 +12,6 @@ var LockTake = script(lockTake)
 
 const (
 	Granted Answer = "granted"
-	Held    Answer = "held"
 )
 
 //go:embed lock_renew.lua

@@ -68,6 +68,7 @@ const (
 	Done       Answer = "done"
 	Lost       Answer = "lost"
 	Kept       Answer = "kept"
+	Held       Answer = "held"
 	NotEnough  Answer = "not_enough"
 	GateClosed Answer = "gate_closed"
 	NotLoaded  Answer = "not_loaded"

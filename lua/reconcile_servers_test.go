@@ -48,6 +48,25 @@ func TestOnlyTheReconcilerThatClosedTheGateBeats(t *testing.T) {
 	}
 }
 
+// Each order is told to be held or not; something is written after them only where one is.
+func TestHeldIsToldInTheEpoch(t *testing.T) {
+	s := newSale(t)
+	held := func(args ...string) []string { return s.call(lua.SaleHeld, keys(s.state, s.orders), args...) }
+	want(t, held("1", "o1"), lua.NotLoaded)
+	s = openSale(t, options{stock: 10, limit: 3})
+	want(t, s.reserve(press{uid: "ann", order: "o1"}), lua.Reserved, "o1", "9", "1")
+	want(t, s.reserve(press{uid: "bob", order: "o2"}), lua.Reserved, "o2", "8", "2")
+	before := s.content()
+	want(t, held("1", "o3", "2", "o1"), lua.Held, "00")
+	if after := s.content(); before != after {
+		t.Errorf("without a held order it changed\n%s\ninto\n%s", before, after)
+	}
+	want(t, held("1", "o2", "1", "o3", "2", "o2", "1", "o1"), lua.Held, "1001")
+	if got := s.hash(s.state)["waits"]; got != "1" {
+		t.Errorf("waits: got %q, want 1", got)
+	}
+}
+
 func TestOnlyTheReconcilerThatClosedTheGateGoesOn(t *testing.T) {
 	s := openSale(t, options{})
 	finish := []string{lua.StepFinish, "2", "5", "5", "0", "9999999999999", "1", "0", "0", "", "1", "0"}

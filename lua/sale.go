@@ -83,6 +83,14 @@ var SaleBeat = script(saleBeat)
 
 const Beating Answer = "beating"
 
+//go:embed sale_held.lua
+var saleHeld string
+
+// SaleHeld says which orders a sale holds, and writes after them.
+//
+// Answers: Held, NotLoaded.
+var SaleHeld = script(saleHeld)
+
 //go:embed sale_adopt.lua
 var saleAdopt string
 

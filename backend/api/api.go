@@ -92,7 +92,7 @@ type Parts struct {
 	Origins    *origins.Report    // nil: nobody counts
 	// Revocations is the list of revoked tokens; nil: gateways are told to come back.
 	Revocations *revocation.List
-	Confirmer   Confirmer     // nil: an order is accepted as soon as Redis has it
+	Confirmer   Confirmer     // nil: an order is accepted as soon as Redis has it on its disk
 	Outage      func() string // names what has been away for too long to take orders, "" for nothing; nil: nothing ever is
 }
 
@@ -101,9 +101,9 @@ type Payer interface {
 	Pay(ctx context.Context, uid, orderID string) (wire.Order, error)
 }
 
-// Confirmer is outbox.Confirmer, as the API needs it.
+// Confirmer is outbox.Confirmer or outbox.Replicas, as the API needs them.
 type Confirmer interface {
-	// Confirm returns nil once the broker has confirmed an order that Redis still holds as it was published.
+	// Confirm returns nil once the broker has confirmed an order, or Redis's replicas have acknowledged it, and Redis still holds it.
 	Confirm(ctx context.Context, e queued.Entry) error
 	// Again is Confirm for an order that was made before.
 	Again(ctx context.Context, sale int64, orderID string) error

@@ -39,8 +39,8 @@ func (s *Server) pressure(sale int64) *problem.Problem {
 	return nil
 }
 
-// confirmed returns once the order that was just made may be promised: with a Confirmer, when the broker has it as well, or
-// when MySQL has it already. The order stands either way, and a relay publishes it.
+// confirmed returns once the order that was just made may be promised: with a Confirmer, when the broker or Redis's replicas
+// have it as well, or when MySQL has it already. The order stands either way, and a relay publishes it.
 func (s *Server) confirmed(ctx context.Context, r *request, e queued.Entry) *problem.Problem {
 	if s.Confirmer == nil {
 		return nil

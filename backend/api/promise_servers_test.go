@@ -134,6 +134,59 @@ func TestA202FollowsTheConfirm(t *testing.T) {
 	wantProblem(t, w.press("carol", sale, "key", ""), problem.OutcomeUnknown, "")
 }
 
+// With accept.after: replicas:1 a 202 follows the replica's acknowledgement, for the first press and for each that repeats it. The
+// order of one that is not acknowledged stands, and polls find it. A primary that wants a replica to write makes none.
+func TestA202FollowsTheReplicas(t *testing.T) {
+	pair := backendtest.RedisPair(t)
+	w := workOn(t, roomy, pair.Primary.Addr, pair.Store(), backendtest.MySQL(t))
+	replicas := outbox.NewReplicas(outbox.ReplicasConfig{Redis: w.redis, Count: 1, Within: 500 * time.Millisecond, Register: prometheus.NewRegistry()})
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- replicas.Run(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	w.Confirmer = replicas
+	sale := backendtest.Sale(t, w.db, backendtest.SaleOptions{Stock: 5, Limit: 1})
+	alice := w.eventually("alice", sale, "key", problem.OutcomeUnknown) // the acknowledgement may be late
+	if again := w.eventually("alice", sale, "key", problem.OutcomeUnknown); again != alice {
+		t.Errorf("got %s, want %s", again, alice)
+	}
+
+	pair.Replica.Detach()
+	wantProblem(t, w.press("bob", sale, "key", ""), problem.OutcomeUnknown, "Idempotency-Key")
+	wantProblem(t, w.press("bob", sale, "key", ""), problem.OutcomeUnknown, "Idempotency-Key")
+	wantProblem(t, w.press("bob", sale, "", ""), problem.OutcomeUnknown, "")
+	held, _, err := w.redis.OrdersOf(t.Context(), []int64{sale}, "bob")
+	if err != nil || len(held[sale]) != 1 {
+		t.Fatalf("got %v, %v; want the order that was made", held, err)
+	}
+	var o wire.Order
+	if res := w.signed(w.request("GET", wire.OrderPath(held[sale][0]), ""), "bob"); json.Unmarshal(res.Body(), &o) != nil || o.Status != wire.Queued {
+		t.Errorf("got %s, want the order, queued", res)
+	}
+	pair.Primary.Do("CONFIG", "SET", "min-replicas-to-write", "1")
+	wantProblem(t, w.press("carol", sale, "key", ""), problem.Overloaded, "nothing was done")
+	if held, _, err := w.redis.OrdersOf(t.Context(), []int64{sale}, "carol"); err != nil || len(held[sale]) != 0 {
+		t.Errorf("got %v, %v; want no order of who was refused", held, err)
+	}
+	wantProblem(t, w.press("bob", sale, "key", ""), problem.OutcomeUnknown, "Idempotency-Key")
+
+	pair.Replica.Do("CONFIG", "SET", "masterauth", "")
+	pair.Replica.Until("it follows again", pair.Replica.Follows)
+	if bob := w.eventually("bob", sale, "key", problem.OutcomeUnknown); bob != held[sale][0] {
+		t.Errorf("got %s, want %s", bob, held[sale][0])
+	}
+	var p problem.Problem
+	if res := w.press("bob", sale, "", ""); json.Unmarshal(res.Body(), &p) != nil || p.Code != problem.AlreadyOrdered || p.OrderID != held[sale][0] {
+		t.Errorf("got %s, want ALREADY_ORDERED with %s", res, held[sale][0])
+	}
+	w.eventually("carol", sale, "key", problem.OutcomeUnknown)
+}
+
 // An order that was rejected before anybody was told of it is not promised.
 func TestARejectedOrderIsNotConfirmed(t *testing.T) {
 	w := work(t, roomy, os.Getenv("REDIS_ADDR"))

@@ -16,8 +16,8 @@ import (
 )
 
 var (
-	// ErrMoved: the broker has the order, but Redis has lost it or was reconciled since it was read. MySQL knows what became of it.
-	ErrMoved = errors.New("the order is no longer held as it was published")
+	// ErrMoved: Redis has lost the order, or was reconciled since it was read. MySQL knows what became of it.
+	ErrMoved = errors.New("redis no longer holds the order as it was read")
 	// ErrNotQueued: the outbox does not have the order. It is in MySQL, if anywhere.
 	ErrNotQueued = errors.New("the order is not in the outbox")
 )
@@ -84,14 +84,7 @@ func (c *Confirmer) kept(ctx context.Context, e queued.Entry) error {
 // as published is not published again. ErrMoved, ErrNotQueued; after any other error the outcome is unknown.
 // After nil the order may have been rejected before it was adopted: ask MySQL.
 func (c *Confirmer) Again(ctx context.Context, sale int64, orderID string) error {
-	held, ok, err := c.redis.Lookup(ctx, sale, orderID)
-	switch {
-	case err != nil:
-		return err
-	case !ok || held.Entry == "-":
-		return fmt.Errorf("order %s: %w", orderID, ErrNotQueued)
-	}
-	e, published, err := c.find(ctx, sale, held.Entry)
+	e, published, err := find(ctx, c.redis, sale, orderID)
 	switch {
 	case err != nil:
 		return err
@@ -102,11 +95,18 @@ func (c *Confirmer) Again(ctx context.Context, sale int64, orderID string) error
 	}
 }
 
-// find reads an entry and whether it is marked as published.
-func (c *Confirmer) find(ctx context.Context, sale int64, id string) (e queued.Entry, published bool, err error) {
+// find reads the outbox entry of an order and whether it is marked as published. ErrNotQueued.
+func find(ctx context.Context, s *reserve.Store, sale int64, orderID string) (e queued.Entry, published bool, err error) {
+	held, ok, err := s.Lookup(ctx, sale, orderID)
+	switch {
+	case err != nil:
+		return e, false, err
+	case !ok || held.Entry == "-":
+		return e, false, fmt.Errorf("order %s: %w", orderID, ErrNotQueued)
+	}
 	ctx, cancel := context.WithTimeout(ctx, redis.Timeout)
 	defer cancel()
-	client, key := c.redis.Client(), c.redis.OutboxKey(sale)
+	client, key, id := s.Client(), s.OutboxKey(sale), held.Entry
 	r := client.DoMulti(ctx,
 		client.B().Xrange().Key(key).Start(id).End(id).Build(),
 		client.B().Xpending().Key(key).Group(reserve.Group).Start(id).End(id).Count(1).Consumer(Published).Build())

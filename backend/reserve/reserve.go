@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/redis/rueidis"
 
@@ -278,6 +279,35 @@ func (s *Store) Keep(ctx context.Context, e queued.Entry, consumer string) (bool
 		return false, fmt.Errorf("keep order %s: %w", e.ID, err)
 	}
 	return held && epoch == e.Epoch, nil
+}
+
+// Replicated says which of a sale's orders Redis holds in the epochs of their entries, and how many replicas have acknowledged
+// these. It waits up to within for n replicas, where any order is held. One connection looks and waits, so the replicas are those of the
+// server that holds the orders, and what they have acknowledged was written after them. A replica acknowledges what it has in memory.
+func (s *Store) Replicated(ctx context.Context, sale int64, entries []queued.Entry, n int, within time.Duration) (held []bool, acknowledged int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, within+redis.Timeout)
+	defer cancel()
+	c, end := s.client.Dedicate()
+	defer end()
+	held, args := make([]bool, len(entries)), make([]string, 0, 2*len(entries))
+	for _, e := range entries {
+		args = append(args, strconv.FormatInt(e.Epoch, 10), e.ID)
+	}
+	reply, err := redis.CallOn(ctx, c, lua.SaleHeld, []string{s.state(sale), s.orders(sale)}, args...)
+	if err != nil {
+		return nil, 0, fmt.Errorf("which of %d orders sale %d holds: %w", len(entries), sale, err)
+	}
+	for i := range reply.Text(1) { // nothing after lua.NotLoaded
+		held[i] = reply.Text(1)[i] == '1'
+	}
+	if !slices.Contains(held, true) {
+		return held, 0, nil
+	}
+	count, err := c.Do(ctx, c.B().Wait().Numreplicas(int64(n)).Timeout(within.Milliseconds()).Build()).AsInt64()
+	if err != nil {
+		return nil, 0, fmt.Errorf("wait for %d replicas of sale %d: %w", n, sale, err)
+	}
+	return held, int(count), nil
 }
 
 // retireStep is how many entries one script call retires, at most.

@@ -35,6 +35,11 @@ func (p *process) beginAPI(base *stage) {
 	if p.config.TestPayments() {
 		parts.Payer = p.orders
 	}
+	if n := p.config.Accept.replicas(); n > 0 {
+		replicas := outbox.NewReplicas(outbox.ReplicasConfig{Redis: p.redis, Count: n, Within: p.config.Accept.ConfirmWithin, Register: p.reg})
+		base.start("replicas", replicas.Run)
+		parts.Confirmer = replicas
+	}
 	if p.config.Accept.After == AfterConfirm {
 		parts.Confirmer = outbox.NewConfirmer(outbox.ConfirmerConfig{Tracer: p.tracer, Redis: p.redis, Broker: p.broker, Within: p.config.Accept.ConfirmWithin, Register: p.reg})
 	}

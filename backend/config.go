@@ -10,6 +10,7 @@ import (
 	"net"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -103,12 +104,27 @@ type Queue struct {
 const (
 	AfterFsync   = "fsync"
 	AfterConfirm = "confirm"
+	// AfterReplicas and a number: so many replicas of Redis have acknowledged the order.
+	AfterReplicas = "replicas:"
 )
+
+// maxReplicas bounds the number after AfterReplicas.
+const maxReplicas = 5
 
 // Accept says when an order is accepted.
 type Accept struct {
-	After         string        `yaml:"after" enum:"fsync,confirm"`
+	After         string        `yaml:"after" enum:"fsync,confirm,replicas:1,replicas:2,replicas:3,replicas:4,replicas:5"`
 	ConfirmWithin time.Duration `yaml:"confirm_within"`
+}
+
+// replicas is how many replicas of Redis must have acknowledged an order; 0: none must, or it cannot be read.
+func (a Accept) replicas() int {
+	number, ok := strings.CutPrefix(a.After, AfterReplicas)
+	n, err := strconv.Atoi(number)
+	if !ok || err != nil || n < 1 || n > maxReplicas || number != strconv.Itoa(n) {
+		return 0
+	}
+	return n
 }
 
 // Orders says how orders are settled.
@@ -477,7 +493,9 @@ func (c Config) validateAccept(wrong func(string, ...any)) {
 			wrong("accept.after: %s takes a broker that confirms: queue.driver: %s must be %s", AfterConfirm, conf.Of("queue.driver", c.Queue.Driver), RabbitMQ)
 		}
 	default:
-		wrong("accept.after: %q must be %s or %s", c.Accept.After, AfterFsync, AfterConfirm)
+		if c.Accept.replicas() == 0 {
+			wrong("accept.after: %q must be %s, %s or %sN, where N is the number of replicas of each primary, from 1 to %d", c.Accept.After, AfterFsync, AfterConfirm, AfterReplicas, maxReplicas)
+		}
 	}
 }
 

@@ -61,5 +61,5 @@ func (d *durabilityLog) watch(stores durability.Stores) func(context.Context) er
 
 // stores are those that are connected by now.
 func (p *process) stores() durability.Stores {
-	return durability.Stores{Redis: p.redis.Client(), DB: p.db, Broker: p.broker, Confirm: p.config.Accept.After == AfterConfirm}
+	return durability.Stores{Redis: p.redis.Client(), DB: p.db, Broker: p.broker, Confirm: p.config.Accept.After == AfterConfirm, Replicas: p.config.Accept.replicas()}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"floodgate.internal/backend/backendtest"
+	"floodgate.internal/backend/outbox"
 	"floodgate.internal/shared/certs/certstest"
 	"floodgate.internal/shared/metricpage"
 )
@@ -70,5 +71,8 @@ func TestEveryMetricIsDocumented(t *testing.T) {
 		})
 		registries = append(registries, p.reg)
 	}
+	replicas := prometheus.NewRegistry() // instead of the confirm's
+	outbox.NewReplicas(outbox.ReplicasConfig{Register: replicas})
+	registries = append(registries, replicas)
 	metricpage.Hold(t, "../docs/metrics.md", "backend", *writeMetrics, registries...)
 }

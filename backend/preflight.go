@@ -10,7 +10,7 @@ import (
 
 // system is what is looked at before a sale, without its stores.
 func (c Config) system() preflight.System {
-	s := preflight.System{Queued: c.Queue.Driver == RabbitMQ, Confirm: c.Accept.After == AfterConfirm, MaxLag: c.Orders.MaxLag,
+	s := preflight.System{Queued: c.Queue.Driver == RabbitMQ, Confirm: c.Accept.After == AfterConfirm, Replicas: c.Accept.replicas(), MaxLag: c.Orders.MaxLag,
 		MaxConnections: c.API.MaxConnections, MaxOpen: c.MySQL.MaxOpen, Secrets: c.developmentSecrets()}
 	if c.Development {
 		s.Secrets = append(s.Secrets, "development: true")

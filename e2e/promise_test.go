@@ -135,6 +135,20 @@ func TestEachSettingChangesWhatIsSaid(t *testing.T) {
 	if r := read(true); r.Weak {
 		t.Errorf("a replica, with confirm: got %+v", r)
 	}
+	replicated := func(n int) durability.Report {
+		return durability.Read(t.Context(), durability.Stores{Redis: redis, DB: db, Replicas: n})
+	}
+	for n, want := range map[int]string{1: "set min-replicas-to-write 1", 2: "connect as many"} {
+		if r := replicated(n); !r.Weak || !strings.Contains(r.Advice(), want) {
+			t.Errorf("a replica, with replicas:%d: got %+v; want %s", n, r, want)
+		}
+	}
+	if err := config("min-replicas-to-write", "1")(); err != nil {
+		t.Fatal(err)
+	}
+	if r := replicated(1); r.Weak || !strings.Contains(r.Survives, "when its replica takes over") {
+		t.Errorf("a replica, with replicas:1 and min-replicas-to-write 1: got %+v", r)
+	}
 	if r := durability.Read(t.Context(), durability.Stores{Redis: replica}); len(r.Settings) != 0 {
 		t.Errorf("a replica was asked: got %+v", r)
 	}

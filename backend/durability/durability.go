@@ -23,12 +23,13 @@ type Danger int
 
 // The dangers.
 const (
-	None     Danger = iota
-	Unknown         // the setting cannot be read
-	Failover        // a replica that lags takes over
-	PowerCut        // what was not synced is lost
-	Restart         // a store keeps nothing on its disk
-	Eviction        // Redis drops keys when it is short of memory
+	None       Danger = iota
+	Unanswered        // orders may be made and not accepted: too few replicas acknowledge them
+	Unknown           // the setting cannot be read
+	Failover          // a replica that lags takes over
+	PowerCut          // what was not synced is lost
+	Restart           // a store keeps nothing on its disk
+	Eviction          // Redis drops keys when it is short of memory
 )
 
 // unread is the value of a setting that cannot be read.
@@ -55,7 +56,7 @@ func (s Setting) String() string {
 
 // Report is what an accepted order survives, and which settings decide that.
 type Report struct {
-	AcceptAfter string    `json:"accept_after"` // fsync or confirm
+	AcceptAfter string    `json:"accept_after"` // fsync, confirm or replicas:N
 	Survives    string    `json:"survives"`     // "the death of ...; not ..."
 	Weak        bool      `json:"weak"`         // with other settings it would be more, or that is not known
 	Settings    []Setting `json:"settings"`     // all that were read, also those that are as they should be
@@ -96,6 +97,8 @@ type Stores struct {
 	Broker *broker.Broker
 	// Confirm: the answer also waits for the broker's confirm.
 	Confirm bool
+	// Replicas is how many replicas of Redis must have acknowledged an order before the answer.
+	Replicas int
 }
 
 // Read reads the stores' settings. Those of a store that does not answer are unknown. It takes no longer than a few of
@@ -108,7 +111,7 @@ func Read(ctx context.Context, s Stores) Report {
 	if s.Broker != nil {
 		settings = append(settings, queueSettings(ctx, s.Broker)...)
 	}
-	return judge(settings, s.Confirm)
+	return judge(settings, s.Confirm, s.Replicas)
 }
 
 // redis reads every primary's settings, each over its own connection, which is asked whether it is one. A replica's
@@ -121,14 +124,17 @@ func (s Stores) redis(ctx context.Context) (settings []Setting) {
 	}
 	slices.Sort(addrs)
 	for _, addr := range addrs {
-		settings = append(settings, redisNode(ctx, addr, nodes[addr])...)
+		settings = append(settings, redisNode(ctx, addr, nodes[addr], s.Replicas > 0)...)
 	}
 	return settings
 }
 
+// leastReplicas is the setting by which a primary refuses writes while it has fewer replicas.
+const leastReplicas = "min-replicas-to-write"
+
 var redisNames = []string{"appendonly", "appendfsync", "no-appendfsync-on-rewrite", "maxmemory-policy"}
 
-func redisNode(ctx context.Context, addr string, client rueidis.Client) (settings []Setting) {
+func redisNode(ctx context.Context, addr string, client rueidis.Client, replicated bool) (settings []Setting) {
 	ctx, cancel := context.WithTimeout(ctx, redis.Timeout)
 	defer cancel()
 	c, end := client.Dedicate()
@@ -149,7 +155,11 @@ func redisNode(ctx context.Context, addr string, client rueidis.Client) (setting
 	default:
 		return nil // a sentinel
 	}
-	for _, name := range redisNames {
+	names := redisNames
+	if replicated {
+		names = append(slices.Clone(names), leastReplicas)
+	}
+	for _, name := range names {
 		m, err := c.Do(ctx, c.B().ConfigGet().Parameter(name).Build()).AsStrMap()
 		if value := strings.ToLower(m[name]); err == nil && value != "" {
 			add(name, value)
@@ -204,10 +214,13 @@ func queueSettings(ctx context.Context, b *broker.Broker) []Setting {
 }
 
 // judge marks the weak settings, and sets what the weakest leaves.
-func judge(settings []Setting, confirm bool) Report {
+func judge(settings []Setting, confirm bool, replicas int) Report {
 	r := Report{AcceptAfter: "fsync", Settings: settings}
-	if confirm {
+	switch {
+	case confirm:
 		r.AcceptAfter = "confirm"
+	case replicas > 0:
+		r.AcceptAfter = fmt.Sprint("replicas:", replicas)
 	}
 	value := func(of Setting, name string) string {
 		for _, s := range settings {
@@ -220,7 +233,7 @@ func judge(settings []Setting, confirm bool) Report {
 	var stores []string // that a power cut takes something from
 	for i := range r.Settings {
 		s := &r.Settings[i]
-		s.danger, s.Advice = s.judge(confirm, func(name string) string { return value(*s, name) })
+		s.danger, s.Advice = s.judge(confirm, replicas, func(name string) string { return value(*s, name) })
 		if s.danger == PowerCut && !slices.Contains(stores, s.Store) {
 			stores = append(stores, s.Store)
 		}
@@ -228,13 +241,13 @@ func judge(settings []Setting, confirm bool) Report {
 		r.worst = max(r.worst, s.danger)
 	}
 	r.Weak = r.worst != None
-	r.Survives = words(r.worst, confirm, stores)
+	r.Survives = words(r.worst, confirm, replicas, stores)
 	return r
 }
 
 // judge returns what a setting exposes an order to, and what to do about it. other is the value of another setting of the
 // same node.
-func (s Setting) judge(confirm bool, other func(name string) string) (Danger, string) {
+func (s Setting) judge(confirm bool, replicas int, other func(name string) string) (Danger, string) {
 	const orConfirm = ", or accept.after: confirm"
 	unsynced := func(good bool, advice string) (Danger, string) {
 		switch {
@@ -268,13 +281,31 @@ func (s Setting) judge(confirm bool, other func(name string) string) (Danger, st
 	case "no-appendfsync-on-rewrite":
 		return unsynced(!file || s.Value == "no" || other("appendonly") == "no", "set no-appendfsync-on-rewrite no"+orConfirm)
 	case "replicas":
-		switch {
-		case !file || s.Value == "0":
+		if !file {
 			return None, ""
-		case s.Value == unread:
-			return Unknown, "it cannot be read; a replica that takes over may have less" + orConfirm
 		}
-		return Failover, "a replica that takes over may have less than was promised: set accept.after: confirm"
+		count, err := strconv.Atoi(s.Value)
+		switch {
+		case err != nil:
+			return Unknown, "it cannot be read; a replica that takes over may have less" + orConfirm
+		case count == replicas:
+			return None, ""
+		case count < replicas:
+			return Unanswered, fmt.Sprintf("an order is accepted once %d replicas have acknowledged it: connect as many, or set accept.after to fewer", replicas)
+		case replicas > 0:
+			return Failover, fmt.Sprintf("a replica that has not acknowledged an order may take over: set accept.after: replicas:%d, or confirm", count)
+		}
+		return Failover, "a replica that takes over may have less than was promised: set accept.after: confirm, or replicas:" + s.Value
+	case leastReplicas:
+		least, err := strconv.Atoi(s.Value)
+		advice := fmt.Sprintf("set %s %d: a primary that is cut off from its replicas then takes no orders, for it could not promise them", leastReplicas, replicas)
+		switch {
+		case err != nil:
+			return Unknown, "it cannot be read; " + advice
+		case least >= replicas:
+			return None, ""
+		}
+		return Unanswered, advice
 	case "innodb_flush_log_at_trx_commit":
 		return unsynced(s.Value == "1" || s.Value == "3", "set innodb_flush_log_at_trx_commit = 1") // 3 is MariaDB's, and syncs as well
 	case "log_bin":
@@ -288,14 +319,18 @@ func (s Setting) judge(confirm bool, other func(name string) string) (Danger, st
 }
 
 // words are what an accepted order survives, by the worst danger.
-func words(worst Danger, confirm bool, stores []string) string {
+func words(worst Danger, confirm bool, replicas int, stores []string) string {
 	best := "the death of every process at once, a power cut, a wiped broker; not Redis's disk being destroyed before the order is in the broker or in MySQL"
 	if confirm {
 		best = "the death of every process at once, a power cut, a wiped broker, the loss of Redis's disk, a failover to an older copy; " +
 			"not Redis's disk and a majority of the broker's nodes being destroyed together"
 	}
+	if replicas > 0 {
+		best = "the death of every process at once, a power cut, a wiped broker, the loss of a primary of Redis with its disk when its replica takes over; " +
+			"not the loss of both, nor a primary that starts again without its disk, before the order is in the broker or in MySQL"
+	}
 	switch worst {
-	case None:
+	case None, Unanswered:
 		return best
 	case Unknown:
 		return "what is not known, for some settings cannot be read; if they are as they should be: " + best

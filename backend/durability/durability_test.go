@@ -19,7 +19,7 @@ func asIs() []Setting {
 // Each setting alone makes the weakest of what is said.
 func TestTheWeakestSettingDecides(t *testing.T) {
 	for _, confirm := range []bool{false, true} {
-		if r := judge(asIs(), confirm); r.Weak || r.Advice() != "" || !strings.Contains(r.Survives, "a power cut, a wiped broker") || r.Evicts() != nil {
+		if r := judge(asIs(), confirm, 0); r.Weak || r.Advice() != "" || !strings.Contains(r.Survives, "a power cut, a wiped broker") || r.Evicts() != nil {
 			t.Errorf("confirm %t: got %+v, want all of it", confirm, r)
 		}
 	}
@@ -54,7 +54,7 @@ func TestTheWeakestSettingDecides(t *testing.T) {
 					settings[i].Value = c.value
 				}
 			}
-			r := judge(settings, confirm)
+			r := judge(settings, confirm, 0)
 			if r.worst != want || r.Weak != (want != None) || (r.Advice() != "") != (want != None) || (r.Evicts() != nil) != (want == Eviction) {
 				t.Errorf("%s %s, confirm %t: got danger %d, weak %t, advice %q; want danger %d", c.name, c.value, confirm, r.worst, r.Weak, r.Advice(), want)
 			}
@@ -66,12 +66,12 @@ func TestTheWeakestSettingDecides(t *testing.T) {
 func TestWhatDoesNotMatter(t *testing.T) {
 	settings := asIs()
 	settings[6].Value, settings[7].Value = "OFF", "0"
-	if r := judge(settings, false); r.Weak {
+	if r := judge(settings, false, 0); r.Weak {
 		t.Errorf("sync_binlog 0 without a binary log: got %+v", r)
 	}
 	settings = asIs()
 	settings[0].Value, settings[1].Value = "no", "everysec"
-	if r := judge(settings, false); r.worst != Restart || strings.Contains(r.Advice(), "appendfsync") {
+	if r := judge(settings, false, 0); r.worst != Restart || strings.Contains(r.Advice(), "appendfsync") {
 		t.Errorf("no append-only file: got %d, %s", r.worst, r.Advice())
 	}
 }
@@ -80,8 +80,36 @@ func TestWhatDoesNotMatter(t *testing.T) {
 func TestTheWorstOfSeveral(t *testing.T) {
 	settings := asIs()
 	settings[1].Value, settings[4].Value, settings[5].Value = "everysec", "1", "2"
-	r := judge(settings, false)
+	r := judge(settings, false, 0)
 	if !strings.Contains(r.Survives, "a power cut of redis or mysql") || strings.Count(r.Advice(), "; ") != 2 {
 		t.Errorf("got %s; %s", r.Survives, r.Advice())
+	}
+}
+
+// With replicas:N each primary has N replicas, no more and no fewer, and refuses writes without them. Its disk counts as with fsync.
+func TestWhatReplicasKeep(t *testing.T) {
+	for _, c := range []struct {
+		count, least, sync string
+		want               Danger
+		advice             string
+	}{
+		{"2", "2", "always", None, ""},
+		{"2", "3", "always", None, ""},
+		{"1", "2", "always", Unanswered, "connect as many"},
+		{"3", "2", "always", Failover, "set accept.after: replicas:3"},
+		{"unknown", "2", "always", Unknown, "may have less"},
+		{"2", "1", "always", Unanswered, "set min-replicas-to-write 2"},
+		{"2", "unknown", "always", Unknown, "set min-replicas-to-write 2"},
+		{"2", "2", "everysec", PowerCut, "set appendfsync always"},
+	} {
+		settings := append(asIs(), Setting{Store: "redis", Where: "a:1", Name: leastReplicas, Value: c.least})
+		settings[1].Value, settings[4].Value = c.sync, c.count
+		r := judge(settings, false, 2)
+		if r.AcceptAfter != "replicas:2" || r.worst != c.want || r.Weak != (c.want != None) || (r.Advice() == "") != (c.want == None) || !strings.Contains(r.Advice(), c.advice) {
+			t.Errorf("%+v: got danger %d, %s, advice %q", c, r.worst, r.AcceptAfter, r.Advice())
+		}
+		if c.want <= Unanswered && !strings.Contains(r.Survives, "when its replica takes over") {
+			t.Errorf("%+v: got %s", c, r.Survives)
+		}
 	}
 }

@@ -25,6 +25,8 @@ type System struct {
 
 	// Confirm: an order is accepted once the broker has confirmed it.
 	Confirm bool
+	// Replicas is how many replicas of Redis must have acknowledged an order before it is accepted.
+	Replicas int
 	// MaxLag is how long orders of a sale may have been queued until new ones are refused.
 	MaxLag time.Duration
 	// MaxConnections bounds the connections of the internal listener, MaxOpen those to MySQL.
@@ -111,7 +113,7 @@ func (s *System) durability(ctx context.Context) (Result, error) {
 	if err := errors.Join(missing(s.Redis == nil, errNoRedis), missing(s.DB == nil, errNoMySQL), missing(s.Queued && s.Broker == nil, errNoBroker)); err != nil {
 		return Result{}, err
 	}
-	r := durability.Read(ctx, durability.Stores{Redis: s.Redis.Client(), DB: s.DB, Broker: s.Broker, Confirm: s.Confirm})
+	r := durability.Read(ctx, durability.Stores{Redis: s.Redis.Client(), DB: s.DB, Broker: s.Broker, Confirm: s.Confirm, Replicas: s.Replicas})
 	return Result{Value: "with accept.after: " + r.AcceptAfter + ", a 202 survives " + r.Survives, OK: !r.Weak, Do: r.Advice()}, nil
 }
 

@@ -256,15 +256,19 @@ func queueOf(t *testing.T, driver string) string {
 	return fmt.Sprintf("{driver: %s}", driver)
 }
 
-// From nothing to a paid order, over the real servers, with each queue driver.
+// From nothing to a paid order, over the real servers, with each queue driver and each moment of acceptance.
 func TestAnOrderFromPressToPayment(t *testing.T) {
-	for _, driver := range []string{RabbitMQ, RedisStream, RabbitMQ + " after confirm"} {
+	for _, driver := range []string{RabbitMQ, RedisStream, RabbitMQ + " after confirm", RedisStream + " after replicas:1"} {
 		t.Run(driver, func(t *testing.T) {
-			queue := queueOf(t, driver)
-			if driver == RabbitMQ+" after confirm" {
-				queue = queueOf(t, RabbitMQ) + "\naccept: {after: confirm}"
+			driver, after, _ := strings.Cut(driver, " after ")
+			queue, addr, prefix := queueOf(t, driver), os.Getenv("REDIS_ADDR"), backendtest.Redis(t).Client().Prefix()
+			if after != "" {
+				queue += fmt.Sprintf("\naccept: {after: %q}", after)
 			}
-			r := configure(t, os.Getenv("REDIS_ADDR"), backendtest.Redis(t).Client().Prefix(), backendtest.MySQLDSN(t), queue)
+			if after == "replicas:1" {
+				addr = backendtest.RedisPair(t).Primary.Addr
+			}
+			r := configure(t, addr, prefix, backendtest.MySQLDSN(t), queue)
 			if err := r.run(t.Context()); cli.ExitCode(err) != 1 || !strings.Contains(err.Error(), "backend migrate") {
 				t.Fatalf("without a schema: got %v, want it to say backend migrate", err)
 			}

@@ -42,9 +42,12 @@ func (p *process) connect(ctx context.Context) (err error) {
 	if p.db, err = store.Open(c.MySQL.DSN.Reveal(), c.MySQL.MaxOpen); err != nil {
 		return err
 	}
+	if p.anyMySQL, err = store.OpenAny(c.MySQL.DSN.Reveal(), 1); err != nil {
+		return err
+	}
 	var version int64
 	err = p.insist(ctx, "mysql", func(ctx context.Context) (err error) {
-		version, err = store.Migrated(ctx, p.db)
+		version, err = store.Migrated(ctx, p.anyMySQL) // the other may serve only when this process has compared it
 		return err
 	})
 	if err != nil {

@@ -36,7 +36,7 @@ func TestWhatSurvivesIsLoggedOnChange(t *testing.T) {
 		t.Errorf("nothing has changed, and it says %s", out.String())
 	}
 	s.read(t.Context(), durability.Stores{Redis: c, Confirm: true})
-	if got := out.String(); !strings.Contains(got, "a failover to an older copy") || !strings.Contains(got, "accept.after=confirm") {
+	if got := out.String(); !strings.Contains(got, "a failover of Redis to an older copy") || !strings.Contains(got, "accept.after=confirm") {
 		t.Errorf("got %s, want what a confirm adds", got)
 	}
 

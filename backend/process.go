@@ -57,6 +57,8 @@ type process struct {
 	db     *sql.DB
 	broker *broker.Broker // nil with redis-stream
 
+	anyMySQL *sql.DB // for the reconciler alone: also to a MySQL that serves nobody yet
+
 	catalog     *catalog.Catalog
 	events      *event.Log
 	intents     *intent.Runner
@@ -205,7 +207,7 @@ func (p *process) build() {
 		Providers: c.Payments.providers()})
 	p.timelines = timeline.New(timeline.Config{DB: p.db, Orders: p.orders, Clock: p.clk, Log: p.log, Register: p.reg,
 		Keep: c.Timeline.Keep, MaxRows: c.Timeline.MaxRowsPerSale})
-	reconciling := reconcile.Config{DB: p.db, Redis: p.redis, Log: p.log, Register: p.reg, Lease: c.Locks.Lease}
+	reconciling := reconcile.Config{DB: p.db, AnyMySQL: p.anyMySQL, Orders: p.orders, Redis: p.redis, Log: p.log, Register: p.reg, Lease: c.Locks.Lease}
 	if p.broker != nil { // else the interface is nil
 		reconciling.Fence = p.broker
 	}
@@ -238,8 +240,10 @@ func (p *process) drain(requests, work, base, operators *stage) error {
 	if p.broker != nil {
 		errs = append(errs, p.broker.Close())
 	}
-	if p.db != nil {
-		errs = append(errs, p.db.Close())
+	for _, db := range []*sql.DB{p.db, p.anyMySQL} {
+		if db != nil {
+			errs = append(errs, db.Close())
+		}
 	}
 	if p.redis != nil {
 		p.redis.Close()

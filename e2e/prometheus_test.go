@@ -39,6 +39,7 @@ var alertCases = []struct{ alert, series, well, ill string }{
 	{"FloodgateOrdersRejected", `backend_orders_settled_total{result="rejected"}`, "7x160", "7x130 8x30"},
 	{"FloodgateOrdersRejected", `backend_orders_settled_total{result="inserted"}`, "0+9x160", ""},
 	{"FloodgateOrdersStuck", `backend_orders_stuck_total{instance="b1"}`, "7x160", "7x130 8x30"},
+	{"FloodgateMySQLForgot", `backend_mysql_takeovers_total{result="older"}`, "0x160", "0x130 1x30"},
 	{"FloodgateGateClosed", `backend_sales_not_open{instance="b1"}`, "0x138 1x2 0x20", "0x130 1x30"},
 	{"FloodgateShedding", `backend_shed_total{reason="lag"}`, "7x160", "0+1x160"},
 	{"FloodgateUpstreamFull", `gateway_upstream_refused_total{instance="g1",bound="order"}`, "7x160", "0+1x160"},

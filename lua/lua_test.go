@@ -16,7 +16,8 @@ import (
 
 var scripts = map[string]lua.Script{
 	"sale_reserve.lua": lua.SaleReserve, "sale_release.lua": lua.SaleRelease, "sale_close.lua": lua.SaleClose, "sale_load.lua": lua.SaleLoad, "sale_open.lua": lua.SaleOpen, "sale_beat.lua": lua.SaleBeat, "sale_held.lua": lua.SaleHeld,
-	"sale_adopt.lua": lua.SaleAdopt, "outbox_retire.lua": lua.OutboxRetire, "sale_adjust.lua": lua.SaleAdjust, "sale_define.lua": lua.SaleDefine, "outbox_sweep.lua": lua.OutboxSweep, "outbox_skipped.lua": lua.OutboxSkipped,
+	"sale_refill.lua": lua.SaleRefill,
+	"sale_adopt.lua":  lua.SaleAdopt, "outbox_retire.lua": lua.OutboxRetire, "sale_adjust.lua": lua.SaleAdjust, "sale_define.lua": lua.SaleDefine, "outbox_sweep.lua": lua.OutboxSweep, "outbox_skipped.lua": lua.OutboxSkipped,
 	"outbox_group.lua": lua.OutboxGroup, "sale_forget.lua": lua.SaleForget, "sale_standby.lua": lua.SaleStandby,
 	"sku_lock.lua": lua.SKULock, "sku_unlock.lua": lua.SKUUnlock, "sku_adjust.lua": lua.SKUAdjust, "sku_load.lua": lua.SKULoad,
 	"lock_take.lua": lua.LockTake, "lock_renew.lua": lua.LockRenew, "lock_release.lua": lua.LockRelease,

@@ -91,6 +91,14 @@ var saleHeld string
 // Answers: Held, NotLoaded.
 var SaleHeld = script(saleHeld)
 
+//go:embed sale_refill.lua
+var saleRefill string
+
+// SaleRefill adds orders that MySQL has forgotten to the outbox again.
+//
+// Answers: OK, Lost.
+var SaleRefill = script(saleRefill)
+
 //go:embed sale_adopt.lua
 var saleAdopt string
 

@@ -40,7 +40,7 @@ func (f File) open(ctx context.Context, env *Env, brokered bool) (s *stores, err
 	if s.Config, err = env.Config(f.Config); err != nil {
 		return s, err
 	}
-	if s.db, err = store.Open(s.MySQL, 1); err != nil {
+	if s.db, err = store.OpenAny(s.MySQL, 1); err != nil { // what only reads may ask a MySQL that serves nobody yet
 		return s, err
 	}
 	if err = answers(ctx, s.db); err != nil {

@@ -16,6 +16,7 @@ import (
 
 	"floodgate.internal/backend/broker"
 	"floodgate.internal/backend/redis"
+	"floodgate.internal/backend/store"
 )
 
 // Danger is what a setting exposes an accepted order to. The worst is the greatest.
@@ -189,7 +190,27 @@ func mysqlSettings(ctx context.Context, db *sql.DB) (settings []Setting) {
 		}
 		settings = append(settings, Setting{Store: "mysql", Name: name, Value: value})
 	}
-	return settings
+	return append(settings, Setting{Store: "mysql", Name: semiSync, Value: semiSyncOf(ctx, db)})
+}
+
+// semiSync is what says that a COMMIT returns only when a replica has it.
+const semiSync = "semi-synchronous replication"
+
+// semiSyncOf asks MariaDB's and MySQL's counters, by their old name and by MySQL's new one: ON while enough replicas answer, OFF also
+// where there is none.
+func semiSyncOf(ctx context.Context, db *sql.DB) (value string) {
+	value = "OFF"
+	if err := store.Each(ctx, db, func(rows *sql.Rows) error {
+		var name, status string
+		err := rows.Scan(&name, &status)
+		if strings.EqualFold(status, "ON") {
+			value = "ON"
+		}
+		return err
+	}, `SHOW GLOBAL STATUS WHERE Variable_name IN ('Rpl_semi_sync_master_status', 'Rpl_semi_sync_source_status')`); err != nil {
+		return unread
+	}
+	return value
 }
 
 // queueSettings returns the weakest of the partitions' queues.
@@ -241,7 +262,8 @@ func judge(settings []Setting, confirm bool, replicas int) Report {
 		r.worst = max(r.worst, s.danger)
 	}
 	r.Weak = r.worst != None
-	r.Survives = words(r.worst, confirm, replicas, stores)
+	synced := slices.ContainsFunc(settings, func(s Setting) bool { return s.Name == semiSync && s.Value == "ON" })
+	r.Survives = words(r.worst, confirm, synced, replicas, stores)
 	return r
 }
 
@@ -312,21 +334,27 @@ func (s Setting) judge(confirm bool, replicas int, other func(name string) strin
 		return unsynced(s.Value != unread, "without it sync_binlog does not matter")
 	case "sync_binlog":
 		return unsynced(s.Value == "1" || other("log_bin") == "OFF", "set sync_binlog = 1: a MySQL that crashed rolls back what its binary log does not have")
+	case semiSync:
+		return None, "" // without it Redis gives back the orders that a MySQL forgets: see words
 	case "queue type":
 		return unsynced(!confirm || s.Value == "quorum", "the queue must be a quorum queue: delete it while it is empty, and it is declared anew")
 	}
 	return None, "" // of a queue's members any number is said, none is wrong
 }
 
-// words are what an accepted order survives, by the worst danger.
-func words(worst Danger, confirm bool, replicas int, stores []string) string {
-	best := "the death of every process at once, a power cut, a wiped broker; not Redis's disk being destroyed before the order is in the broker or in MySQL"
+// words are what an accepted order survives, by the worst danger. synced: each commit of MySQL is on a replica, too.
+func words(worst Danger, confirm, synced bool, replicas int, stores []string) string {
+	mysql := "a failover of MySQL to a copy that lags (but not what was paid in the lost commits)"
+	if synced {
+		mysql = "a failover of MySQL"
+	}
+	best := "the death of every process at once, a power cut, a wiped broker, " + mysql + "; not Redis's disk being destroyed before the order is in the broker or in MySQL"
 	if confirm {
-		best = "the death of every process at once, a power cut, a wiped broker, the loss of Redis's disk, a failover to an older copy; " +
+		best = "the death of every process at once, a power cut, a wiped broker, the loss of Redis's disk, a failover of Redis to an older copy, " + mysql + "; " +
 			"not Redis's disk and a majority of the broker's nodes being destroyed together"
 	}
 	if replicas > 0 {
-		best = "the death of every process at once, a power cut, a wiped broker, the loss of a primary of Redis with its disk when its replica takes over; " +
+		best = "the death of every process at once, a power cut, a wiped broker, the loss of a primary of Redis with its disk when its replica takes over, " + mysql + "; " +
 			"not the loss of both, nor a primary that starts again without its disk, before the order is in the broker or in MySQL"
 	}
 	switch worst {

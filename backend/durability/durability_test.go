@@ -12,6 +12,7 @@ func asIs() []Setting {
 		{Store: "redis", Where: "a:1", Name: "no-appendfsync-on-rewrite", Value: "no"}, {Store: "redis", Where: "a:1", Name: "maxmemory-policy", Value: "noeviction"},
 		{Store: "redis", Where: "a:1", Name: "replicas", Value: "0"},
 		{Store: "mysql", Name: "innodb_flush_log_at_trx_commit", Value: "1"}, {Store: "mysql", Name: "log_bin", Value: "ON"}, {Store: "mysql", Name: "sync_binlog", Value: "1"},
+		{Store: "mysql", Name: semiSync, Value: "ON"},
 		{Store: "rabbitmq", Name: "queue type", Value: "quorum"}, {Store: "rabbitmq", Name: "queue members", Value: "3"},
 	}
 }

@@ -38,6 +38,9 @@ type attempt struct {
 	load   reserve.Loaded
 	undone []int64 // intents that load includes and that are not marked as done yet
 	held   int     // reservations that were written
+
+	settled   int            // of load's orders: those of MySQL, which come first, by their ids
+	forgotten []reserve.Held // MySQL had them
 }
 
 // gates close the gates of sales.
@@ -185,6 +188,8 @@ const readPage = 2000
 // effects leaves the first of them in its append-only file. Started again, it drops them, but writes on behind them. Started once
 // more, it takes them for a part of the transaction that follows, and they are back (valkey-io/valkey#4342). The order was promised to
 // nobody, and its unit may be promised to another since. So it is no part of O: it gets what is left when it is adopted.
+//
+// A reservation that is neither in O nor in M is of an order that MySQL had and has forgotten: see past.go.
 func (a *attempt) read(ctx context.Context) error {
 	outbox, bad, err := a.r.redis.Outbox(ctx, a.sale)
 	if err != nil {
@@ -224,6 +229,9 @@ func (a *attempt) raise(ctx context.Context) error {
 // readRows reads what MySQL has, and makes it durable there, for the units of orders that ended are on sale again after this.
 func (a *attempt) readRows(ctx context.Context, outbox []queued.Entry, unheld map[string]bool) error {
 	if err := a.readMoment(ctx, outbox, unheld); err != nil {
+		return err
+	}
+	if err := a.readForgotten(ctx, outbox); err != nil {
 		return err
 	}
 	return store.Durable(ctx, a.r.db)
@@ -330,6 +338,7 @@ func (a *attempt) readOrders(ctx context.Context, tx *sql.Tx, outbox []queued.En
 			return fmt.Errorf("read the orders: %w", err)
 		}
 	}
+	a.settled = len(a.load.Orders)
 	var waiting, orphans []queued.Entry
 	for _, e := range outbox { // O \ M
 		switch {
@@ -394,6 +403,9 @@ func each(ctx context.Context, tx *sql.Tx, f func(*sql.Rows) error, query string
 // write is step 4: what was read is written behind the closed gate, which then opens to adopt. The intents that it
 // includes are done.
 func (a *attempt) write(ctx context.Context) error {
+	if err := a.refill(ctx); err != nil {
+		return err
+	}
 	if err := a.r.redis.Load(ctx, a.sale, a.token, a.load); err != nil {
 		return err
 	}

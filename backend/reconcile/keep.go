@@ -28,7 +28,8 @@ func (r *Reconciler) Wake() {
 	}
 }
 
-// Keep looks each second, and when woken, until ctx is cancelled, and then returns nil. A primary of Redis without the scripts of
+// Keep looks each second, and when woken, until ctx is cancelled, and then returns nil. A MySQL that took over, or was started anew, is
+// compared with Redis before it serves. A primary of Redis without the scripts of
 // the newest incarnation was started anew or promoted, and is recovered. A gate that is not open, and whose beat has stood still
 // for some seconds, has lost its reconciler: its sale is reconciled. A gate that was open is looked at every sixth second.
 func (r *Reconciler) Keep(ctx context.Context) error {
@@ -88,6 +89,7 @@ type keeper struct {
 	shut    map[int64]*closed            // gates that are not open
 	running sync.WaitGroup               // reconciliations that this process has begun
 	ends    map[int64]context.CancelFunc // by sale: ends what the last recovery has left to do
+	again   []time.Time                  // when all sales are compared with MySQL once more
 }
 
 // closed is a gate that is not open: since when it has not changed, and how long this process waits for it. Keep uses it or, until
@@ -103,7 +105,11 @@ type closed struct {
 
 func (k *keeper) look(ctx context.Context) error {
 	k.looks++
-	err := k.lookOnce(ctx)
+	var err error
+	if k.r.anyMySQL != nil {
+		err = k.compare(ctx)
+	}
+	err = errors.Join(err, k.lookOnce(ctx)) // also where MySQL takes no new connection: others may stand
 	if err != nil {
 		k.whole = k.looks + wholeLooks
 	}

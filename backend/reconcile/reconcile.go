@@ -19,6 +19,7 @@ import (
 
 	"floodgate.internal/backend/catalog"
 	"floodgate.internal/backend/lock"
+	"floodgate.internal/backend/order"
 	"floodgate.internal/backend/reserve"
 	"floodgate.internal/lua"
 )
@@ -50,6 +51,8 @@ const (
 // Reconciler reconciles sales. It is safe for concurrent use.
 type Reconciler struct {
 	db       *sql.DB
+	anyMySQL *sql.DB      // nil: MySQL is not compared
+	orders   *order.Store // with anyMySQL
 	redis    *reserve.Store
 	fence    Fence
 	locks    *lock.Locks
@@ -66,6 +69,9 @@ type Reconciler struct {
 	seconds  prometheus.Histogram
 	notOpen  prometheus.Gauge
 	restarts prometheus.Counter
+
+	takeovers *prometheus.CounterVec
+	forgotten prometheus.Counter
 }
 
 // maxSteps is how many sales are read from MySQL and written to Redis at once.
@@ -79,6 +85,11 @@ type Config struct {
 	Log      *slog.Logger
 	Register prometheus.Registerer
 
+	// AnyMySQL leads also to a MySQL that was not compared with Redis (store.OpenAny). Keep compares one that took over or was started
+	// anew, and ends in it by Orders what it has forgotten. Nil: nobody does, and none is ever another.
+	AnyMySQL *sql.DB
+	Orders   *order.Store
+
 	// Lease is how long the others wait for a process that died while it had one of the locks: at most takeoverTime, after
 	// which they go on without it. A live holder renews its lock. 0: three seconds.
 	Lease time.Duration
@@ -86,7 +97,7 @@ type Config struct {
 
 // New makes a Reconciler and registers its metrics.
 func New(c Config) *Reconciler {
-	r := &Reconciler{db: c.DB, redis: c.Redis, fence: c.Fence, locks: lock.New(c.Redis.Client(), c.Register), log: c.Log,
+	r := &Reconciler{db: c.DB, anyMySQL: c.AnyMySQL, orders: c.Orders, redis: c.Redis, fence: c.Fence, locks: lock.New(c.Redis.Client(), c.Register), log: c.Log,
 		wake: make(chan struct{}, 1), drain: drainTime, patience: patience, beat: beatEvery, lease: cmp.Or(c.Lease, aloneLease), takeover: takeoverTime, steps: make(chan struct{}, maxSteps),
 		runs: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "backend_reconciliations_total",
 			Help: "Attempts to reconcile a sale: opened, lost to another reconciler, or failed."}, []string{"result"}),
@@ -96,8 +107,15 @@ func New(c Config) *Reconciler {
 			Help: "Live sales whose gate in Redis is not open."}),
 		restarts: prometheus.NewCounter(prometheus.CounterOpts{Name: "backend_redis_restarts_total",
 			Help: "How often primaries of Redis were found without sale_reserve.lua, and their live sales were closed and reconciled."}),
+		takeovers: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "backend_mysql_takeovers_total",
+			Help: "How often MySQL was found started anew, or another server, and compared with Redis: it was whole, or older than what Redis knows."}, []string{"result"}),
+		forgotten: prometheus.NewCounter(prometheus.CounterOpts{Name: "backend_orders_forgotten_total",
+			Help: "Settled orders that MySQL has forgotten, found in Redis and queued again."}),
 	}
-	c.Register.MustRegister(r.runs, r.seconds, r.notOpen, r.restarts)
+	for _, result := range []string{whole, older} { // so that the first is an increase, too
+		r.takeovers.WithLabelValues(result)
+	}
+	c.Register.MustRegister(r.runs, r.seconds, r.notOpen, r.restarts, r.takeovers, r.forgotten)
 	return r
 }
 

@@ -37,6 +37,7 @@ func TestMain(m *testing.M) {
 // system is a backend without its API: real servers, an order store and, where a test wants one, a broker.
 type system struct {
 	t       testing.TB
+	dsn     string
 	db      *sql.DB
 	redis   *reserve.Store
 	orders  *order.Store
@@ -53,7 +54,9 @@ func newSystem(t testing.TB, withBroker bool) *system {
 // newSystemOn is newSystem on a Redis that no other test uses, or under a prefix of its own.
 func newSystemOn(t testing.TB, redis *reserve.Store, withBroker bool) *system {
 	t.Helper()
-	s := &system{t: t, db: backendtest.MySQL(t), redis: redis}
+	s := &system{t: t, dsn: backendtest.MySQLDSN(t), redis: redis}
+	s.db = backendtest.OpenMySQL(t, s.dsn, 16)
+	backendtest.Migrate(t, s.db)
 	var clk clock.Clock
 	asked := time.Now()
 	now, err := s.redis.Client().Now(t.Context())

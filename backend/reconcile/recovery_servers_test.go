@@ -390,10 +390,15 @@ func TestARestartedRedisAdoptsNothing(t *testing.T) {
 		}
 	}
 	c, base := s.redis.Client(), s.redis.Client().Prefix()+fmt.Sprintf("{sale:%d}:", sale)
+	released := wire.NewOrderID(uuid.Must(uuid.NewV7()).String(), sale) // since: it has ended
+	if _, err := s.db.ExecContext(t.Context(), `INSERT INTO orders (id, sale_id, uid, quantity, amount, status, created_at, decided_at, ended_at)
+		VALUES (?, ?, 'bob', 1, 1, 'cancelled', NOW(), NOW(), NOW())`, released, sale); err != nil {
+		t.Fatal(err)
+	}
 	for _, cmd := range []rueidis.Completed{
 		c.B().Hset().Key(base+"state").FieldValue().FieldValue("stock", "0").Build(),
 		c.B().Del().Key(base+"orders", base+"buyers", base+"outbox", base+"idem").Build(),
-		c.B().Hset().Key(base+"orders").FieldValue().FieldValue(wire.NewOrderID(uuid.Must(uuid.NewV7()).String(), sale), "bob 1 1 - 1 ").Build(),
+		c.B().Hset().Key(base+"orders").FieldValue().FieldValue(released, "bob 1 1 - 1 ").Build(),
 	} {
 		if err := c.Do(t.Context(), cmd).Error(); err != nil {
 			t.Fatal(err)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -57,13 +58,18 @@ func (s *Store) outbox(ctx context.Context, conn rueidis.CoreClient, sale int64)
 // Unheld are those of the entries whose orders this Redis itself does not hold. None where its reservations are not whole: a load of
 // them has begun and not ended, or nobody has said yet that they are. Both are certain only behind a closed gate.
 func (s *Store) Unheld(ctx context.Context, sale int64, entries []queued.Entry) (map[string]bool, error) {
+	ids := make([]string, len(entries))
+	for i, e := range entries {
+		ids[i] = e.ID
+	}
+	return s.UnheldOf(ctx, sale, ids)
+}
+
+// UnheldOf is Unheld for orders by their ids.
+func (s *Store) UnheldOf(ctx context.Context, sale int64, orders []string) (map[string]bool, error) {
 	unheld := map[string]bool{}
 	b := s.client.B()
-	for page := range slices.Chunk(entries, outboxPage) {
-		ids := make([]string, len(page))
-		for i, e := range page {
-			ids[i] = e.ID
-		}
+	for ids := range slices.Chunk(orders, outboxPage) {
 		ctx, cancel := context.WithTimeout(ctx, redis.Timeout)
 		r := s.client.DoMulti(ctx, b.Hmget().Key(s.orders(sale)).Field(ids...).Build(), b.Hget().Key(s.state(sale)).Field("whole").Build())
 		cancel()
@@ -85,6 +91,81 @@ func (s *Store) Unheld(ctx context.Context, sale int64, entries []queued.Entry) 
 		}
 	}
 	return unheld, nil
+}
+
+// EachHeld gives every reservation of a sale to f, by pages of about 500. What is reserved or released meanwhile may be among them or not;
+// one may come twice. Bad are those that cannot be read.
+func (s *Store) EachHeld(ctx context.Context, sale int64, f func(page []Held) error) (bad []error, err error) {
+	err = s.client.Dedicated(func(c rueidis.DedicatedClient) error { // one node, whose cursors they are
+		for cursor := uint64(0); ; {
+			part, cancel := context.WithTimeout(ctx, redis.Timeout)
+			found, err := c.Do(part, c.B().Hscan().Key(s.orders(sale)).Cursor(cursor).Count(snapshotPage).Build()).AsScanEntry()
+			cancel()
+			if err != nil {
+				return err
+			}
+			var page []Held
+			for i := 0; i+1 < len(found.Elements); i += 2 {
+				h, err := parseHeld(found.Elements[i], found.Elements[i+1])
+				if err != nil {
+					bad = append(bad, err)
+					continue
+				}
+				page = append(page, h)
+			}
+			if err := f(page); err != nil {
+				return err
+			}
+			if cursor = found.Cursor; cursor == 0 {
+				return nil
+			}
+		}
+	})
+	if err != nil {
+		err = fmt.Errorf("reservations of sale %d: %w", sale, err)
+	}
+	return bad, err
+}
+
+// Gone are the newest reservations of a sale that were released, at most 500.
+func (s *Store) Gone(ctx context.Context, sale int64) (list []Held, err error) {
+	ctx, cancel := context.WithTimeout(ctx, redis.Timeout)
+	defer cancel()
+	gone, err := s.client.Do(ctx, s.client.B().Lrange().Key(s.gone(sale)).Start(-goneMost).Stop(-1).Build()).AsStrSlice()
+	if err != nil {
+		return nil, fmt.Errorf("what sale %d has released: %w", sale, err)
+	}
+	for _, text := range gone {
+		id, value, _ := strings.Cut(text, " ")
+		h, err := parseHeld(id, value)
+		if err != nil {
+			return nil, fmt.Errorf("what sale %d has released: %w", sale, err)
+		}
+		list = append(list, h)
+	}
+	return list, nil
+}
+
+// Refill adds orders that this Redis holds, and MySQL has forgotten, to the outbox again, behind the gate that token closed, and sets
+// their Entry. ErrLost: another reconciler took over.
+func (s *Store) Refill(ctx context.Context, sale, token, epoch int64, orders []Held) error {
+	for page := range slices.Chunk(orders, loadStep) {
+		args := []string{strconv.FormatInt(token, 10), strconv.FormatInt(epoch, 10)}
+		for _, o := range page {
+			args = append(args, o.ID, o.UID, strconv.Itoa(o.Quantity), o.Slots, o.Key, strconv.FormatInt(o.At, 10))
+		}
+		reply, err := s.client.Call(ctx, lua.SaleRefill, []string{s.state(sale), s.OutboxKey(sale)}, args...)
+		if err != nil {
+			return fmt.Errorf("refill the outbox of sale %d: %w", sale, err)
+		}
+		if reply.Answer() == lua.Lost {
+			return ErrLost
+		}
+		for i := range page {
+			page[i].Entry = reply.Text(i + 1)
+		}
+	}
+	return nil
 }
 
 func (s *Store) outboxPage(ctx context.Context, conn rueidis.CoreClient, sale int64, from string) ([]rueidis.XRangeEntry, error) {

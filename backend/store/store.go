@@ -31,13 +31,14 @@ const (
 
 // Open connects to MySQL or MariaDB, with at most maxOpen connections. It does not wait for the server: see Ping. Sessions
 // begin with an innodb_lock_wait_timeout of 5 s and a wait_timeout of 20 s, where the DSN does not name others (nothing: the
-// server's own). A statement is given up after 10 s, or the DSN's readTimeout.
-func Open(dsn string, maxOpen int) (*sql.DB, error) { return open(dsn, maxOpen, statementTime) }
+// server's own). A statement is given up after 10 s, or the DSN's readTimeout. A server that was not compared with Redis since it was
+// started, or took over, gives no connection: ErrNotCompared.
+func Open(dsn string, maxOpen int) (*sql.DB, error) { return open(dsn, maxOpen, statementTime, true) }
 
 // OpenToMigrate is Open for whoever changes the schema: a statement may take as long as it takes.
-func OpenToMigrate(dsn string) (*sql.DB, error) { return open(dsn, 1, 0) }
+func OpenToMigrate(dsn string) (*sql.DB, error) { return open(dsn, 1, 0, false) }
 
-func open(dsn string, maxOpen int, statementTime time.Duration) (*sql.DB, error) {
+func open(dsn string, maxOpen int, statementTime time.Duration, served bool) (*sql.DB, error) {
 	c, err := mysql.ParseDSN(dsn)
 	if err != nil {
 		return nil, fmt.Errorf("mysql.dsn: %w: the form is user:password@tcp(host:3306)/database", err)
@@ -80,6 +81,9 @@ func open(dsn string, maxOpen int, statementTime time.Duration) (*sql.DB, error)
 	connector, err := mysql.NewConnector(c)
 	if err != nil {
 		return nil, fmt.Errorf("mysql.dsn: %w", err)
+	}
+	if served {
+		connector = compared{connector}
 	}
 	db := sql.OpenDB(connector)
 	db.SetMaxOpenConns(maxOpen)

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"database/sql"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -71,7 +72,7 @@ type options struct {
 type system struct {
 	*world.World
 	options
-	mu   sync.Mutex   // guards Books.Redis
+	mu   sync.Mutex   // guards Books
 	uids atomic.Int64 // that were handed out
 	turn atomic.Int64 // of the gateways, where there are several
 }
@@ -118,6 +119,14 @@ func (w *system) primary(c rueidis.Client) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.Books.Redis = c
+}
+
+// judge makes another MySQL the one that counts.
+func (w *system) judge(db *sql.DB) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.Books.DB.Close() // of a server that is gone
+	w.Books.DB = db
 }
 
 // process is one of the programs, which dies at the failpoint ("" for none).

@@ -1,7 +1,7 @@
 // Package model explores the order protocol exhaustively at a small size: one unit, two orders, up to three reconcilers, and
 // every interleaving. Relays sleep or die. Messages are repeated or lost. The broker is wiped. Redis is emptied, rolled back, or
-// brings back what it lost while it wrote it. A replica that lags is promoted, and the old primary still answers. Orders are
-// cancelled. Reconcilers stop or wake anywhere.
+// brings back what it lost while it wrote it. A replica that lags is promoted, and the old primary still answers. MySQL fails over to an
+// older copy. Orders are cancelled. Reconcilers stop or wake anywhere.
 //
 // The rules are the protocol of docs/reconciling.md. Change them first when you change the scripts, the consumer or the
 // reconciler, and see what breaks.
@@ -35,10 +35,12 @@ const (
 	Torn
 	// Deferred: a consumer may acknowledge any message once MySQL has its order as deferred. In the other modes it holds the message.
 	Deferred
+	// Forgets: MySQL may fail over to a copy that lags. It is a mode of its own for the number of its states.
+	Forgets
 )
 
 func (p Promise) String() string {
-	return [...]string{"fsync", "confirm", "replicas", "offers", "torn", "deferred"}[p]
+	return [...]string{"fsync", "confirm", "replicas", "offers", "torn", "deferred", "forgets"}[p]
 }
 
 // Bug is a planted mistake.
@@ -73,13 +75,21 @@ const (
 	FewerThanAll        Bug = "promise when another replica than the promoted one has acknowledged the order"
 	WaitElsewhere       Bug = "look for the order on one primary and wait for the replica of another"
 	WaitUnheld          Bug = "wait for the replica without looking whether the primary holds the order"
+	DropForgotten       Bug = "reconcile without the orders that Redis holds and MySQL has forgotten"
+	FailoverMissed      Bug = "serve from a MySQL that took over without comparing it with Redis"
+	ComparedOnce        Bug = "compare only a MySQL that is another"
+	EndsForgotten       Bug = "leave orders live in an older MySQL that Redis has released"
+	ServeBeforeEnds     Bug = "serve from an older MySQL before orders that Redis has released have ended there again"
+	TokenOfOlder        Bug = "close the gate with the older MySQL's next token"
+	EpochOfOlder        Bug = "raise the older MySQL's epoch from where it stands"
 )
 
 // Bugs lists the planted mistakes.
 var Bugs = []Bug{RetireEarly, ReleaseUnkeyed, ReleaseIgnoresGate, UnionWithEnded, NoEpochCheck, AdoptWithoutOutbox,
 	AckBeforeCommit, NoRedisToken, NoMySQLToken, NoAdoptPhase, RepublishNothing, NoReleaseAgain, PromiseUnheld, ReserveBeforeShut, AdoptBeforeShut, AdoptIntoAnyEpoch,
 	ReplicasHaveScripts, UnionWithOrphans, ReadBeforeRaise, IntentsDoneByLoad, OpenOverDeferred, RetireDeferred,
-	PromiseUnreplicated, FewerThanAll, WaitElsewhere, WaitUnheld}
+	PromiseUnreplicated, FewerThanAll, WaitElsewhere, WaitUnheld,
+	DropForgotten, FailoverMissed, ComparedOnce, EndsForgotten, ServeBeforeEnds, TokenOfOlder, EpochOfOlder}
 
 const (
 	units     = 1
@@ -219,12 +229,21 @@ type second struct {
 	data data
 }
 
+// mysql is what a MySQL has.
+type mysql struct {
+	dbEpoch, dbToken uint8
+	rows             rows    // M
+	deferred         entries // messages of a closed sale that are acknowledged and wait to be adopted
+	intents          orders
+}
+
 type state struct {
 	data    // of the primary
 	second  second
 	keyed   orders  // of offers: those that were ever reserved, as their keys in Redis show
 	torn    entries // half written in its append-only file: the next restart brings them back, but only into the outbox
 	orphans orders  // that came back so
+	gone    orders  // that were released, as a list in Redis shows
 	// on the way
 	calls    entries // reserve calls that left an api process, with the epoch it knew
 	relay    entries // in the hands of a relay
@@ -236,15 +255,19 @@ type state struct {
 	first    entries // as the press made them: what was not adopted
 	promised orders  // a 202 was sent
 	excused  orders  // not covered by the promise: destroyed in the only place where they were
-	// MySQL
-	dbEpoch, dbToken uint8
-	rows             rows    // M
-	deferred         entries // messages of a closed sale that are acknowledged and wait to be adopted
-	intents          orders
-	recs             reconcilers
+	mysql
+	copied mysql   // what its replica has, which stopped to follow
+	lags   bool    // there is such a replica
+	other  bool    // the replica has taken over and was not compared with Redis yet: it serves nobody
+	late   entries // that were settled in the MySQL that is gone: their consumers may acknowledge and retire them even now
+	recs   reconcilers
 	// faults left
-	redisLosses, brokerLosses, cancels, asks uint8
+	redisLosses, brokerLosses, mysqlLosses, cancels, asks uint8
 }
+
+// strays are the orders that Redis holds, but that are neither in its outbox nor live in MySQL, and that no intent is to release. MySQL has
+// forgotten them, or only that they are to be released.
+func (s state) strays() orders { return s.held &^ s.outbox.ids() &^ s.rows.are(live) &^ s.intents }
 
 // step names a transition. It becomes text only in a trace.
 type step struct {
@@ -295,9 +318,12 @@ func Explore(mode Promise, bug Bug) Result {
 		parent int32
 		step   step
 	}
-	start := state{data: data{scripts: true, present: true, gate: open, epoch: 1, stock: units}, dbEpoch: 1, redisLosses: 1, brokerLosses: 1, cancels: 1, asks: 1}
-	if mode == AfterReplicas {
+	start := state{data: data{scripts: true, present: true, gate: open, epoch: 1, stock: units}, mysql: mysql{dbEpoch: 1}, redisLosses: 1, brokerLosses: 1, cancels: 1, asks: 1}
+	switch mode {
+	case AfterReplicas:
 		start.second, start.brokerLosses = start.replica(), 0
+	case Forgets:
+		start.redisLosses, start.brokerLosses, start.mysqlLosses = 0, 0, 1
 	}
 	seed := maphash.MakeSeed()
 	seen := map[uint64]struct{}{maphash.Comparable(seed, start): {}}
@@ -345,7 +371,11 @@ func broken(s state, settled bool) string {
 	if s.rows.are(rejected)&s.promised&^s.excused != 0 {
 		return "a promised order was rejected"
 	}
-	if s.reserves() {
+	if s.reserves() && !s.other {
+		late := orders(0) // that were retired for a MySQL that is gone: the next look finds them
+		if s.late != 0 {
+			late = s.strays()
+		}
 		want := liveRows | s.outbox.ids()&^s.rows.ids()&^(s.orphans&^s.held)
 		switch {
 		case s.stock < 0:
@@ -354,7 +384,7 @@ func broken(s state, settled bool) string {
 			return "S + |R| != T"
 		case want&^s.held != 0:
 			return "R misses an order of L or of O \\ M"
-		case s.held&^(want|s.intents|s.outbox.ids()) != 0: // an ended order may come back until its entry is retired
+		case s.held&^(want|s.intents|s.outbox.ids()|late) != 0: // an ended order may come back until its entry is retired
 			return "R keeps an order that is neither in L nor in O \\ M: a stranded unit"
 		}
 	}
@@ -362,7 +392,7 @@ func broken(s state, settled bool) string {
 		switch {
 		case s.promised&^s.excused&^s.rows.ids() != 0:
 			return "a promised order was lost"
-		case s.outbox != 0 || s.intents != 0 || !s.reserves():
+		case s.outbox != 0 || s.intents != 0 || !s.reserves() || s.other:
 			return "stuck before everything is settled"
 		case s.held != liveRows:
 			return "R != L at the end"

@@ -3,10 +3,10 @@ package model
 import "testing"
 
 func TestTheProtocolHolds(t *testing.T) {
-	for _, mode := range []Promise{AfterFsync, AfterConfirm, AfterReplicas, Offers, Torn, Deferred} {
+	for _, mode := range []Promise{AfterFsync, AfterConfirm, AfterReplicas, Offers, Torn, Deferred, Forgets} {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
-			if testing.Short() && (mode == AfterConfirm || mode == AfterReplicas || mode == Torn || mode == Deferred) {
+			if testing.Short() && (mode == AfterConfirm || mode == AfterReplicas || mode == Torn || mode == Deferred || mode == Forgets) {
 				t.Skip("half a minute or more: make test explores it")
 			}
 			r := Explore(mode, None)
@@ -33,6 +33,8 @@ func TestEveryPlantedBugIsFound(t *testing.T) {
 				modes = []Promise{Deferred}
 			case PromiseUnreplicated, FewerThanAll, WaitElsewhere, WaitUnheld:
 				modes = []Promise{AfterReplicas}
+			case DropForgotten, FailoverMissed, ComparedOnce, EndsForgotten, ServeBeforeEnds, TokenOfOlder, EpochOfOlder:
+				modes = []Promise{Forgets}
 			}
 			for _, mode := range modes {
 				if r := Explore(mode, bug); r.Broken != "" {

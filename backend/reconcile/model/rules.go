@@ -7,8 +7,11 @@ func (x explorer) rules(s state) {
 	x.relays(s)
 	x.answers(s)
 	x.replication(s)
-	x.consumers(s)
-	x.releases(s)
+	if !s.other {
+		x.consumers(s)
+		x.releases(s)
+	}
+	x.late(s)
 	x.reconcilers(s)
 	x.faults(s)
 }
@@ -267,6 +270,9 @@ func (x explorer) releases(s state) {
 		if s.held.has(o) || x.bug == ReleaseUnkeyed {
 			t.held = t.held.without(o)
 			t.stock++
+			if x.mode == Forgets {
+				t.gone = t.gone.with(o)
+			}
 			x.emit(t, step{"release", int8(o), -1}, false)
 			if x.bug == ReleaseUnkeyed {
 				t.intents = t.intents.without(o)
@@ -290,10 +296,17 @@ func (x explorer) reconcilers(s state) {
 			revives = revives || r.revive
 		}
 	}
+	if s.other {
+		x.takeOver(s, free)
+		return
+	}
 	must := !s.reserves() && !active || !s.scripts && !revives
+	if x.bug != ComparedOnce && x.bug != FailoverMissed && !active && s.late != 0 && s.strays() != 0 {
+		must = true // compared with MySQL once more
+	}
 	if free >= 0 && (must || s.asks > 0) {
 		t := s
-		t.dbToken++
+		t.dbToken = x.token(s) + 1
 		t.recs[free] = reconciler{phase: closing, token: t.dbToken, revive: !s.scripts}
 		if !must {
 			t.asks--
@@ -399,6 +412,9 @@ func (u turn) raise() {
 		return
 	}
 	t.dbEpoch++
+	if u.bug != EpochOfOlder {
+		t.dbEpoch = max(t.dbEpoch, t.epoch+1)
+	}
 	if t.dbEpoch >= maxEpochs {
 		panic("BUG: more epochs than a set of entries can name")
 	}
@@ -414,6 +430,17 @@ func (u turn) raise() {
 
 func (u turn) write() {
 	t, r := u.s, u.r
+	forgotten := t.held &^ r.outbox &^ r.rows.ids()
+	if u.mode == Forgets && u.bug != DropForgotten && forgotten != 0 { // a step of its own, before the reservations are removed
+		for o := range numOrders {
+			if forgotten.has(o) {
+				t.outbox |= bit(o, r.epoch)
+			}
+		}
+		r.outbox |= forgotten
+		u.to(t, r, "what MySQL has forgotten is in the outbox again")
+		return
+	}
 	pending := r.outbox &^ r.rows.ids()
 	if u.bug == UnionWithEnded {
 		pending = r.outbox
@@ -451,9 +478,109 @@ func (u turn) open() {
 	u.to(t, reconciler{}, "the gate is opened")
 }
 
-// faults: Redis is restarted, emptied, or comes back older than it was; the broker is wiped; a relay dies.
+// token is the one after which the next is counted: no lower than the one that closed the gate.
+func (x explorer) token(s state) uint8 {
+	if x.bug == TokenOfOlder {
+		return s.dbToken
+	}
+	return max(s.dbToken, s.gateToken)
+}
+
+// takeOver compares a MySQL that took over with Redis. Where it has all that Redis knows of, it serves. Else the gate is closed
+// first, and orders that Redis has released have ended again.
+func (x explorer) takeOver(s state, free int) {
+	behind := s.dbToken < s.gateToken || s.dbEpoch < s.epoch || s.strays() != 0 || x.endAgain(s).rows != s.rows
+	if s.present && s.gate == open && !behind || !s.present {
+		t := s
+		t.other = false
+		x.emit(t, step{"MySQL serves, for it is not behind", -1, -1}, false)
+		return
+	}
+	if free < 0 {
+		return // the exploration bounds reconcilers; one of them gives up
+	}
+	t := s
+	t.dbToken = x.token(s) + 1
+	if x.bug != EpochOfOlder {
+		t.dbEpoch = max(t.dbEpoch, t.epoch)
+	}
+	t.other = false
+	r := reconciler{phase: closing, token: t.dbToken, revive: !s.scripts}
+	if x.bug == ServeBeforeEnds {
+		t.recs[free] = r
+		x.emit(t, step{"MySQL serves before the gate is closed", -1, int8(r.token)}, false)
+		return
+	}
+	turn{x, x.endAgain(t), free, r}.close()
+}
+
+// endAgain ends orders that MySQL has as live and Redis does not hold, and those that Redis has released and MySQL does not have. It
+// has forgotten how they ended. A Redis that was restarted itself may have forgotten, too: of that only the list of the released counts.
+func (x explorer) endAgain(s state) state {
+	if x.bug == EndsForgotten {
+		return s
+	}
+	for o := range numOrders {
+		if s.held.has(o) {
+			continue
+		}
+		if s.rows[o] == live && (s.scripts || s.gone.has(o)) || s.rows[o] == absent && s.gone.has(o) {
+			s.rows[o] = ended
+		}
+	}
+	return s
+}
+
+// late: a consumer settled an order in the MySQL that is gone, and acknowledges and retires it only now.
+func (x explorer) late(s state) {
+	(s.late & s.outbox).each(func(o int, epoch uint8, e entries) {
+		t := s
+		t.outbox &^= e
+		x.emit(t, step{"retire late", int8(o), int8(epoch)}, false)
+	})
+	(s.late & s.broker).each(func(o int, epoch uint8, e entries) {
+		t := s
+		t.broker &^= e
+		x.emit(t, step{"acknowledge late", int8(o), int8(epoch)}, false)
+	})
+}
+
+// failovers: a replica of MySQL stops to follow. Later it takes over, with what it has.
+func (x explorer) failovers(s state) {
+	if s.mysqlLosses == 0 {
+		return
+	}
+	if !s.lags {
+		t := s
+		t.copied, t.lags = s.mysql, true
+		x.emit(t, step{"A REPLICA OF MYSQL LAGS", -1, -1}, true)
+		return
+	}
+	if s.copied == s.mysql || !s.scripts {
+		return
+	}
+	t := s
+	t.mysql, t.copied, t.lags = s.copied, mysql{}, false
+	t.other = x.bug != FailoverMissed
+	(s.outbox | s.broker).each(func(o int, _ uint8, e entries) {
+		if s.rows[o] != absent {
+			t.late |= e
+		}
+	})
+	t.asleep = 0 // MySQL's answer was lost, or the epoch is raised before it serves
+	// One that was cancelled, and that a load left out since, is like an orphan: MySQL has forgotten the order and its end, and Redis
+	// has only its entry.
+	cancelled := s.rows.are(ended) &^ t.rows.ids() &^ (s.held | s.gone)
+	t.orphans |= cancelled
+	t.excused |= cancelled
+	t.mysqlLosses--
+	x.emit(t, step{"MYSQL FAILS OVER", -1, -1}, true)
+}
+
+// faults: Redis is restarted, emptied, or comes back older than it was; the broker is wiped; MySQL forgets; a relay dies.
 func (x explorer) faults(s state) {
-	if s.redisLosses > 0 && s.present && x.mode != AfterReplicas {
+	x.failovers(s)
+	if s.redisLosses > 0 && s.present && x.mode != AfterReplicas && x.mode != Forgets { // what MySQL has forgotten only Redis has
 		t := s.restarted()
 		t.redisLosses--
 		x.emit(t, step{"REDIS IS RESTARTED", -1, -1}, true)
@@ -471,7 +598,7 @@ func (x explorer) faults(s state) {
 		t := s
 		t.broker = 0
 		t.brokerLosses--
-		t.excused |= s.promised &^ (s.outbox | s.deferred).ids() &^ s.rows.ids()
+		t.excused |= s.promised &^ (s.outbox | s.deferred).ids() &^ s.rows.ids() &^ s.held
 		x.emit(t, step{"THE BROKER IS WIPED", -1, -1}, true)
 	}
 	if s.relay != 0 {

@@ -1,0 +1,189 @@
+//go:build servers
+
+package faults
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+
+	"floodgate.internal/e2e/stack"
+	"floodgate.internal/e2e/world"
+)
+
+// pair is a MySQL and its asynchronous replica, which swap places with each promotion.
+type pair struct {
+	primary, replica *stack.Servers
+	user, password   string // of the backends, on both
+	started          int
+}
+
+const (
+	forgets   = 100 // commits that a replica of MySQL is behind, at least, when it takes over
+	failovers = 3
+)
+
+// mysqlFailovers are failovers of MySQL to a replica that lags. Each order is a commit of its own.
+func mysqlFailovers(t *testing.T, g *ground) {
+	p := &pair{primary: world.OpenServers(t, filepath.Join(g.Dir, "mysql-1")), replica: world.OpenServers(t, filepath.Join(g.Dir, "mysql-2"))}
+	for _, v := range []*stack.Servers{p.primary, p.replica} {
+		v.MySQL.With(nil, []string{"--log-bin=binlog", "--sync-binlog=1", "--log-slave-updates=1"}, nil)
+		p.start(t, t.Context(), v)
+	}
+	c, err := mysql.ParseDSN(p.primary.MySQLDSN())
+	world.Must(t, err)
+	p.user, p.password = c.User, c.Passwd
+	p.on(t, t.Context(), p.primary.MySQLDSN(), "RESET MASTER")
+	p.follow(t, t.Context())
+	w := g.system(t, options{linked: true, mysql: p.primary, batch: 1})
+	w.group(t, partMySQL,
+		disorder{
+			what: "mysql: fails over to a replica that lags", injected: fmt.Sprintf("SIGKILL; a replica takes over that stopped %d commits ago or more", forgets), keep: true, twice: true, times: failovers,
+			strike: func(s *trial) {
+				for range failovers {
+					p.failOver(s, forgets)
+					p.followAnew(s)
+				}
+			},
+			heal: func(*trial) {},
+		},
+		disorder{
+			what: "mysql: fails over to a replica that is not behind", injected: "SIGKILL; a replica takes over that has every commit", keep: true, twice: true,
+			strike: func(s *trial) { p.failOver(s, 0) },
+			heal:   func(s *trial) { p.followAnew(s) },
+		},
+	)
+	w.drained(t)
+}
+
+// start starts a server without data. It gets an id that none had: a replica leaves out what its own id committed.
+func (p *pair) start(t *testing.T, ctx context.Context, v *stack.Servers) {
+	t.Helper()
+	p.started++
+	v.MySQL.With(nil, []string{fmt.Sprint("--server-id=", p.started)}, nil)
+	world.Must(t, v.MySQL.Start(ctx))
+}
+
+// dsn leads to a schema of a server, past the world's link.
+func (p *pair) dsn(t *testing.T, v *stack.Servers, schema string) string {
+	t.Helper()
+	c, err := mysql.ParseDSN(v.MySQLDSN())
+	world.Must(t, err)
+	c.User, c.Passwd, c.DBName = p.user, p.password, schema
+	return c.FormatDSN()
+}
+
+// ask runs a query of one value.
+func (p *pair) ask(ctx context.Context, dsn, query string, into any, args ...any) error {
+	db, err := world.OpenMySQL(dsn)
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	return db.QueryRowContext(ctx, query, args...).Scan(into)
+}
+
+// on runs statements.
+func (p *pair) on(t *testing.T, ctx context.Context, dsn string, statements ...string) {
+	t.Helper()
+	db, err := world.OpenMySQL(dsn)
+	world.Must(t, err)
+	defer db.Close()
+	for _, statement := range statements {
+		_, err := db.ExecContext(ctx, statement)
+		world.Must(t, err)
+	}
+}
+
+// follow makes the replica, which is new, follow the primary from its first commit on. Its user gets the password of the pair's.
+func (p *pair) follow(t *testing.T, ctx context.Context) {
+	t.Helper()
+	_, port, err := net.SplitHostPort(address(t, p.primary))
+	world.Must(t, err)
+	p.on(t, ctx, p.replica.MySQLDSN(), fmt.Sprintf("ALTER USER '%s'@'127.0.0.1' IDENTIFIED BY '%s'", p.user, p.password))
+	p.on(t, ctx, p.dsn(t, p.replica, ""), "RESET MASTER", "SET GLOBAL gtid_slave_pos = ''",
+		fmt.Sprintf("CHANGE MASTER TO MASTER_HOST = '127.0.0.1', MASTER_PORT = %s, MASTER_USER = '%s', MASTER_PASSWORD = '%s', MASTER_USE_GTID = slave_pos", port, p.user, p.password),
+		"START SLAVE")
+}
+
+// followAnew starts the former primary without its data, as the replica of the one that took over.
+func (p *pair) followAnew(s *trial) {
+	s.Helper()
+	world.Must(s.T, p.replica.MySQL.Wipe())
+	p.start(s.T, s.ctx, p.replica)
+	p.follow(s.T, s.ctx)
+}
+
+// lacks is how many orders of the sale the replica does not have.
+func (p *pair) lacks(ctx context.Context, s *trial) (n int, err error) {
+	const query = "SELECT COUNT(*) FROM orders WHERE sale_id = ?"
+	var all, has int
+	if err = p.ask(ctx, p.dsn(s.T, p.primary, s.w.Name), query, &all, s.sale); err == nil {
+		err = p.ask(ctx, p.dsn(s.T, p.replica, s.w.Name), query, &has, s.sale)
+	}
+	return all - has, err
+}
+
+// catchUp waits until the replica has what the primary has now.
+func (p *pair) catchUp(s *trial) {
+	s.Helper()
+	var at string
+	world.Must(s.T, p.ask(s.ctx, p.dsn(s.T, p.primary, ""), "SELECT @@GLOBAL.gtid_binlog_pos", &at))
+	var late int
+	world.Must(s.T, p.ask(s.ctx, p.dsn(s.T, p.replica, ""), "SELECT MASTER_GTID_WAIT(?, 300)", &late, at))
+	if late != 0 {
+		s.Fatalf("the replica does not follow to %s", at)
+	}
+}
+
+// failOver waits until the replica has everything, stops it, and kills the primary when that has so many orders more. Then the replica
+// has its place.
+func (p *pair) failOver(s *trial, behind int) {
+	s.Helper()
+	if behind == 0 {
+		s.w.Links.MySQL.Refuse() // nobody commits any more
+	}
+	p.catchUp(s)
+	if behind > 0 {
+		p.on(s.T, s.ctx, p.dsn(s.T, p.replica, ""), "STOP SLAVE SQL_THREAD")
+		s.until("the primary is ahead", func(ctx context.Context) error {
+			n, err := p.lacks(ctx, s)
+			if err == nil && n < behind {
+				err = fmt.Errorf("by %d of %d orders", n, behind)
+			}
+			return err
+		})
+	}
+	lacks, err := p.lacks(s.ctx, s)
+	world.Must(s.T, err)
+	world.Must(s.T, p.primary.MySQL.Kill(s.ctx))
+	p.on(s.T, s.ctx, p.dsn(s.T, p.replica, ""), "STOP SLAVE", "RESET SLAVE ALL")
+	p.primary, p.replica = p.replica, p.primary
+	was := s.w.Metric(s.T, s.w.Ports.AdminURL(), "backend_orders_forgotten_total")
+	s.w.Links.MySQL.Target(address(s.T, p.primary))
+	s.w.Links.MySQL.Heal()
+	began := time.Now()
+	db, err := world.OpenMySQL(p.dsn(s.T, p.primary, s.w.Name))
+	world.Must(s.T, err)
+	s.w.judge(db)
+	s.until("the new primary serves", func(ctx context.Context) error {
+		var known string
+		return p.ask(ctx, p.dsn(s.T, p.primary, s.w.Name), "SELECT address FROM compared_server WHERE address LIKE CONCAT(@@server_id, ' %')", &known)
+	})
+	served := time.Since(began)
+	s.more(20)
+	s.Logf("the replica lacked %d orders; it served after %v; %v orders were forgotten and queued again", lacks, served.Round(time.Millisecond),
+		s.w.Metric(s.T, s.w.Ports.AdminURL(), "backend_orders_forgotten_total")-was)
+}
+
+func address(t *testing.T, v *stack.Servers) string {
+	t.Helper()
+	c, err := mysql.ParseDSN(v.MySQLDSN())
+	world.Must(t, err)
+	return c.Addr
+}

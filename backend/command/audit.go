@@ -13,6 +13,7 @@ import (
 
 	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/broker"
+	"floodgate.internal/backend/store"
 	"floodgate.internal/shared/cli"
 )
 
@@ -35,7 +36,7 @@ func (c *Audit) Run(ctx context.Context, env *Env) (err error) {
 	if c.Sale == 0 && c.SKU == 0 && !c.All && c.Answers == "" {
 		return cli.Usage("audit: say what: --sale ID, --sku ID, --all, or --answers FILE")
 	}
-	s, err := c.open(ctx, env, true)
+	s, err := c.open(ctx, env, store.OpenAny, true)
 	if err != nil {
 		return err
 	}

@@ -29,8 +29,8 @@ type stores struct {
 	auditor  *audit.Auditor
 }
 
-// open opens MySQL, Redis and, where it is needed, the broker. Close must be called.
-func (f File) open(ctx context.Context, env *Env, brokered bool) (s *stores, err error) {
+// open opens MySQL (store.Open, or store.OpenAny for what only reads), Redis and, where it is needed, the broker. Close must be called.
+func (f File) open(ctx context.Context, env *Env, openMySQL func(dsn string, maxOpen int) (*sql.DB, error), brokered bool) (s *stores, err error) {
 	s = &stores{registry: prometheus.NewRegistry()}
 	defer func() {
 		if err != nil {
@@ -40,7 +40,7 @@ func (f File) open(ctx context.Context, env *Env, brokered bool) (s *stores, err
 	if s.Config, err = env.Config(f.Config); err != nil {
 		return s, err
 	}
-	if s.db, err = store.OpenAny(s.MySQL, 1); err != nil { // what only reads may ask a MySQL that serves nobody yet
+	if s.db, err = openMySQL(s.MySQL, 1); err != nil {
 		return s, err
 	}
 	if err = answers(ctx, s.db); err != nil {
@@ -95,7 +95,7 @@ type Rebuild struct {
 }
 
 func (c *Rebuild) Run(ctx context.Context, env *Env) (err error) {
-	s, err := c.open(ctx, env, c.Sale != 0)
+	s, err := c.open(ctx, env, store.Open, c.Sale != 0)
 	if err != nil {
 		return err
 	}

@@ -51,7 +51,7 @@ func TestEachSettingChangesWhatIsSaid(t *testing.T) {
 	}
 	const whole = "the death of every process at once, a power cut"
 	good := read(false)
-	if good.Weak || !strings.HasPrefix(good.Survives, whole) || len(good.Settings) != 8 {
+	if good.Weak || !strings.HasPrefix(good.Survives, whole) || len(good.Settings) != 9 {
 		t.Fatalf("as the servers are started: got %+v", good)
 	}
 	config := func(name, value string) func() error {

@@ -24,13 +24,14 @@ func TestReplayOfARealLog(t *testing.T) {
 	}
 	slow := []edit{all, with("order: {rate: 0.2", "order: {rate: 0.0002"), with("ip: {rate: 50, burst: 100", "ip: {rate: 0.0002, burst: 7")}
 	g := run(t, []string{p.addr}, slow...)
+	tokens := map[string]string{"ann": g.as("ann"), "bob": g.as("bob")} // made once: a token that is new draws on another bucket
 	last := ""
 	ask := func(method, path, uid, addr string) {
 		t.Helper()
 		last = fmt.Sprintf("request-%s-%s-%d", method, uid, len(last)) // awaited below
 		headers := []string{from(addr), "X-Request-Id: " + last}
 		if uid != "" {
-			headers = append(headers, g.as(uid))
+			headers = append(headers, tokens[uid])
 		}
 		if a := g.do(method, path, headers...); a.err != nil || a.code >= 500 {
 			t.Fatalf("got %v", a)

@@ -196,12 +196,12 @@ func (c *comparison) outbox(first map[string]reserve.Held, readable bool) {
 // nowhere finds a reservation whose order is neither in the outbox nor in MySQL.
 func (c *comparison) nowhere(h reserve.Held) {
 	if c.traced(h.ID) {
-		c.find(eqOrders, h.ID, c.row("orders"), "put the row back, from a backup or from what Redis and the ledger say of it; do not rebuild before: Redis would sell its units again, and MySQL, which counts them still, would refuse them",
+		c.find(eqOrders, h.ID, c.row("orders"), "put the row back, from a backup or from what Redis and the ledger say of it; do not rebuild before: the order would be queued again, and MySQL, which has its slots or its ledger still, would refuse it",
 			"uid %s holds %d units in Redis, and slots or ledger rows in MySQL, where the order's own row is gone", h.UID, h.Quantity)
 		return
 	}
 	c.find(eqOrders, h.ID, c.key("outbox"), "if the broker has its message, it is settled by itself (backend queue); if that is a dead letter, replay it (backend dead-letters list); else "+c.rebuild()+
-		", which gives its units back: tell uid "+h.UID+" that the order is gone",
+		", which queues it again",
 		"uid %s holds %d units in Redis, but the order is neither in the outbox nor in MySQL", h.UID, h.Quantity)
 }
 

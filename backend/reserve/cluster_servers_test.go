@@ -170,6 +170,11 @@ func onCluster(t *testing.T, s *reserve.Store, sale int64) {
 		return r.Entry(v)
 	}
 	first, second := press("ann", 1), press("bob", 1)
+	held, _, err := s.Replicated(ctx, sale, []queued.Entry{first}, 0, time.Minute)
+	must(err)
+	if !held[0] {
+		t.Fatalf("sale %d does not hold %s", sale, first.ID)
+	}
 	_, _, err = s.StrayEntries(ctx, sale, "c", "-", time.Minute)
 	must(err)
 	must(s.SweepOutbox(ctx, sale, time.Minute, "c"))
@@ -194,5 +199,9 @@ func onCluster(t *testing.T, s *reserve.Store, sale int64) {
 		t.Fatalf("sale %d: %+v, %v", sale, snap, err)
 	}
 	must(s.Retire(ctx, sale, []string{snap.Outbox[0].Entry}))
-	must(s.Forget(ctx, sale, 2))
+	_, err = s.Shut(ctx, sale, 3)
+	must(err)
+	must(s.Refill(ctx, sale, 3, 3, snap.Orders))
+	must(s.Retire(ctx, sale, []string{snap.Orders[0].Entry}))
+	must(s.Forget(ctx, sale, 3))
 }

@@ -431,7 +431,7 @@ func (u turn) raise() {
 func (u turn) write() {
 	t, r := u.s, u.r
 	forgotten := t.held &^ r.outbox &^ r.rows.ids()
-	if u.mode == Forgets && u.bug != DropForgotten && forgotten != 0 { // a step of its own, before the reservations are removed
+	if u.bug != DropForgotten && forgotten != 0 { // a step of its own, before the reservations are removed
 		for o := range numOrders {
 			if forgotten.has(o) {
 				t.outbox |= bit(o, r.epoch)

@@ -199,6 +199,7 @@ func TestAnOutboxEntryDeletedByHandIsFound(t *testing.T) {
 	}
 	d.follow(f)
 	d.balanced(7, 3, 0)
+	d.settle() // ann's; bob's is adopted
 	d.settle()
 	d.balanced(7, 0, 3)
 }

@@ -65,7 +65,7 @@ func (a *attempt) refill(ctx context.Context) error {
 	if len(a.forgotten) == 0 {
 		return nil
 	}
-	a.r.log.Error("mysql has forgotten orders that it had: they are queued again", "sale", a.sale, "orders", len(a.forgotten), "first", a.forgotten[0].ID)
+	a.r.log.Error("redis holds orders that neither the outbox nor mysql has: they are queued again", "sale", a.sale, "orders", len(a.forgotten), "first", a.forgotten[0].ID)
 	if err := a.r.redis.Refill(ctx, a.sale, a.token, a.load.Epoch, a.forgotten); err != nil {
 		return err
 	}

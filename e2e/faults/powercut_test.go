@@ -310,31 +310,48 @@ func rewrites(s *trial) string {
 	return ""
 }
 
+// mysqlCuts tries a MySQL that has the orders beside Redis, and one that alone has them. What the first forgets is queued again.
 func mysqlCuts(t *testing.T, g *ground) {
+	redis := world.OpenServers(t, filepath.Join(g.Dir, "redis-of-mysql"))
+	world.Must(t, redis.Redis.Start(t.Context()))
 	own := world.OpenServers(t, filepath.Join(g.Dir, "mysql"))
 	disk := g.cuttable(t, own.MySQL, powercut.Disk{Only: "tables/ib_logfile0"}, mariadbSeen...)
 	world.Must(t, own.MySQL.Start(t.Context()))
-	w := g.system(t, options{mysql: own, maxLag: "1h", maxOutage: "1h"})
-	admin := adminOf(t, w)
-	for _, flush := range []string{"1", "2", "0"} {
-		settings := "innodb_flush_log_at_trx_commit " + flush
-		o := outage{
-			cutLine: cutLine{store: "MariaDB", settings: settings, after: "fsync", others: "nobody: what is in MySQL is retired", loses: flush != "1"},
-			before: func(s *trial) {
-				_, err := admin.ExecContext(s.ctx, "SET GLOBAL innodb_flush_log_at_trx_commit = "+flush)
-				world.Must(s.T, err)
-			},
-			ripe: func(s *trial) { s.settling(atOnce) },
-			cut: func(s *trial) powercut.Loss {
-				loss := powerless(s, own.MySQL, disk)
-				world.Must(s.T, own.MySQL.Start(s.ctx))
-				return loss
-			},
+	for _, c := range []struct {
+		after, others string
+		alone         bool
+	}{{"fsync", "Redis: its reservations", false}, {"confirm", "nobody: Redis's disk is destroyed at the same time", true}} {
+		o := options{mysql: own, after: c.after, maxLag: "1h", maxOutage: "1h"}
+		if c.alone {
+			o.redis = redis
 		}
-		t.Run(settings, func(t *testing.T) { w.suffer(t, o) })
+		w := g.system(t, o)
+		admin := adminOf(t, w)
+		for _, flush := range []string{"1", "2", "0"} {
+			settings := "innodb_flush_log_at_trx_commit " + flush
+			o := outage{
+				cutLine: cutLine{store: "MariaDB", settings: settings, after: c.after, others: c.others, loses: c.alone && flush != "1"},
+				before: func(s *trial) {
+					_, err := admin.ExecContext(s.ctx, "SET GLOBAL innodb_flush_log_at_trx_commit = "+flush)
+					world.Must(s.T, err)
+				},
+				ripe: func(s *trial) { s.settling(atOnce) },
+				cut: func(s *trial) powercut.Loss {
+					if c.alone {
+						world.Must(s.T, redis.Redis.Kill(s.ctx))
+						world.Must(s.T, redis.Redis.Wipe())
+						defer func() { world.Must(s.T, redis.Redis.Start(s.ctx)) }()
+					}
+					loss := powerless(s, own.MySQL, disk)
+					world.Must(s.T, own.MySQL.Start(s.ctx))
+					return loss
+				},
+			}
+			t.Run(c.after+", "+settings, func(t *testing.T) { w.suffer(t, o) })
+		}
+		w.reconciled(t)
+		w.drained(t)
 	}
-	w.reconciled(t)
-	w.drained(t)
 }
 
 // rabbitmqCuts tries a broker that alone has the orders. No setting of a quorum queue gives up its sync, so a disk that lies is

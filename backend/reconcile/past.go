@@ -15,6 +15,7 @@ import (
 	"floodgate.internal/backend/sale"
 	"floodgate.internal/backend/store"
 	"floodgate.internal/lua"
+	"floodgate.internal/shared/failpoint"
 	"floodgate.internal/shared/wire"
 )
 
@@ -174,9 +175,11 @@ func (r *Reconciler) takeOver(ctx context.Context, conn *sql.Conn, this, last st
 	if now, away := nodes.Lost(ctx); away != nil || (now == nil) != (unsure == nil) {
 		return nil, errors.Join(errors.New("redis was started anew meanwhile"), away)
 	}
+	failpoint.Hit("takeover.before-compared")
 	if err := store.Compared(ctx, conn, now, this, last); err != nil {
 		return nil, err
 	}
+	failpoint.Hit("takeover.after-compared")
 	took := time.Since(began).Round(time.Millisecond)
 	if len(closed) == 0 {
 		r.takeovers.WithLabelValues(whole).Inc()
@@ -297,9 +300,11 @@ func (c *comparison) close(ctx context.Context) (ended int, err error) {
 	if err := c.conn.QueryRowContext(ctx, `SELECT token FROM sale_stock WHERE sale_id = ?`, c.sale).Scan(&token); err != nil {
 		return 0, fmt.Errorf("take a token of sale %d: %w", c.sale, err)
 	}
+	failpoint.Hit("takeover.after-token")
 	if _, err := r.redis.Shut(ctx, c.sale, token); err != nil {
 		return 0, err
 	}
+	failpoint.Hit("takeover.after-shut")
 	return r.orders.EndAgain(ctx, c.conn, c.sale, c.live, c.absent)
 }
 

@@ -3,6 +3,7 @@
 package faults
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"net"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/go-sql-driver/mysql"
+	"golang.org/x/sync/errgroup"
 
 	"floodgate.internal/e2e/stack"
 	"floodgate.internal/e2e/world"
@@ -28,8 +30,9 @@ const (
 	failovers = 3
 )
 
-// mysqlFailovers are failovers of MySQL to a replica that lags. Each order is a commit of its own.
-func mysqlFailovers(t *testing.T, g *ground) {
+// newPair starts both.
+func newPair(t *testing.T, g *ground) *pair {
+	t.Helper()
 	p := &pair{primary: world.OpenServers(t, filepath.Join(g.Dir, "mysql-1")), replica: world.OpenServers(t, filepath.Join(g.Dir, "mysql-2"))}
 	for _, v := range []*stack.Servers{p.primary, p.replica} {
 		v.MySQL.With(nil, []string{"--log-bin=binlog", "--sync-binlog=1", "--log-slave-updates=1"}, nil)
@@ -40,6 +43,12 @@ func mysqlFailovers(t *testing.T, g *ground) {
 	p.user, p.password = c.User, c.Passwd
 	p.on(t, t.Context(), p.primary.MySQLDSN(), "RESET MASTER")
 	p.follow(t, t.Context())
+	return p
+}
+
+// mysqlFailovers are failovers of MySQL to a replica that lags. Each order is a commit of its own.
+func mysqlFailovers(t *testing.T, g *ground) {
+	p := newPair(t, g)
 	w := g.system(t, options{linked: true, mysql: p.primary, batch: 1})
 	w.group(t, partMySQL,
 		disorder{
@@ -58,6 +67,40 @@ func mysqlFailovers(t *testing.T, g *ground) {
 			heal:   func(s *trial) { p.followAnew(s) },
 		},
 	)
+	w.drained(t)
+}
+
+// takeovers are the failpoints of a backend that compares a MySQL that took over with Redis.
+var takeovers = []string{"takeover.after-token", "takeover.after-shut", "takeover.before-compared", "takeover.after-compared"}
+
+// takeoverFailpoints kills the backend at each of them, while it compares a replica that lags.
+func takeoverFailpoints(t *testing.T, g *ground) {
+	p := newPair(t, g)
+	w := g.system(t, options{linked: true, mysql: p.primary, batch: 1})
+	for _, point := range takeovers {
+		w.group(t, partFailpoints, disorder{
+			what: "timer: compares a mysql that forgot, " + point, injected: "SIGKILL at `" + point + "`", keep: true, twice: true,
+			strike: func(s *trial) {
+				world.Must(s.T, w.Backend.Stop(s.ctx))
+				logged := size(s.T, w.Backend)
+				armed := w.process(w.Backend.Name(), point)
+				world.Must(s.T, armed.Start(s.ctx))
+				var died errgroup.Group
+				died.Go(func() error {
+					if err := armed.Wait(s.ctx); err != nil {
+						return fmt.Errorf("it never came to %s: %w", point, err)
+					}
+					return w.Backend.Start(s.ctx)
+				})
+				p.failOver(s, forgets)
+				world.Must(s.T, died.Wait())
+				if text := "failpoint: killed at " + point + "\n"; !bytes.Contains(since(s.T, w.Backend, logged), []byte(text)) {
+					s.Fatalf("the backend ended, but not at %s", point)
+				}
+			},
+			heal: func(s *trial) { p.followAnew(s) },
+		})
+	}
 	w.drained(t)
 }
 
@@ -164,7 +207,6 @@ func (p *pair) failOver(s *trial, behind int) {
 	world.Must(s.T, p.primary.MySQL.Kill(s.ctx))
 	p.on(s.T, s.ctx, p.dsn(s.T, p.replica, ""), "STOP SLAVE", "RESET SLAVE ALL")
 	p.primary, p.replica = p.replica, p.primary
-	was := s.w.Metric(s.T, s.w.Ports.AdminURL(), "backend_orders_forgotten_total")
 	s.w.Links.MySQL.Target(address(s.T, p.primary))
 	s.w.Links.MySQL.Heal()
 	began := time.Now()
@@ -177,8 +219,8 @@ func (p *pair) failOver(s *trial, behind int) {
 	})
 	served := time.Since(began)
 	s.more(20)
-	s.Logf("the replica lacked %d orders; it served after %v; %v orders were forgotten and queued again", lacks, served.Round(time.Millisecond),
-		s.w.Metric(s.T, s.w.Ports.AdminURL(), "backend_orders_forgotten_total")-was)
+	s.Logf("the replica lacked %d orders; it served after %v; %v orders were forgotten and queued again by this backend", lacks, served.Round(time.Millisecond),
+		s.w.Metric(s.T, s.w.Ports.AdminURL(), "backend_orders_forgotten_total"))
 }
 
 func address(t *testing.T, v *stack.Servers) string {

@@ -134,7 +134,7 @@ const (
 func TestFailpoints(t *testing.T) {
 	t.Attr("row", "B3")
 	sideBySide(t)
-	covered := []string{migration}
+	covered := append([]string{migration}, takeovers...)
 	for _, f := range faults {
 		covered = append(covered, f.name())
 	}
@@ -150,12 +150,14 @@ func TestFailpoints(t *testing.T) {
 		}
 	}
 	told, url := receiver(t)
-	w := newGround(t, "-tags", "failpoint").system(t, options{batch: smallBatch,
+	g := newGround(t, "-tags", "failpoint")
+	w := g.system(t, options{batch: smallBatch,
 		backend: fmt.Sprintf("events: {endpoints: [{name: shop, url: %q, secret: %q, types: [order.cancelled]}]}\n", url, "whsec_"+base64.StdEncoding.EncodeToString(make([]byte, 24)))})
 	t.Run(migration, w.migrate)
 	for _, f := range faults {
 		t.Run(f.name(), func(t *testing.T) { w.try(t, f) })
 	}
+	t.Run("takeover", func(t *testing.T) { takeoverFailpoints(t, g) })
 	until(t, "the shop is told of every cancelled order", func(ctx context.Context) error {
 		rows, err := w.Books.DB.QueryContext(ctx, "SELECT id FROM orders WHERE status = 'cancelled'")
 		if err != nil {

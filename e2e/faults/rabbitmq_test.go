@@ -171,6 +171,55 @@ func rabbitmqNodes(t *testing.T, g *ground) {
 		lose("to which everybody is connected", nodes[0], nodes[1]),
 	)
 	w.drained(t)
+
+	// A queue that has lost the majority of its members takes and gives nothing any more. A new one needs another vhost.
+	moved := g.system(t, options{linked: true, rabbitmq: first, maxLag: "1h", maxOutage: "1h"})
+	moved.group(t, partRabbitMQ, disorder{
+		what: "rabbitmq: two of three nodes are lost for good", injected: "SIGKILL; rabbitmqctl forget_cluster_node; queue.url with a new vhost, and the backend restarted",
+		strike: func(s *trial) {
+			s.members(3)
+			for _, v := range nodes[1:] {
+				world.Must(s.T, v.RabbitMQ.Kill(s.ctx))
+			}
+			s.more(100) // they wait in the outbox
+			s.forgetNodes(first)
+			world.Must(s.T, moved.Backend.Stop(s.ctx))
+			moved.Vhost += "_2"
+			world.Must(s.T, moved.Stores.MakeVhost(s.ctx, moved.Vhost))
+			world.Must(s.T, moved.WriteBackend("backend", moved.Through))
+		},
+		heal: func(s *trial) { world.Must(s.T, moved.Backend.Start(s.ctx)) },
+	})
+	moved.drained(t)
+}
+
+// forgetNodes removes the nodes that do not run from the broker's cluster.
+func (s *trial) forgetNodes(v *stack.Servers) {
+	s.Helper()
+	var nodes []struct {
+		Name    string `json:"name"`
+		Running bool   `json:"running"`
+	}
+	s.until("the broker knows which nodes are gone", func(ctx context.Context) error {
+		err := s.w.Stores.Manage(ctx, "GET", "/nodes", "", &nodes)
+		gone := 0
+		for _, n := range nodes {
+			if !n.Running {
+				gone++
+			}
+		}
+		if err == nil && gone != 2 {
+			err = fmt.Errorf("%d are", gone)
+		}
+		return err
+	})
+	for _, n := range nodes {
+		if n.Running {
+			continue
+		}
+		_, err := v.RabbitMQCtl(s.ctx, "forget_cluster_node", n.Name)
+		world.Must(s.T, err)
+	}
 }
 
 // members waits until every partition's queue has so many members that are there.

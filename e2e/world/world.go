@@ -52,6 +52,7 @@ type World struct {
 	Ports  stack.Ports
 	Links  Links        // all nil unless Linked
 	Books  oracle.Books // the stores, past every link
+	Vhost  string       // of the backends' configurations; at first it is Name
 	Client *Client
 
 	Backend  *stack.Process
@@ -70,7 +71,7 @@ type World struct {
 // New makes the world's own corner of the servers, and its configurations. It starts nothing. Its connections end with the test.
 func New(t testing.TB, ctx context.Context, o Options) *World {
 	t.Helper()
-	w := &World{Options: o, Client: NewClient(4096, time.Minute)}
+	w := &World{Options: o, Vhost: o.Name, Client: NewClient(4096, time.Minute)}
 	t.Cleanup(w.Client.Close)
 	Must(t, os.MkdirAll(o.Dir, 0o755))
 	var err error
@@ -148,7 +149,7 @@ func (w *World) WriteBackend(name string, stores Stores) error {
 		if err != nil {
 			return err
 		}
-		u.Path = "/" + w.Name
+		u.Path = "/" + w.Vhost
 		queue = fmt.Sprintf("queue: {driver: rabbitmq, url: %q}", u)
 	}
 	p, ok := w.ports[name]
@@ -410,9 +411,9 @@ type Queue struct {
 // fewestQueues is how many a backend declares with the default number of partitions: theirs, those not routed, the dead.
 const fewestQueues = 4 + 2
 
-// Queues are those of the world's vhost. What they hold lags.
+// Queues are those of the vhost. What they hold lags.
 func (w *World) Queues(ctx context.Context) (all []Queue, err error) {
-	if err := w.Stores.Manage(ctx, "GET", "/queues/"+w.Name, "", &all); err != nil {
+	if err := w.Stores.Manage(ctx, "GET", "/queues/"+w.Vhost, "", &all); err != nil {
 		return nil, err
 	}
 	if len(all) < fewestQueues {
@@ -435,7 +436,7 @@ func (w *World) Drained(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	u.Path = "/" + w.Name
+	u.Path = "/" + w.Vhost
 	conn, err := amqp.Dial(u.String())
 	if err != nil {
 		return err

@@ -15,7 +15,8 @@ import (
 )
 
 // TestSeveralOfEach runs two gateways, three apis, and two each of relays, consumers and timers, every one a process of its own. Each is killed
-// while the others of its kind must do its work, each is paused, and all are rolled one after the other. A soak pauses one at a time.
+// while the others of its kind must do its work, each is paused, and all are rolled one after the other, to a next version, too. A soak pauses
+// one at a time.
 //
 // Row B3: the death of a process loses nothing accepted.
 func TestSeveralOfEach(t *testing.T) {
@@ -74,6 +75,7 @@ func TestSeveralOfEach(t *testing.T) {
 			},
 			heal: func(*trial) {},
 		},
+		upgraded(t, w),
 	)
 	rest()
 	tally := w.rest(t, expires.sale, units, expires.log)

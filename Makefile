@@ -1,7 +1,7 @@
 # Floodgate. `make help` lists the targets; CONTRIBUTING.md says more.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo run up down test check lint build soak bench pages rehearse dist manifests helm
+.PHONY: help demo run up down test test-cluster check lint build soak bench pages rehearse dist manifests helm
 
 MODULES := gateway backend shared lua embedded e2e tools deploy
 
@@ -22,7 +22,7 @@ linked = -X floodgate.internal/shared/version.linkedVersion=$(shell git describe
 build_to = go build -buildvcs=false -ldflags '$(linked)' -o build/
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 demo: ## a whole sale in one command, embedded, only Go needed; ends with an audit (build/demo.json)
 	$(need_go)
@@ -69,6 +69,11 @@ test: build ## everything CI runs, on private real servers; installs them, and w
 	build/stack install servers race browser proxies docs shells deploy prometheus
 	@$(build_to) ./e2e/cmd/phases
 	@build/stack exec -memory -dir build/test-servers -- build/phases --times $(TIMES) $(PHASES)
+
+test-cluster: build ## those of the tests that have several nodes: Redis Cluster and Sentinel, RabbitMQ, MySQL's replicas and Galera, gateways, backends
+	build/stack install servers race
+	@$(build_to) ./e2e/cmd/phases
+	@build/stack exec -memory -dir build/test-servers -- build/phases --times $(TIMES) cluster nodes
 
 MINUTES ?= 30
 

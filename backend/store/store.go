@@ -78,14 +78,15 @@ func open(dsn string, maxOpen int, statementTime time.Duration, served bool) (*s
 			return failpoint.Sent("consumer.commit-sent", conn, ordersCommit()), nil
 		}
 	}
-	connector, err := mysql.NewConnector(c)
+	plain, err := mysql.NewConnector(c)
 	if err != nil {
 		return nil, fmt.Errorf("mysql.dsn: %w", err)
 	}
+	var connections driver.Connector = connector{plain}
 	if served {
-		connector = compared{connector}
+		connections = compared{connections}
 	}
-	db := sql.OpenDB(connector)
+	db := sql.OpenDB(connections)
 	db.SetMaxOpenConns(maxOpen)
 	db.SetMaxIdleConns(maxOpen)
 	db.SetConnMaxLifetime(3 * time.Minute)

@@ -324,6 +324,19 @@ func TestDurableSyncsWhatWasRead(t *testing.T) {
 	}
 }
 
+// A connection whose transaction did not end must not come out of the pool again: nothing could be begun on it, for as long as it lives.
+func TestATransactionThatDidNotEndLeavesThePool(t *testing.T) {
+	db := backendtest.OpenMySQL(t, backendtest.MySQLDSN(t), 1)
+	if _, err := db.ExecContext(t.Context(), `START TRANSACTION`); err != nil { // as after a ROLLBACK that the server refused
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := store.InTx(t.Context(), db, func(tx *sql.Tx) error { return tx.QueryRowContext(t.Context(), `SELECT 1`).Scan(new(int)) }); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // Row C1: coupons that were issued before there were claims get them, once, one for each unit.
 func TestWhatWasIssuedBeforeGetsItsClaims(t *testing.T) {
 	t.Attr("row", "C1")

@@ -22,7 +22,7 @@ func TestDisorders(t *testing.T) {
 		name string
 		run  func(*testing.T, *ground)
 	}{
-		{"rabbitmq", rabbitmqFaults}, {"rabbitmq's nodes", rabbitmqNodes}, {"wall clocks", clockFaults}, {"mysql", mysqlFaults}, {"mysql's failovers", mysqlFailovers},
+		{"rabbitmq", rabbitmqFaults}, {"rabbitmq's nodes", rabbitmqNodes}, {"wall clocks", clockFaults}, {"mysql", mysqlFaults}, {"mysql's failovers", mysqlFailovers}, {"semi-synchronous mysql", mysqlSemiSynchronous}, {"galera", galera},
 		{"redis, confirm", redisConfirmed}, {"redis", redisFaults}, {"clients", clientFaults}, {"mysql's disk", mysqlDisk},
 	}
 	for i := range ways {

@@ -34,6 +34,9 @@ const NginxModules = "/usr/lib/nginx/modules"
 // Nginx is the path of the nginx that ForBench and ForProxies install.
 func Nginx() string { return find("nginx") }
 
+// MariaDB is the path of the mariadbd that ForServers installs.
+func MariaDB() string { return find("mariadbd") }
+
 // HAProxy is the path of the haproxy that ForBench and ForProxies install.
 func HAProxy() string { return find("haproxy") }
 

@@ -123,9 +123,8 @@ func (v *Servers) StartRabbitMQ(ctx context.Context) error {
 	return v.RabbitMQ.Start(ctx)
 }
 
-// JoinRabbitMQ starts one more broker, of another, new directory, as a node of v's cluster: with v's users, queues and epmd.
-// Of the servers that it returns nothing else runs.
-func (v *Servers) JoinRabbitMQ(ctx context.Context, dir string) (*Servers, error) {
+// Sibling returns the servers of another, new directory that have v's users, and so can be members of v's clusters. It starts none.
+func (v *Servers) Sibling(dir string) (*Servers, error) {
 	s, err := openSettings(dir)
 	if err != nil {
 		return nil, err
@@ -134,7 +133,16 @@ func (v *Servers) JoinRabbitMQ(ctx context.Context, dir string) (*Servers, error
 	if err := s.save(dir); err != nil {
 		return nil, err
 	}
-	node := newServers(dir, s, v.report)
+	return newServers(dir, s, v.report), nil
+}
+
+// JoinRabbitMQ starts one more broker, of another, new directory, as a node of v's cluster: with v's users, queues and epmd.
+// Of the servers that it returns nothing else runs.
+func (v *Servers) JoinRabbitMQ(ctx context.Context, dir string) (*Servers, error) {
+	node, err := v.Sibling(dir)
+	if err != nil {
+		return nil, err
+	}
 	node.epmd = v.epmd
 	if err := node.StartRabbitMQ(ctx); err != nil {
 		return nil, err
@@ -240,7 +248,7 @@ func (v *Servers) mysql() *Process {
 			if os.Getuid() == 0 {
 				args = append(args, "--user=root")
 			}
-			cmd := exec.Command(find("mariadbd"), args...)
+			cmd := exec.Command(MariaDB(), args...)
 			cmd.Env = plainEnv(data)
 			return cmd
 		},

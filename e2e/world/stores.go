@@ -12,6 +12,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/go-sql-driver/mysql"
 	"github.com/redis/rueidis"
@@ -75,7 +76,9 @@ func OpenMySQL(dsn string) (*sql.DB, error) {
 	if err != nil {
 		return nil, err
 	}
-	return sql.OpenDB(connector), nil
+	db := sql.OpenDB(connector)
+	db.SetConnMaxLifetime(time.Second) // a Galera node that lost the others refuses ROLLBACK, too: that connection is of no use any more
+	return db, nil
 }
 
 // DSN is that of another schema, "" for none.

@@ -29,6 +29,7 @@ type phase struct {
 	args     []string
 	packages []string // as go list takes them
 	but      []string // those of packages that another phase has
+	named    bool     // it runs only where it is named: others have its tests, too
 }
 
 var (
@@ -46,6 +47,7 @@ var lanes = [][]phase{
 		{name: "modules", race: true, args: []string{"-timeout=80m", "-p=3"},
 			packages: []string{"./embedded/...", "./shared/...", "./lua/...", "./gateway/...", "./backend/..."}, but: slices.Concat(flushing, model)},
 		{name: "planted", args: []string{"-timeout=80m"}, packages: []string{"./e2e/planted"}},
+		{name: "cluster", named: true, race: true, args: []string{"-timeout=80m", "-p=1", "-run=Cluster|Promot|Primary|Replica|Sentinel"}, packages: []string{"./backend/..."}, but: model},
 	},
 	{
 		{name: "lint", command: []string{"make", "--no-print-directory", "lint"}},
@@ -54,11 +56,13 @@ var lanes = [][]phase{
 		// Outside the workspace, so that nothing else is built with Kubernetes' types.
 		{name: "deploy", command: []string{"env", "GOWORK=off", "go", "-C", "deploy", "test", "-count=1", "./..."}},
 		{name: "faults", args: []string{"-timeout=80m"}, packages: []string{"./e2e/faults"}},
+		{name: "nodes", named: true, packages: []string{"./e2e/faults"},
+			args: []string{"-timeout=80m", "-run=TestSeveralOfEach|TestDisorders/side_by_side/(rabbitmq's_nodes|mysql's_failovers|semi-synchronous_mysql|galera)"}},
 	},
 }
 
 type grammar struct {
-	Phases []string `arg:"" optional:"" help:"scripts, modules, planted, lint, model, e2e, deploy, faults; all of them if none is named."`
+	Phases []string `arg:"" optional:"" help:"scripts, modules, planted, lint, model, e2e, deploy, faults; all of these if none is named. Of their tests cluster and nodes are those of servers with several nodes."`
 	Times  int      `default:"1" help:"Run them so many times, and stop at the first failure."`
 }
 
@@ -102,13 +106,13 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	return nil
 }
 
-// choose returns the lanes with these phases alone; with all, where none is named.
+// choose returns the lanes with these phases alone; with all that need not be named, where none is.
 func choose(names []string) (chosen [][]phase, err error) {
 	left := slices.Clone(names)
 	for _, lane := range lanes {
 		var some []phase
 		for _, p := range lane {
-			if len(names) == 0 || slices.Contains(names, p.name) {
+			if len(names) == 0 && !p.named || slices.Contains(names, p.name) {
 				some = append(some, p)
 				left = slices.DeleteFunc(left, func(name string) bool { return name == p.name })
 			}

@@ -100,18 +100,29 @@ func TestAllIsGood(t *testing.T) {
 }
 
 func TestChoose(t *testing.T) {
-	some, err := choose([]string{"e2e", "model"})
-	if err != nil || len(some) != len(lanes) {
-		t.Fatalf("got %v, %v", some, err)
-	}
-	var names []string
-	for _, lane := range some {
-		for _, p := range lane {
-			names = append(names, p.name)
+	chosen := func(names ...string) string {
+		t.Helper()
+		some, err := choose(names)
+		if err != nil || len(some) != len(lanes) {
+			t.Fatalf("got %v, %v", some, err)
 		}
+		var found []string
+		for _, lane := range some {
+			for _, p := range lane {
+				found = append(found, p.name)
+			}
+		}
+		return strings.Join(found, " ")
 	}
-	if strings.Join(names, " ") != "model e2e" {
-		t.Errorf("got %v", names)
+	if got := chosen("e2e", "model"); got != "model e2e" {
+		t.Errorf("got %q", got)
+	}
+	if got := chosen("cluster"); got != "cluster" {
+		t.Errorf("got %q", got)
+	}
+	// What cluster and nodes run is in other phases, too.
+	if got := chosen(); got != "scripts modules planted lint model e2e deploy faults" {
+		t.Errorf("got %q", got)
 	}
 	if _, err := choose([]string{"e2e", "nonsense"}); err == nil || !strings.Contains(err.Error(), "nonsense") {
 		t.Errorf("got %v, want it to name what is no phase", err)

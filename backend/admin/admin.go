@@ -118,7 +118,7 @@ func New(c Config) *Admin {
 const (
 	maxBody       = 64 << 10
 	maxHeader     = 16 << 10
-	answerTimeout = 30 * time.Second // of a request, but for rebuilds and profiles
+	answerTimeout = 30 * time.Second // of a request, but for what audits a sale, rebuilds and profiles
 	longTimeout   = 2 * time.Minute  // of those
 )
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/go-sql-driver/mysql"
 
+	"floodgate.internal/backend/audit"
 	"floodgate.internal/backend/closing"
 	"floodgate.internal/backend/sale"
 	"floodgate.internal/backend/store"
@@ -29,6 +30,9 @@ func (a *Admin) refusal(r *request, err error) *problem.Problem {
 	case errors.As(err, &refused) && !store.Retryable(err):
 		a.Log.Error("admin request failed", "request_id", r.id, "method", r.Method, "path", r.URL.Path, "error", err)
 		return problem.New(problem.Internal, "see the backend's log under this request_id")
+	case errors.Is(err, audit.ErrBusy):
+		p = problem.New(problem.Overloaded, "another sale is being audited, which takes a minute where it has a million orders: send it again later")
+		p.RetryAfter = later
 	default:
 		p = problem.New(problem.Overloaded, "nothing was done: MySQL or Redis does not answer, /-/ready says which; send it again later")
 		p.RetryAfter = later

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"mime"
 	"net/http"
+	"path"
 	"runtime/debug"
 	"slices"
 	"strconv"
@@ -147,7 +148,7 @@ func (a *Admin) dispatch(w http.ResponseWriter, r *request, m methods) (*answer,
 	}
 	r.body = body
 	timeout := answerTimeout
-	if strings.HasSuffix(r.URL.Path, "/rebuild") || strings.HasSuffix(r.URL.Path, "/archive") {
+	if slices.Contains([]string{"archive", "audit", "preflight", "rebuild"}, path.Base(r.URL.Path)) {
 		timeout = longTimeout
 		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(timeout + 5*time.Second)) // not every writer has one
 	}

@@ -30,6 +30,9 @@ import (
 // ErrUnknownSale: MySQL has no such sale.
 var ErrUnknownSale = errors.New("no such sale")
 
+// ErrBusy: the audit of another sale did not end before the context did.
+var ErrBusy = errors.New("another sale is being audited")
+
 // Result is the audit of one sale. Available + Queued + Locked + Sold = Total when it is balanced.
 type Result struct {
 	SaleID    int64     `json:"sale_id"`
@@ -106,8 +109,9 @@ func (f Finding) same(g Finding) bool {
 	return f.Equation == g.Equation && f.OrderID == g.OrderID && f.Key == g.Key
 }
 
-// Auditor audits sales. It is safe for concurrent use.
+// Auditor audits sales. It is safe for concurrent use: it audits one sale at a time, since each holds all rows of its sale in memory.
 type Auditor struct {
+	turn  chan struct{} // holds one value while a sale is audited
 	db    *sql.DB
 	redis *reserve.Store
 	bound time.Duration
@@ -132,7 +136,7 @@ type Config struct {
 
 // New makes an Auditor.
 func New(c Config) *Auditor {
-	a := &Auditor{db: c.DB, redis: c.Redis, bound: c.QueuedBound, abandoned: c.Abandoned, queues: c.Broker}
+	a := &Auditor{turn: make(chan struct{}, 1), db: c.DB, redis: c.Redis, bound: c.QueuedBound, abandoned: c.Abandoned, queues: c.Broker}
 	if c.Broker != nil {
 		a.odd = &oddities{since: map[string]sighting{}}
 	}
@@ -148,9 +152,15 @@ const (
 	closedRounds = 30
 )
 
-// Sale audits one sale. It returns ErrUnknownSale, or the error of a server that does not answer. What is wrong with the
-// sale is in the Result.
+// Sale audits one sale, once no other is audited. It returns ErrUnknownSale, ErrBusy, or the error of a server that does not
+// answer. What is wrong with the sale is in the Result.
 func (a *Auditor) Sale(ctx context.Context, sale int64) (Result, error) {
+	select {
+	case a.turn <- struct{}{}:
+		defer func() { <-a.turn }()
+	case <-ctx.Done():
+		return Result{}, fmt.Errorf("audit sale %d: %w: %w", sale, ErrBusy, ctx.Err())
+	}
 	var last Result
 	for round := 1; ; round++ {
 		result, moving, err := a.once(ctx, sale)
@@ -205,6 +215,7 @@ func (a *Auditor) once(ctx context.Context, sale int64) (result Result, moving b
 	if err != nil {
 		return Result{}, false, err
 	}
+	after.Buyers = nil // only those of before are compared: at a million orders it is memory
 	result = compare(before, after, m, began, a.bound)
 	moving = !m.archived && (!open(before.State) || !open(after.State) || before.State.Epoch != after.State.Epoch)
 	return result, moving, nil

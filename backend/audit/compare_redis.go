@@ -69,7 +69,7 @@ func (c *comparison) unapplied() int64 {
 // buyers: the buyers' slots are exactly those of the reservations.
 func (c *comparison) buyers() {
 	type held struct{ uid, slot string }
-	want := map[held]string{}
+	want := make(map[held]string, len(c.before.Orders))
 	for _, h := range c.before.Orders {
 		slots := strings.Split(h.Slots, ",")
 		if len(slots) != h.Quantity {
@@ -111,14 +111,14 @@ func (c *comparison) orders() {
 
 // reserved: each reservation is of a live order, of one in the outbox, or of one that ended and is about to be released. It
 // returns the units of orders that ended and that the first reading still had reserved.
-func (c *comparison) reserved(first, second map[string]reserve.Held, readable bool) (back int64) {
+func (c *comparison) reserved(first, second map[string]*reserve.Held, readable bool) (back int64) {
 	m, inOutbox := c.mysql, entries(c.before.Outbox)
 	for id, h := range first {
 		o, ok := m.orders[id]
 		switch {
 		case !ok:
 			if _, queued := inOutbox[id]; !queued && readable {
-				c.nowhere(h)
+				c.nowhere(*h)
 			}
 		case o.status.Live():
 			if (o.uid != h.UID || o.quantity != int64(h.Quantity)) && readable {
@@ -143,7 +143,7 @@ func (c *comparison) reserved(first, second map[string]reserve.Held, readable bo
 }
 
 // unreserved: each live order is reserved. It returns the units of those that were reserved after the first reading.
-func (c *comparison) unreserved(first, second map[string]reserve.Held, readable bool) (since int64) {
+func (c *comparison) unreserved(first, second map[string]*reserve.Held, readable bool) (since int64) {
 	for id, o := range c.mysql.orders {
 		_, in1 := first[id]
 		_, in2 := second[id]
@@ -163,7 +163,7 @@ func (c *comparison) unreserved(first, second map[string]reserve.Held, readable 
 }
 
 // outbox: each of its orders is reserved, and is settled and retired within the bound.
-func (c *comparison) outbox(first map[string]reserve.Held, readable bool) {
+func (c *comparison) outbox(first map[string]*reserve.Held, readable bool) {
 	still := entries(c.after.Outbox)
 	for id, e := range entries(c.before.Outbox) {
 		if o, ok := c.mysql.orders[id]; ok {
@@ -221,10 +221,10 @@ func (c *comparison) traced(id string) bool {
 	return c.traces[id]
 }
 
-func byID(held []reserve.Held) map[string]reserve.Held {
-	m := make(map[string]reserve.Held, len(held))
-	for _, h := range held {
-		m[h.ID] = h
+func byID(held []reserve.Held) map[string]*reserve.Held {
+	m := make(map[string]*reserve.Held, len(held))
+	for i := range held {
+		m[held[i].ID] = &held[i]
 	}
 	return m
 }

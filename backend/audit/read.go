@@ -49,6 +49,7 @@ type place struct {
 }
 
 type order struct {
+	id       string // as the map has it: slots and ledger rows share it
 	uid      string
 	quantity int64
 	status   wire.OrderStatus
@@ -143,20 +144,29 @@ func (m *saleRows) readTranches(ctx context.Context, tx *sql.Tx) error {
 
 func (m *saleRows) readOrders(ctx context.Context, tx *sql.Tx) error {
 	return each(ctx, tx, "orders", `SELECT id, uid, quantity, status, created_at, decided_at, reason, COALESCE(idem_key, '') FROM orders WHERE sale_id = ?`, m.sale, func(rows *sql.Rows) error {
-		var id string
 		var o order
 		var at, decided time.Time
-		err := rows.Scan(&id, &o.uid, &o.quantity, &o.status, &at, &decided, &o.reason, &o.key)
+		err := rows.Scan(&o.id, &o.uid, &o.quantity, &o.status, &at, &decided, &o.reason, &o.key)
 		o.at, o.decided = at.UnixMilli(), decided.UnixMilli()
-		m.orders[id] = o
+		m.orders[o.id] = o
 		return err
 	})
 }
 
+// shared is an order's id without a copy of its own, where the order has a row: there are a slot and a ledger row for each, or more.
+func (m *saleRows) shared(id string) string {
+	if o, ok := m.orders[id]; ok {
+		return o.id
+	}
+	return id
+}
+
 func (m *saleRows) readSlots(ctx context.Context, tx *sql.Tx) error {
+	m.slots = make([]slot, 0, len(m.orders))
 	return each(ctx, tx, "order_slots", `SELECT uid, slot, order_id FROM order_slots WHERE sale_id = ?`, m.sale, func(rows *sql.Rows) error {
 		var s slot
 		err := rows.Scan(&s.uid, &s.slot, &s.order)
+		s.order = m.shared(s.order)
 		m.slots = append(m.slots, s)
 		return err
 	})
@@ -174,11 +184,13 @@ func (m *saleRows) readClaims(ctx context.Context, tx *sql.Tx) error {
 }
 
 func (m *saleRows) readLedger(ctx context.Context, tx *sql.Tx) error {
+	m.ledger = make([]entry, 0, len(m.orders))
 	return each(ctx, tx, "ledger", `SELECT id, kind, ref, available_before, available_change, available_after,
 		locked_before, locked_change, locked_after FROM ledger WHERE sale_id = ? ORDER BY id`, m.sale, func(rows *sql.Rows) error {
 		var e entry
 		err := rows.Scan(&e.id, &e.kind, &e.ref, &e.available.before, &e.available.by, &e.available.after,
 			&e.locked.before, &e.locked.by, &e.locked.after)
+		e.ref = m.shared(e.ref)
 		m.ledger = append(m.ledger, e)
 		return err
 	})

@@ -125,7 +125,7 @@ func (r *reading) read(ctx context.Context) (Snapshot, error) {
 			return Snapshot{}, err
 		}
 	}
-	snap.Orders = slices.Collect(maps.Values(found))
+	snap.Orders = slices.AppendSeq(make([]Held, 0, len(found)), maps.Values(found))
 	for _, e := range outbox {
 		if _, held := found[e.ID]; held || snap.State.Gate != lua.GateOpen || !r.after(e.Entry) { // held: adopted since
 			snap.Outbox = append(snap.Outbox, e)

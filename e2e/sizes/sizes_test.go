@@ -306,7 +306,8 @@ The heap is what the process had more than before, at most, garbage included.
 - *reconcile*: the gate is closed for as long. Cold: Redis has nothing of the sale. There is no
   broker here, whose queue would be waited for.
 - *audit*: of a quiet sale. A snapshot of Redis is read by pages, while the sale goes on, and is still
-  of one moment: see ` + "`backend/reserve/snapshot.go`" + `. Orders of Redis and of MySQL are compared in memory.
+  of one moment: see ` + "`backend/reserve/snapshot.go`" + `. Orders of Redis and of MySQL are compared
+  in memory, so a process audits one sale at a time.
 - *take out of Redis*: the last step of an archive, which audits the sale first. Redis frees the memory
   in a thread of its own.
 - *sweep of SKUs*: one look at each SKU, without rest. The timer looks at 500 SKUs a second, so

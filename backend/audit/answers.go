@@ -121,9 +121,7 @@ func (a *Auditor) Answers(ctx context.Context, log []Answer) (Answered, error) {
 		h.hold(bySale[sale])
 	}
 	slices.SortStableFunc(r.Findings, func(f, g Finding) int { return f.Line - g.Line })
-	if more := len(r.Findings) - maxFindings; more > 0 {
-		r.Findings = append(r.Findings[:maxFindings:maxFindings], Finding{Equation: "...", Detail: fmt.Sprintf("and %d findings more", more), Fix: "see to these first, then audit again"})
-	}
+	r.Findings = bounded(r.Findings)
 	r.Balanced = len(r.Findings) == 0
 	return r, nil
 }

@@ -192,9 +192,9 @@ func (a *Auditor) withBroker(ctx context.Context, r Result) (Result, error) {
 		return Result{}, fmt.Errorf("audit sale %d: %w", r.SaleID, err)
 	}
 	r.Broker = said.broker
-	r.Findings = append(r.Findings, said.findings...)
+	r.Findings = bounded(append(r.Findings, said.findings...))
 	r.Balanced = len(r.Findings) == 0
-	return bounded(r), nil
+	return r, nil
 }
 
 // once reads and compares; moving says that a reconciler is at work.
@@ -235,16 +235,16 @@ func common(a, b []Finding) []Finding {
 	return both
 }
 
-// maxFindings bounds a Result. Further findings are only counted.
+// maxFindings bounds what an audit tells. Further findings are only counted.
 const maxFindings = 100
 
-func bounded(r Result) Result {
-	if more := len(r.Findings) - maxFindings; more > 0 {
-		r.Findings = append(r.Findings[:maxFindings:maxFindings], Finding{
+func bounded(all []Finding) []Finding {
+	if more := len(all) - maxFindings; more > 0 {
+		all = append(all[:maxFindings:maxFindings], Finding{
 			Equation: "...", Detail: fmt.Sprintf("and %d findings more", more), Fix: "see to these first, then audit again",
 		})
 	}
-	return r
+	return all
 }
 
 // Sales returns the ids of the sales that can be audited: every one that is not archived.

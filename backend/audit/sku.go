@@ -82,10 +82,7 @@ func (a *Auditor) SKU(ctx context.Context, skuID int64) (SKU, error) {
 			if both := common(r.Findings, last.Findings); len(both) > 0 {
 				r.Findings = both
 			}
-			if more := len(r.Findings) - maxFindings; more > 0 {
-				r.Findings = append(r.Findings[:maxFindings:maxFindings], Finding{
-					Equation: "...", Detail: fmt.Sprintf("and %d findings more", more), Fix: "see to these first, then audit again"})
-			}
+			r.Findings = bounded(r.Findings)
 			return r, nil
 		}
 		last = r
